@@ -1,0 +1,43 @@
+"""The errors multimm raises on purpose.
+
+Every message says what was given, what is allowed and what to do. Each class also
+derives from the built-in that a NumPy user would expect to catch.
+"""
+
+from __future__ import annotations
+
+
+class MultimmError(Exception):
+    """Base of every error that multimm raises on purpose."""
+
+
+class ShapeError(MultimmError, ValueError):
+    """Operands whose shapes, chunks or leading dimensions do not fit together."""
+
+
+class DTypeError(MultimmError, TypeError):
+    """A dtype that no matrix product is defined for."""
+
+
+class ArrayTypeError(MultimmError, TypeError):
+    """An operand of the wrong kind: sparse blocks, or CPU and GPU blocks mixed."""
+
+
+class OptionError(MultimmError, ValueError):
+    """An argument outside its allowed values."""
+
+
+class MemoryBudgetError(MultimmError, ValueError):
+    """A plan that needs more memory than a worker has."""
+
+
+class ClusterError(MultimmError, RuntimeError):
+    """A cluster that cannot be started, reached or used."""
+
+
+class FileFormatError(MultimmError, ValueError):
+    """A matrix file that cannot be read or written as asked."""
+
+
+class KernelError(MultimmError, RuntimeError):
+    """A CUDA kernel that cannot be built or launched as asked."""

@@ -1,0 +1,225 @@
+"""Compile-time parameters of the kernels, and the limits of the chips they run on.
+
+Every constraint on a tile is stated here once, with its reason. Values only: nothing in this
+module knows of CUDA, CuPy or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from multimm.errors import KernelError
+
+#: One warp's lanes along m and n, and the floats that one shared read fetches.
+LANES_M, LANES_N, STRIP = 4, 8, 4
+#: Neighbouring floats that fill one 32-byte sector.
+K_RUN = 8
+#: Statically declared shared memory ends here on every chip.
+STATIC_SHARED_BYTES = 49_152
+
+
+@dataclass(frozen=True, slots=True)
+class ArchLimits:
+    """What one streaming multiprocessor of a GPU architecture holds."""
+
+    capability: int  #: compute capability, 90 for sm_90
+    shared_bytes: int  #: shared memory per multiprocessor
+    threads: int  #: resident threads per multiprocessor
+    registers: int = 65_536  #: 32-bit registers per multiprocessor
+    blocks: int = 16  #: resident thread blocks per multiprocessor
+
+    @property
+    def name(self) -> str:
+        """As compilers call the architecture."""
+        return f"sm_{self.capability}"
+
+
+#: From the table of compute capabilities in NVIDIA's CUDA C++ programming guide.
+ARCHITECTURES: tuple[ArchLimits, ...] = (
+    ArchLimits(75, 65_536, 1024),
+    ArchLimits(80, 167_936, 2048, blocks=32),
+    ArchLimits(86, 102_400, 1536),
+    ArchLimits(89, 102_400, 1536, blocks=24),
+    ArchLimits(90, 233_472, 2048, blocks=32),
+    ArchLimits(100, 233_472, 2048, blocks=32),
+    ArchLimits(120, 102_400, 1536, blocks=24),
+)
+
+
+def limits_for(capability: int) -> ArchLimits:
+    """Return the limits of a compute capability, or of the nearest older one that is known.
+
+    Raises
+    ------
+    KernelError
+        If the GPU is older than the oldest that the kernels are built for.
+    """
+    known = [limits for limits in ARCHITECTURES if limits.capability <= capability]
+    if not known:
+        raise KernelError(
+            f"compute capability {capability / 10:.1f}: the kernels need "
+            f"{ARCHITECTURES[0].capability / 10:.1f} or newer; use a newer GPU or CPU blocks"
+        )
+    return known[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """How sgemm_tiled.cu cuts its work: the independent integers only.
+
+    Parameters
+    ----------
+    block_m, block_n : int
+        The tile of D that one thread block computes.
+    block_k : int
+        How much of k lies in shared memory at a time.
+    thread_m, thread_n : int
+        Values of D that one thread holds in registers.
+    min_blocks : int
+        Thread blocks that must fit a multiprocessor together; bounds the registers.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    min_blocks: int
+
+    def __post_init__(self) -> None:
+        _check(self, _positive(self))
+        _check(self, _divisible(self))
+        _check(self, _loads(self))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.block_m // self.thread_m * (self.block_n // self.thread_n)
+
+    @property
+    def accumulators_per_thread(self) -> int:
+        """Values of D that one thread sums."""
+        return self.thread_m * self.thread_n
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: two buffers, each a padded k tile of A and one of B."""
+        buffers, float_bytes, padding = 2, 4, 4
+        words_per_k = (self.block_m + padding) + (self.block_n + padding)
+        return buffers * self.block_k * words_per_k * float_bytes
+
+    @property
+    def registers_per_thread(self) -> int:
+        """The most registers the compiler may give a thread."""
+        fair_share = 65_536 // (self.min_blocks * self.threads)
+        return min(255, fair_share // 8 * 8)
+
+    def defines(self) -> dict[str, int]:
+        """Return the kernel's compile-time parameters, by their names there."""
+        return {name.upper(): value for name, value in asdict(self).items()}
+
+    def blocks_per_multiprocessor(self, limits: ArchLimits) -> int:
+        """Return how many blocks are resident at a time by shared memory, threads, registers."""
+        reserved = 1024  # shared memory that the driver keeps for itself, per block
+        return min(
+            limits.blocks,
+            limits.shared_bytes // (self.shared_bytes + reserved),
+            limits.threads // self.threads,
+            limits.registers // (self.registers_per_thread * self.threads),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeConfig:
+    """How transpose.cu moves an element: as `words` words of `word_bytes` bytes."""
+
+    word_bytes: int
+    words: int
+
+    def __post_init__(self) -> None:
+        _check(self, [(self.word_bytes in (1, 2, 4, 8), "a word has 1, 2, 4 or 8 bytes")])
+        rules = (
+            (self.words >= 1, "an element has at least one word"),
+            (
+                self.shared_bytes <= STATIC_SHARED_BYTES,
+                f"{self.shared_bytes} bytes of shared memory: {STATIC_SHARED_BYTES} are allowed, "
+                "use elements of at most 40 bytes",
+            ),
+        )
+        _check(self, rules)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: a tile of 32 x 32 elements, its rows padded by one bank."""
+        padding = max(1, 4 // self.word_bytes)
+        return 32 * (32 + padding) * self.words * self.word_bytes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: 8 warps, each a row at a time."""
+        return 32 * 8
+
+    def defines(self) -> dict[str, int]:
+        """Return the kernel's compile-time parameters, by their names there."""
+        return {"WORD_BYTES": self.word_bytes, "WORDS": self.words}
+
+
+_Rules = Sequence[tuple[bool, str]]
+
+
+def _check(config: TileConfig | TransposeConfig, rules: _Rules) -> None:
+    for holds, sentence in rules:
+        if not holds:
+            raise KernelError(f"{config}: {sentence}")
+
+
+def _positive(c: TileConfig) -> _Rules:
+    return [(value > 0, f"{name} must be positive") for name, value in asdict(c).items()]
+
+
+def _divisible(c: TileConfig) -> _Rules:
+    return (
+        (
+            c.thread_m % STRIP == 0 and c.thread_n % STRIP == 0,
+            f"thread_m and thread_n must be multiples of {STRIP}: shared reads fetch 16 bytes",
+        ),
+        (
+            c.block_m % (c.thread_m * LANES_M) == 0,
+            f"block_m must be a multiple of thread_m * {LANES_M}: whole warps along m",
+        ),
+        (
+            c.block_n % (c.thread_n * LANES_N) == 0,
+            f"block_n must be a multiple of thread_n * {LANES_N}: whole warps along n",
+        ),
+        (
+            c.block_k % K_RUN == 0,
+            f"block_k must be a multiple of {K_RUN}: a tile read along k is made of sectors",
+        ),
+        (c.threads <= 1024, f"{c.threads} threads: a thread block has at most 1024"),
+    )
+
+
+def _loads(c: TileConfig) -> _Rules:
+    spans = (c.block_m, c.block_n)
+    return (
+        (
+            all(span * K_RUN % c.threads == 0 for span in spans),
+            f"{c.threads} threads must divide {K_RUN} * block_m and {K_RUN} * block_n: reading "
+            "along k, every thread takes part in every load",
+        ),
+        (
+            all(c.threads % span == 0 for span in spans),
+            f"{c.threads} threads must be a multiple of block_m and of block_n: reading along "
+            "the other side, a load covers whole rows",
+        ),
+        (
+            all(c.block_k * span % c.threads == 0 for span in spans),
+            f"{c.threads} threads must divide block_k * block_m and block_k * block_n: every "
+            "thread loads the same number of elements",
+        ),
+        (
+            c.shared_bytes <= STATIC_SHARED_BYTES,
+            f"{c.shared_bytes} bytes of shared memory: {STATIC_SHARED_BYTES} are allowed",
+        ),
+    )

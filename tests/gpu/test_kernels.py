@@ -1,0 +1,275 @@
+"""The kernels on a GPU: indexing exactly, rounding within the bound, memory to the byte."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.gpu import launch, reference
+from multimm.gpu.registry import REGISTRY
+
+cupy = pytest.importorskip("cupy", reason="the kernels are launched by CuPy")
+pytestmark = pytest.mark.gpu
+
+GRID = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 1000)
+CANARY = -12345.0
+U = 2.0**-24
+NAMES = [entry.name for entry in REGISTRY]
+transposes = pytest.mark.parametrize(
+    ("trans_a", "trans_b"), list(itertools.product((False, True), repeat=2))
+)
+
+
+def sampled_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Each size of the grid in each place at least once, otherwise by chance."""
+    rng = np.random.default_rng(2026)
+    columns = [np.concatenate([rng.permutation(GRID) for _ in range(count // len(GRID))])
+               for _ in range(3)]  # fmt: skip
+    return [tuple(int(size) for size in row) for row in zip(*columns, strict=True)]
+
+
+def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
+    """The values inside a larger GPU buffer: `extra` more columns, `offset` elements in front.
+
+    Returns the view and the whole buffer. What lies around the view is `fill`.
+    """
+    *batch, rows, cols = values.shape
+    whole = cupy.full(offset + int(np.prod(batch)) * rows * (cols + extra), fill, values.dtype)
+    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
+    view[...] = cupy.asarray(values)
+    return view, whole
+
+
+def integers(rng, *shape: int) -> np.ndarray:
+    return rng.integers(-8, 9, shape).astype(np.float32)
+
+
+def case(rng, m, n, k, trans_a, trans_b):
+    """Small-integer operands: float32 is exact in any order, the result must match bit for bit."""
+    a, b = (
+        integers(rng, *((k, m) if trans_a else (m, k))),
+        integers(rng, *((n, k) if trans_b else (k, n))),
+    )
+    exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b)
+    return a, b, integers(rng, m, n), integers(rng, m, n), exact
+
+
+def assert_exact(result, expected, context) -> None:
+    got = cupy.asnumpy(result)
+    wrong = np.argwhere(~(got == expected))
+    assert wrong.size == 0, (
+        f"{context}: {len(wrong)} wrong, first at {tuple(wrong[0])}: "
+        f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
+    )
+
+
+@transposes
+@pytest.mark.parametrize("name", NAMES)
+def test_small_integers_are_exact_in_padded_unaligned_memory(name, trans_a, trans_b):
+    rng = np.random.default_rng(7)
+    for m, n, k in sampled_shapes(2 * len(GRID)):
+        a, b, c, p, exact = case(rng, m, n, k, trans_a, trans_b)
+        extra, offset = rng.integers(1, 6, 5), rng.integers(0, 2, 5)
+        (ga, _), (gb, _), (gc, _), (gp, _) = (
+            padded(x, int(e), int(o)) for x, e, o in zip((a, b, c, p), extra, offset, strict=False)
+        )
+        canvas, whole = padded(np.zeros_like(c), int(extra[4]), int(offset[4]), fill=CANARY)
+        result = launch.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=-1, c=gc,
+                             partial=gp, out=canvas, config=name)  # fmt: skip
+        assert result is canvas
+        assert_exact(result, 2 * (exact + p) - c, f"{name} {m=} {n=} {k=} {trans_a=} {trans_b=}")
+        canvas[...] = CANARY
+        assert bool((whole == CANARY).all()), f"{name} {m=} {n=} {k=}: written outside of D"
+
+
+@transposes
+def test_random_inputs_meet_the_bound(trans_a, trans_b):
+    rng = np.random.default_rng(11)
+    alpha, beta = np.float32(0.7), np.float32(-1.3)
+    for m, n, k in [*sampled_shapes(len(GRID)), (65, 33, 20_000)]:
+        a = rng.standard_normal((k, m) if trans_a else (m, k)).astype(np.float32)
+        b = rng.random((n, k) if trans_b else (k, n)).astype(np.float32)
+        c = rng.standard_normal((m, n)).astype(np.float32)
+        result = launch.gemm(cupy.asarray(a), cupy.asarray(b), trans_a=trans_a, trans_b=trans_b,
+                             alpha=alpha, beta=beta, c=cupy.asarray(c))  # fmt: skip
+        left, right = ((a.T if trans_a else a).astype(float), (b.T if trans_b else b).astype(float))
+        product, addend = float(alpha) * (left @ right), float(beta) * c.astype(float)
+        bound = abs(float(alpha)) * ((k + 2) * U * (abs(left) @ abs(right)) + k * 2.0**-149)
+        bound += 2 * U * (abs(product) + abs(addend)) + U * abs(product + addend)
+        error = abs(cupy.asnumpy(result).astype(float) - (product + addend))
+        assert (error <= bound).all(), f"{m=} {n=} {k=}: {np.nanmax(error / bound)} of the bound"
+
+
+def test_every_configuration_and_run_gives_the_same_bits():
+    rng = np.random.default_rng(43)
+    a, b = (
+        cupy.asarray(rng.standard_normal(shape).astype(np.float32))
+        for shape in ((300, 777), (777, 200))
+    )
+    results = [launch.gemm(a, b, config=name) for name in NAMES for _ in range(3)]
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.wait_event(cupy.cuda.Stream.null.record())
+        results.append(launch.gemm(a, b))
+        stream.synchronize()
+    first = results[0].view(cupy.uint32)
+    for other in results[1:]:
+        assert bool((first == other.view(cupy.uint32)).all())
+
+
+def test_what_is_multiplied_by_zero_is_never_read():
+    ones, nan = cupy.ones((70, 70), np.float32), cupy.full((70, 70), np.nan, np.float32)
+    assert_exact(launch.gemm(ones, ones, beta=0, c=nan), np.full((70, 70), 70.0), "beta 0")
+    result = launch.gemm(nan, nan, alpha=0, beta=3, c=ones, partial=nan)
+    assert_exact(result, np.full((70, 70), 3.0), "alpha 0")
+    nothing = launch.gemm(ones[:, :0], ones[:0], alpha=np.inf, beta=2, c=ones)
+    assert_exact(nothing, np.full((70, 70), 2.0), "k 0")
+
+
+@transposes
+def test_every_order_is_read_as_it_is(trans_a, trans_b, monkeypatch):
+    rng = np.random.default_rng(13)
+    a, b, _, _, exact = case(rng, 65, 40, 33, trans_a, trans_b)
+    monkeypatch.setattr(cupy, "ascontiguousarray", lambda x: pytest.fail("copied"))
+    for order_a, order_b, order_d in itertools.product("CF", repeat=3):
+        out = cupy.empty((65, 40), np.float32, order=order_d)
+        launch.gemm(cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b),
+                    trans_a=trans_a, trans_b=trans_b, out=out)  # fmt: skip
+        assert_exact(out, exact, f"{order_a}{order_b}->{order_d}")
+
+
+def test_strides_that_no_kernel_walks_are_copied():
+    rng = np.random.default_rng(17)
+    a, b = integers(rng, 40, 66), integers(rng, 33, 50)
+    c = integers(rng, 50, 40)
+    result = launch.gemm(cupy.asarray(a)[::-1, ::2], cupy.asarray(b), beta=1, c=cupy.asarray(c).T)[
+        :, ::-1
+    ]
+    assert_exact(result, (a[::-1, ::2].astype(float) @ b + c.T)[:, ::-1], "copied")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((3,), ()), ((), (4,)), ((2, 1), (3,)), ((2, 3), (2, 3)), ((2, 1, 2), (3, 1)), ((0,), (1,))],
+)
+def test_stacks_broadcast(left, right):
+    rng = np.random.default_rng(19)
+    a, b = integers(rng, *left, 35, 20), integers(rng, *right, 20, 70)
+    ga, _ = padded(a, 3)
+    shape = (*np.broadcast_shapes(left, right), 35, 70)
+    c = integers(rng, 35, 70)
+    result = launch.gemm(ga, cupy.asarray(b), beta=2, c=cupy.broadcast_to(cupy.asarray(c), shape))
+    assert_exact(result, a.astype(float) @ b + 2 * c, f"{left} {right}")
+
+
+def test_more_batches_than_the_grid_is_deep():
+    a = cupy.arange(70_001, dtype=np.float32).reshape(-1, 1, 1)
+    assert bool((launch.gemm(a, cupy.full((1, 1), 2, np.float32)) == 2 * a).all())
+    assert bool((launch.transpose(cupy.broadcast_to(a, (70_001, 2, 3))) == a).all())
+
+
+def test_infinities_and_nans_spread_as_in_ieee():
+    rng = np.random.default_rng(23)
+    a, b = integers(rng, 40, 50), integers(rng, 50, 60)
+    a[3, 7], a[5, 8], b[9, 11] = np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(float) @ b.astype(float)
+    np.testing.assert_array_equal(cupy.asnumpy(launch.gemm(cupy.asarray(a), cupy.asarray(b))),
+                                  expected)  # fmt: skip
+
+
+def test_subnormals_are_kept():
+    # Copied from the host: a kernel of CuPy's that fills an array would flush them.
+    tiny, half, one = (cupy.asarray(np.full((1, 1), x, np.float32)) for x in (2.0**-130, 0.5, 1.0))
+    for result, expected in (
+        (launch.gemm(tiny, half), 2.0**-131),
+        (launch.gemm(one, one, alpha=2.0**-130), 2.0**-130),
+        (launch.gemm(tiny, half, beta=2.0**-130, c=one, partial=tiny), 2.5 * 2.0**-130),
+    ):
+        assert float(cupy.asnumpy(result)[0, 0]) == expected
+
+
+def test_result_of_more_than_2_to_31_elements():
+    m, n, k = 46_341, 46_349, 3
+    if cupy.cuda.Device().mem_info[0] < 3 * m * n * 4:
+        pytest.skip("needs 26 GB of free GPU memory")
+    a = cupy.asarray(integers(np.random.default_rng(29), m, k))
+    b = cupy.asarray(integers(np.random.default_rng(31), k, n))
+    d = launch.gemm(a, b)
+    turned = launch.transpose(d)
+    for i in (0, 1, m // 2, m - 1):
+        row = cupy.asnumpy(a[i]).astype(float) @ cupy.asnumpy(b).astype(float)
+        assert_exact(d[i], row, f"row {i}")
+        assert_exact(turned[:, i], row, f"column {i} of the transpose")
+    del turned
+    # Read back beyond 2^31: the last rows of D, and all of it at a leading dimension of n.
+    e = launch.gemm(d[-40:], d[-40:, :70].copy(), trans_a=True)
+    tail = cupy.asnumpy(d[-40:]).astype(float)
+    assert_exact(e, tail.T @ tail[:, :70], "large leading dimension")
+
+
+def test_rows_2_to_31_elements_apart():
+    if cupy.cuda.Device().mem_info[0] < 30 * 2**30:
+        pytest.skip("needs 30 GB of free GPU memory")
+    far = cupy.zeros((3, 2**31 + 5), np.float32)[:, -7:]
+    far[...] = cupy.arange(21, dtype=np.float32).reshape(3, 7)
+    near = np.arange(21, dtype=np.float64).reshape(3, 7)
+    for trans, expected in ((False, near @ near.T), (True, near.T @ near)):
+        result = launch.gemm(far, far, trans_a=trans, trans_b=not trans)
+        assert_exact(result, expected, f"{trans=}")
+    assert_exact(launch.transpose(far), near.T, "transpose")
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", "i4", "f4", "f8", "c8", "c16"])
+def test_transpose_of_every_element_size(dtype):
+    rng = np.random.default_rng(37)
+    for rows, cols in [(m, n) for m, n, _ in sampled_shapes(2 * len(GRID))]:
+        values = rng.integers(0, 2 if dtype == "?" else 100, (rows, cols)).astype(dtype)
+        x, _ = padded(values, 3, offset=1, fill=1)
+        canvas, whole = padded(np.zeros((cols, rows), dtype), 2, offset=1, fill=1)
+        before = whole.copy()
+        assert launch.transpose(x, out=canvas) is canvas
+        assert_exact(canvas, values.T, f"{dtype} {rows}x{cols}")
+        canvas[...] = 0
+        assert bool((whole == before).all()), (
+            f"{dtype} {rows}x{cols}: written outside of the result"
+        )
+
+
+def test_transpose_of_stacks_orders_and_slices():
+    x = cupy.arange(3 * 4 * 50 * 70, dtype=np.float64).reshape(3, 4, 50, 70)
+    for view in (x, x.swapaxes(-1, -2), x[::2, :, 3:40, 5:], x[..., ::-2], x.transpose(1, 2, 0, 3)):
+        result = launch.transpose(view)
+        assert result.flags.c_contiguous
+        assert bool((result == view.swapaxes(-1, -2)).all())
+
+
+def test_memory_that_cannot_be_used_is_refused():
+    big = cupy.zeros((64, 64), np.float32)
+    a, b = big[:16, :16], cupy.ones((16, 16), np.float32)
+    for error, call in (
+        (ShapeError, lambda: launch.gemm(a, b, out=big[8:24, 8:24])),
+        (ShapeError, lambda: launch.gemm(b, b, out=big[:16, :32:2])),
+        (ShapeError, lambda: launch.gemm(b, b, out=b)),
+        (ShapeError, lambda: launch.transpose(a, out=big[8:24, 8:24])),
+        (DTypeError, lambda: launch.gemm(a.astype(np.float64), b)),
+        (ArrayTypeError, lambda: launch.gemm(cupy.asnumpy(a), b)),
+    ):
+        with pytest.raises(error):
+            call()
+    result = launch.gemm(a, b, out=big[:16, 16:32])  # neighbours do not overlap
+    assert_exact(result, np.zeros((16, 16)), "neighbours")
+
+
+def test_reference_runs_on_gpu_arrays():
+    rng = np.random.default_rng(41)
+    for dtype in ("f2", "f4", "f8", "c8", "i4", "?"):
+        a, b = (rng.integers(0, 2, s).astype(dtype) for s in ((5, 7), (7, 3)))
+        result = reference.gemm(cupy.asarray(a), cupy.asarray(b), alpha=1, partial=None)
+        assert isinstance(result, cupy.ndarray)
+        assert_exact(result, a @ b, dtype)
+        assert result.dtype == reference.result_dtype(dtype, dtype)
+    parts = [cupy.full((2, 2), i, np.float32) for i in range(5)]
+    assert_exact(reference.add_partials(parts), np.full((2, 2), 10.0), "parts")

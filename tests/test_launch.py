@@ -1,0 +1,315 @@
+"""Launching without a GPU: checks, layouts, batches and scalar types.
+
+A module named cupy, made of NumPy arrays, stands in for CuPy. Its kernels do what the CUDA
+kernels do with the very arguments they are given: addresses, leading dimensions, batch strides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
+from multimm.gpu import compiled, launch
+
+
+class GPUArray(np.ndarray):
+    """A NumPy array with the attributes that set a CuPy array apart."""
+
+    __module__ = "cupy"
+    device_id = 0
+
+    @property
+    def device(self):
+        return SimpleNamespace(id=self.device_id)
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.__array_interface__["data"][0])
+
+
+def matrices(pointer, height, width, ld, itemsize, kind):
+    """The matrix at an address, as a kernel would walk it."""
+    if height == 0 or width == 0:
+        return np.zeros((height, width), kind)
+    size = ((height - 1) * ld + width) * itemsize
+    memory = np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), kind)
+    return np.lib.stride_tricks.as_strided(
+        memory, (height, width), (int(ld) * itemsize, itemsize), writeable=True
+    )
+
+
+class Kernel:
+    """What kernels/sgemm_tiled.cu and kernels/transpose.cu compute, in NumPy."""
+
+    launches: list
+
+    def __init__(self, text, name, options=()):
+        text = text.partition("#line")[0]  # what follows has defaults for editors
+        self.defines = {k: int(v) for k, v in re.findall(r"^#define (\w+) (\d+)$", text, re.M)}
+        self.name = name
+
+    def __call__(self, grid, block, args):
+        Kernel.launches.append((self, grid, block, args))
+        assert all(isinstance(value, np.generic) for value in args)
+        assert 1 <= grid[0] < 2**31
+        assert grid[1] == 1
+        assert 1 <= grid[2] <= 65535
+        for z in range(grid[2]):
+            getattr(self, self.name)(z, *args)
+
+    def sgemm_tiled(self, z, m, n, k, alpha, beta, *operands):
+        def at(operand, height, width):
+            pointer, ld, stride = operands[3 * operand : 3 * operand + 3]
+            return matrices(int(pointer) + z * int(stride) * 4, height, width, ld, 4, np.float32)
+
+        a = at(0, k, m).T if self.defines["TRANS_A"] else at(0, m, k)
+        b = at(1, n, k).T if self.defines["TRANS_B"] else at(1, k, n)
+        total = a @ b if alpha != 0 else np.zeros((m, n), np.float32)
+        if operands[9] and alpha != 0:
+            total = total + at(3, m, n)
+        total = alpha * total
+        at(4, m, n)[...] = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
+
+    def transpose(self, z, rows, cols, a, lda, stride_a, b, ldb, stride_b):
+        word, words = self.defines["WORD_BYTES"], self.defines["WORDS"]
+        assert int(a) % word == 0
+        assert int(b) % word == 0
+        size = word * words
+        source = matrices(int(a) + z * int(stride_a) * size, rows, cols, lda, size, f"V{size}")
+        matrices(int(b) + z * int(stride_b) * size, cols, rows, ldb, size, f"V{size}")[...] = (
+            source.T
+        )
+
+
+class Device(contextlib.nullcontext):
+    compute_capability = "90"
+    attributes = {"MultiProcessorCount": 132}  # noqa: RUF012
+
+    def __init__(self, ident):
+        super().__init__()
+
+
+def fake_cupy() -> ModuleType:
+    module = ModuleType("cupy")
+    module.empty = lambda shape, dtype: np.empty(shape, dtype).view(GPUArray)
+    module.ascontiguousarray = lambda x: np.ascontiguousarray(x).view(GPUArray)
+    module.copyto = np.copyto
+    module.RawKernel = Kernel
+    module.cuda = SimpleNamespace(Device=Device)
+    return module
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cupy():
+    """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", fake_cupy())
+        compiled.kernel_for.cache_clear()
+        compiled.device_of.cache_clear()
+        yield
+    compiled.kernel_for.cache_clear()
+    compiled.device_of.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def launches():
+    Kernel.launches = []
+    return Kernel.launches
+
+
+LAYOUTS = ("C", "F", "wide rows", "wide columns", "every second", "reversed")
+
+
+def laid_out(values: np.ndarray, layout: str) -> GPUArray:
+    """The same values with other strides."""
+    *batch, rows, cols = values.shape
+    if layout == "C":
+        x = np.ascontiguousarray(values)
+    elif layout == "F":
+        x = np.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
+    elif layout == "wide rows":
+        x = np.full((*batch, rows, cols + 3), np.nan, values.dtype)[..., 1 : cols + 1]
+    elif layout == "wide columns":
+        x = np.full((*batch, cols, rows + 5), np.nan, values.dtype)[..., :rows].swapaxes(-1, -2)
+    elif layout == "every second":
+        x = np.full((*batch, rows, 2 * cols), np.nan, values.dtype)[..., ::2]
+    else:
+        x = np.empty_like(values)[..., ::-1, ::-1]
+    if layout not in "CF":
+        x[...] = values
+    return x.view(GPUArray)
+
+
+def integers(seed: int, shape: tuple[int, ...], layout: str = "C") -> GPUArray:
+    rng = np.random.default_rng(seed)
+    return laid_out(rng.integers(-8, 9, shape).astype(np.float32), layout)
+
+
+sizes = st.integers(0, 7)
+layouts = st.sampled_from(LAYOUTS)
+stacks = st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2, 1), (3,)), ((2, 3), (2, 3)),
+                          ((1,), (4,)), ((2, 1, 2), (3, 1))])  # fmt: skip
+
+
+@given(
+    st.tuples(sizes, sizes, sizes), stacks, st.booleans(), st.booleans(),
+    st.tuples(layouts, layouts, layouts, layouts), st.sampled_from([None, *LAYOUTS[:4]]),
+    st.sampled_from([0.0, 1.0, -0.5]), st.sampled_from([0.0, 1.0, 2.0]),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_gemm_hands_the_right_memory_to_the_kernel(
+    mnk, batch, trans_a, trans_b, orders, out_layout, alpha, beta, with_c, with_partial
+):
+    m, n, k = mnk
+    a = integers(1, (*batch[0], *((k, m) if trans_a else (m, k))), orders[0])
+    b = integers(2, (*batch[1], *((n, k) if trans_b else (k, n))), orders[1])
+    stack = np.broadcast_shapes(*batch)
+    c = integers(3, (*stack, m, n), orders[2]) if with_c else None
+    partial = integers(4, (m, n), orders[3]) if with_partial else None
+    out = None
+    if out_layout is not None:
+        out = laid_out(np.full((*stack, m, n), np.nan, np.float32), out_layout)
+    result = launch.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
+                         partial=partial, out=out)  # fmt: skip
+
+    total = np.asarray(a.swapaxes(-1, -2) if trans_a else a) @ np.asarray(
+        b.swapaxes(-1, -2) if trans_b else b
+    )
+    expected = alpha * (total + (0 if partial is None else np.asarray(partial)))
+    expected = expected + (beta * np.asarray(c) if with_c else 0)
+    np.testing.assert_array_equal(np.asarray(result), expected)
+    assert result.dtype == np.float32
+    assert out is None or result is out
+    assert out is not None or result.flags.c_contiguous
+
+
+def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
+    caplog.set_level(logging.DEBUG, logger="multimm")
+    a, b = integers(1, (5, 7), "F"), integers(2, (7, 3), "wide rows")
+    launch.gemm(a, b)
+    ((kernel, _, _, args),) = launches
+    assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
+    assert (args[5], args[6]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
+    assert (args[8], args[9]) == (b.data.ptr, 6)
+    assert "copied" not in caplog.text
+    launch.gemm(integers(1, (5, 7), "reversed"), b)
+    assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
+
+
+def test_arguments_have_the_kernel_types(launches):
+    launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
+    ((*_, args),) = launches
+    assert [type(value) for value in args] == list(compiled.GEMM_SIGNATURE)
+    assert args[:5] == (2, 5, 3, 2.0, 1.0)
+    assert args[11] == 0  # no C: null
+
+
+def test_stacks_take_one_launch_where_strides_allow(launches):
+    launch.gemm(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
+    assert [grid[2] for _, grid, _, _ in launches] == [12]
+    launches.clear()
+    launch.gemm(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
+    assert [grid[2] for _, grid, _, _ in launches] == [7] * 5
+
+
+def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
+    monkeypatch.setattr(compiled, "MAX_GRID_Z", 4)
+    a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
+    np.testing.assert_array_equal(np.asarray(launch.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+    assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
+
+
+def test_kernels_are_made_once_per_configuration(launches):
+    for _ in range(2):
+        launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
+    launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
+    first, second, third = (kernel for kernel, *_ in launches)
+    assert first is second
+    assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 32)
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
+def test_empty_results_launch_nothing(launches, m, n):
+    assert launch.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
+    assert launches == []
+
+
+def test_operands_are_checked_before_anything_runs(launches):
+    a, b = integers(1, (2, 3)), integers(2, (3, 5))
+    elsewhere = integers(2, (3, 5))
+    elsewhere.device_id = 1
+    big, square = integers(3, (8, 16)), integers(4, (4, 4))
+    for error, sentence, call in (
+        (ShapeError, "a contracts 3 columns, b 2 rows", lambda: launch.gemm(a, a)),
+        (ShapeError, "a matrix or a stack", lambda: launch.gemm(a[0], b)),
+        (ShapeError, "do not broadcast", lambda: launch.gemm(
+            integers(1, (2, 2, 2)), integers(1, (3, 2, 2)))),
+        (ShapeError, r"c has shape \(1, 5\)", lambda: launch.gemm(a, b, c=b[:1], beta=1)),
+        (ShapeError, "out has shape", lambda: launch.gemm(a, b, out=b)),
+        (ShapeError, "out and a may share", lambda: launch.gemm(
+            big[:2, :3], b, out=big[:2, 2:7])),
+        (ShapeError, "out and a may share", lambda: launch.gemm(square, square, out=square)),
+        (ShapeError, "cannot be written to", lambda: launch.gemm(a, b, out=big[:2, :10:2])),
+        (ShapeError, "some elements", lambda: launch.gemm(
+            a, b, out=np.broadcast_to(big[:1, :5], (2, 5)).view(GPUArray))),
+        (DTypeError, "b has dtype float64", lambda: launch.gemm(
+            a, b.astype(np.float64).view(GPUArray))),
+        (ArrayTypeError, "b is a numpy.ndarray", lambda: launch.gemm(a, np.asarray(b))),
+        (ArrayTypeError, "several devices", lambda: launch.gemm(a, elsewhere)),
+        (KernelError, "'best' is unknown", lambda: launch.gemm(a, b, config="best")),
+        (ShapeError, "a matrix or a stack", lambda: launch.transpose(a[0])),
+        (ShapeError, "contiguous columns", lambda: launch.transpose(
+            a, out=integers(1, (3, 2), "F"))),
+        (ShapeError, "may share", lambda: launch.transpose(big[:3, :3], out=big[2:5, 2:5])),
+        (DTypeError, "out has dtype", lambda: launch.transpose(
+            a, out=np.zeros((3, 2)).view(GPUArray))),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            call()
+    assert launches == []
+
+
+def test_neighbouring_columns_of_one_matrix_do_not_overlap():
+    big = integers(3, (8, 16))
+    a, b = np.asarray(big[:, :8]).copy(), np.asarray(integers(2, (8, 8)))
+    launch.gemm(big[:, :8], integers(2, (8, 8)), out=big[:, 8:])
+    np.testing.assert_array_equal(np.asarray(big[:, 8:]), a @ b)
+    np.testing.assert_array_equal(np.asarray(big[:, :8]), a)
+
+
+@given(
+    st.sampled_from(["i1", "f2", "f4", "c8", "f8", "c16", "V12"]),
+    st.sampled_from([(), (3,), (2, 3)]), sizes, sizes, st.sampled_from(LAYOUTS), st.booleans(),
+)  # fmt: skip
+def test_transpose(dtype, batch, rows, cols, layout, into):
+    size = np.dtype(dtype).itemsize
+    data = np.random.default_rng(5).integers(0, 100, (*batch, rows, cols, size)).astype("u1")
+    values = data.view(dtype)[..., 0] if data.size else np.zeros((*batch, rows, cols), dtype)
+    if dtype == "V12" and layout not in "CF":
+        layout = "C"  # void has no NaN to fill gaps with
+    x = laid_out(values, layout) if np.dtype(dtype).kind in "fcV" else values.view(GPUArray)
+    out = np.empty((*batch, cols, rows), dtype).view(GPUArray) if into else None
+    result = launch.transpose(x, out=out)
+    assert result.flags.c_contiguous
+    assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
+    assert out is None or result is out
+
+
+def test_transpose_words_fit_every_address(launches):
+    halves = np.arange(2 * 9, dtype=np.float32)
+    x = halves[1:17].view(np.complex64).reshape(2, 4).view(GPUArray)
+    expected = 4 if x.data.ptr % 8 else 8
+    np.testing.assert_array_equal(np.asarray(launch.transpose(x)), np.asarray(x).T)
+    ((kernel, *_),) = launches
+    assert kernel.defines["WORD_BYTES"] == expected
+    assert kernel.defines["WORD_BYTES"] * kernel.defines["WORDS"] == 8
