@@ -1,0 +1,1 @@
+"""Plans: pure values and integers, made before anything runs."""

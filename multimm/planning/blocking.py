@@ -1,0 +1,176 @@
+"""Sizes of blocks and slabs for one arrangement of workers.
+
+The inputs' own chunks are kept where they serve (neighbours joined when they are tiny) and
+replaced by even blocks where they do not; the boundaries of two operands are never merged
+into their union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from multimm.errors import OptionError
+from multimm.planning import cost
+from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec
+
+#: Edge of a float32 block: a 16384 x 16384 product keeps an H200 busy for 0.17 s and was the
+#: fastest block measured on 8 of them; 4096 on a CPU is about a second of one core.
+EDGE = {"gpu": 16384, "cpu": 4096}
+#: Blocks are not cut below this edge to make more of them: an H200 needs 4096 for its full
+#: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
+LEAST_EDGE = {"gpu": 2048, "cpu": 512}
+#: Chains of block products per worker, at least: while one is multiplied another one's next
+#: slab is fetched.
+CHAINS = 2
+#: Given chunks are kept if the busiest worker's share grows by no more than this: arbitrary.
+IMBALANCE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller fixed.
+
+    Parameters
+    ----------
+    blocks : int or pair of int, optional
+        Rows and columns of C's blocks.
+    slabs : int, optional
+        Length of a slab of k.
+    p_k : int, optional
+        Parts of k.
+    whole : bool
+        Everything is one block.
+    """
+
+    blocks: int | tuple[int, int] | None = None
+    slabs: int | None = None
+    p_k: int | None = None
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        edges = self.blocks if isinstance(self.blocks, tuple) else (self.blocks,)
+        if len(edges) not in (1, 2):
+            raise OptionError(f"blocks={self.blocks!r}: give one edge or (rows, columns)")
+        named = [*(("blocks", edge) for edge in edges), ("slabs", self.slabs), ("p_k", self.p_k)]
+        for name, value in named:
+            wrong_type = isinstance(value, bool) or not isinstance(value, int | None)
+            if wrong_type or (value is not None and value < 1):
+                raise OptionError(f"{name}={value!r}: a positive integer is needed, or None")
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is fixed."""
+        return (self.blocks, self.slabs, self.p_k) != (None, None, None)
+
+    @property
+    def edges(self) -> tuple[int | None, int | None]:
+        """Rows and columns of C's blocks, where fixed."""
+        return self.blocks if isinstance(self.blocks, tuple) else (self.blocks, self.blocks)
+
+
+def lay_out(problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options) -> Layout:
+    """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget."""
+    if options.whole:
+        batch = tuple((size,) for size in problem.batch_shape)
+        return Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+    kind = cluster.slowest.kind
+    edge = EDGE[kind]
+    layout = _blocks(problem, cluster, grid, options, edge)
+    while not _fits(layout, cluster) and edge > LEAST_EDGE[kind] // 2:
+        # 1. Read operands as they are needed, where they can be read again.
+        if all(problem.rereadable) and not layout.stream:
+            layout = replace(layout, stream=True)
+            continue
+        # 2. Work on fewer block rows at once.
+        if layout.band > 1:
+            layout = replace(layout, band=ceil(layout.band / 2))
+            continue
+        # 3. Cut blocks and slabs.
+        edge //= 2
+        layout = replace(_blocks(problem, cluster, grid, options, edge), stream=layout.stream)
+    return layout
+
+
+def _fits(layout: Layout, cluster: ClusterSpec) -> bool:
+    """All that is needed stays in memory; spilling is what the loop above tries to avoid."""
+    stay, spill = cost.memory(layout, cluster)
+    kept = 0.0 if layout.stream else sum(spill.values())
+    if not all(layout.problem.rereadable):
+        kept = 0.0  # operands that cannot be read again are Dask's to spill
+    return sum(stay.values()) + kept <= cluster.budget_bytes
+
+
+def _blocks(
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int
+) -> Layout:
+    kind = cluster.slowest.kind
+    least = min(edge, LEAST_EDGE[kind])
+    batch = batch_blocks(problem, edge)
+    parallel = prod(len(blocks) for blocks in batch)
+    thick = _room(edge, problem.n, problem.k), _room(edge, problem.m, problem.k)
+    rows = _count(problem.m, -(-grid.p_m // parallel), thick[0], least)
+    cols = _count(problem.n, grid.p_n, thick[1], least)
+    chains = CHAINS * cluster.threads
+    while parallel * rows * cols < chains * grid.p_m * grid.p_n:
+        grow_rows = problem.m // rows >= problem.n // cols
+        if max(problem.m // rows, problem.n // cols) < 2 * least:
+            break
+        rows, cols = (rows * 2, cols) if grow_rows else (rows, cols * 2)
+    length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
+    slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
+    if grid.workers > 1 and problem.k // (2 * slabs) >= least:
+        slabs *= 2  # at least two slabs per part: the second travels while the first is used
+    block_m, block_n = options.edges
+    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m)
+    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n)
+    hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
+    if problem.b.nbytes > problem.a.nbytes:
+        hints.reverse()  # the larger operand keeps its chunks
+    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs)
+    bands = ceil(parallel * len(m_blocks) / grid.p_m)
+    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, bands)
+
+
+def batch_blocks(problem: Problem, edge: int) -> tuple[Blocks, ...]:
+    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements."""
+    matrix = max(problem.m * problem.n, problem.m * problem.k, problem.k * problem.n, 1)
+    room = max(1, edge * edge // (4 * matrix))
+    grouped: list[Blocks] = []
+    for chunks in reversed(problem.batch_chunks):
+        blocks = group(chunks, room)
+        grouped.append(blocks)
+        room = max(1, room // max(1, max(blocks)))
+    return tuple(reversed(grouped))
+
+
+def _room(edge: int, *others: int) -> int:
+    """How long a block may be beside the block's other dimensions: about edge^2 elements."""
+    return edge * edge // max(1, *(min(edge, other) for other in others))
+
+
+def _count(size: int, workers: int, edge: int, least: int) -> int:
+    """How many blocks: a multiple of `workers`, none longer than `edge`, none below `least`."""
+    rounds = max(1, ceil(size / (edge * workers)))
+    return max(1, min(rounds * workers, max(workers, size // least)))
+
+
+def _choose(
+    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None
+) -> Blocks:
+    """The given chunks, joined, if they serve as well as `count` even blocks; else those."""
+    if fixed is not None:
+        return regular(size, fixed)
+    blocks = even(size, count)
+    for chunks in hints:
+        joined = group(chunks, max(blocks))
+        few_enough = len(joined) <= 2 * len(blocks)
+        small_enough = max(joined) <= 1.5 * max(blocks)
+        fair = largest_share(joined, workers) <= IMBALANCE * largest_share(blocks, workers)
+        if few_enough and small_enough and fair:
+            return joined
+    return blocks

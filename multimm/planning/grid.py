@@ -1,0 +1,173 @@
+"""Blocking of a matrix and arrangement of workers: integers in, tuples of integers out.
+
+Workers stand in a grid of p_m x p_n x p_k. Blocks are dealt out cyclically, so that ragged
+last blocks and any block count spread evenly:
+
+    C block (i, j), part q of k  ->  worker (i mod p_m, j mod p_n, q)
+
+             j=0    j=1    j=2    j=3             p_m x p_n = 2 x 2, one part
+        i=0 | w0  |  w1  |  w0  |  w1  |
+        i=1 | w2  |  w3  |  w2  |  w3  |
+        i=2 | w0  |  w1  |  w0  |  w1  |
+
+An operand block lives in the grid row (A) or column (B) that uses it; along the other axis
+its home moves on with the slab, so that in one step of the product no worker is asked for
+everything:
+
+    A block (i, s)  ->  worker (i mod p_m, (s + i div p_m) mod p_n, part of s)
+    B block (s, j)  ->  worker ((s + j div p_n) mod p_m, j mod p_n, part of s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+Blocks = tuple[int, ...]
+
+
+class Coordinate(NamedTuple):
+    """A place in a grid of any size; `Grid.rank` wraps it around the grid's edges."""
+
+    row: int
+    col: int
+    part: int
+
+
+class Grid(NamedTuple):
+    """Workers arranged as p_m x p_n x p_k."""
+
+    p_m: int
+    p_n: int
+    p_k: int
+
+    @property
+    def workers(self) -> int:
+        """Ranks in the grid."""
+        return self.p_m * self.p_n * self.p_k
+
+    def rank(self, at: Coordinate) -> int:
+        """The number of the worker at a place; ranks run along p_k, then p_n, then p_m."""
+        row, col, part = at.row % self.p_m, at.col % self.p_n, at.part % self.p_k
+        return (row * self.p_n + col) * self.p_k + part
+
+    def home_a(self, row: int, slab: int, part: int) -> Coordinate:
+        """Where the A block of a block row and a slab is kept."""
+        return Coordinate(row, slab + row // self.p_m, part)
+
+    def home_b(self, slab: int, col: int, part: int) -> Coordinate:
+        """Where the B block of a slab and a block column is kept."""
+        return Coordinate(slab + col // self.p_n, col, part)
+
+    def __str__(self) -> str:
+        return f"{self.p_m} x {self.p_n} x {self.p_k}"
+
+
+def grids(workers: int, p_k: int | None = None) -> Iterator[Grid]:
+    """Every arrangement of `workers` with all of them, or with `p_k` parts of k.
+
+    Where `p_k` does not divide `workers`, the rest is idle; where it is larger, some work for
+    several parts. Sums over k then come out the same on any number of workers.
+    """
+    planes = {workers // parts: parts for parts in divisors(workers)}
+    if p_k is not None:
+        planes = {max(1, workers // p_k): p_k}
+    for plane, parts in planes.items():
+        for rows in divisors(plane):
+            yield Grid(rows, plane // rows, parts)
+
+
+def rearrange(grid: Grid, workers: int) -> Grid:
+    """The grid for another number of workers than was planned: as square as it can be."""
+    plane = max(1, workers // grid.p_k)
+    short = max(d for d in divisors(plane) if d * d <= plane)
+    rows, cols = (short, plane // short) if grid.p_m <= grid.p_n else (plane // short, short)
+    return Grid(rows, cols, grid.p_k)
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor, in rising order."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def even(size: int, count: int) -> Blocks:
+    """`size` in `count` blocks that differ by at most 1; fewer where `size` is smaller."""
+    if size == 0:
+        return (0,)
+    count = max(1, min(count, size))
+    base, extra = divmod(size, count)
+    return (base + 1,) * extra + (base,) * (count - extra)
+
+
+def regular(size: int, block: int) -> Blocks:
+    """Blocks of `block` elements, the last one shorter; one block of 0 for an empty dimension.
+
+    >>> regular(10, 4)
+    (4, 4, 2)
+    """
+    if size == 0:
+        return (0,)
+    full, rest = divmod(size, block)
+    return (block,) * full + ((rest,) if rest else ())
+
+
+def group(chunks: Sequence[int], target: int) -> Blocks:
+    """Join neighbouring chunks into even groups of about `target`; a chunk is never cut.
+
+    >>> group((1, 1, 1, 1, 4, 4), 4)
+    (4, 4, 4)
+    """
+    total = sum(chunks)
+    count = max(1, -(-total // max(1, target)))
+    joined, taken = [0], 0
+    for chunk in chunks:
+        # The next group begins where its ideal start lies nearer to this boundary than the
+        # middle of the chunk ahead.
+        if joined[-1] and (2 * taken + chunk) * count > 2 * total * len(joined):
+            joined.append(0)
+        joined[-1] += chunk
+        taken += chunk
+    return tuple(joined)
+
+
+def parts_of(slabs: int, p_k: int) -> Blocks:
+    """The part of k that each slab belongs to: contiguous, as even as it can be."""
+    return tuple(part for part, size in enumerate(even(slabs, p_k)) for _ in range(size))
+
+
+def largest_share(blocks: Sequence[int], workers: int) -> int:
+    """Elements of the worker with the most, when blocks are dealt out cyclically."""
+    return max(sum(blocks[rank::workers]) for rank in range(workers))
+
+
+class Merge(NamedTuple):
+    """One addition of the tree that sums the parts of k."""
+
+    left: int  #: first part under the left operand; it names the sum as well
+    right: int  #: first part under the right operand
+    keeper: int  #: part whose worker holds one operand, receives the other and keeps the sum
+    sender: int  #: part whose worker holds the other
+
+
+def merges(parts: int, turn: int) -> tuple[Merge, ...]:
+    """The additions that sum `parts` partial results, in order: a fixed tree of neighbours.
+
+    ((P0 + P1) + (P2 + P3)) + P4, whatever the number of workers. Of the two owners the one
+    that keeps a sum depends on the bits of `turn`, so that different C blocks end on
+    different workers.
+
+    >>> [(merge.left, merge.right) for merge in merges(5, 0)]
+    [(0, 1), (2, 3), (0, 2), (0, 4)]
+    """
+    found: list[Merge] = []
+    slots = [(part, part) for part in range(parts)]  # (first part below, owner)
+    while len(slots) > 1:
+        joined = []
+        for (left, left_owner), (right, right_owner) in zip(slots[::2], slots[1::2], strict=False):
+            owners = (right_owner, left_owner) if turn & 1 else (left_owner, right_owner)
+            keeper, sender = owners
+            found.append(Merge(left, right, keeper, sender))
+            joined.append((left, keeper))
+        slots = joined + slots[len(joined) * 2 :]
+        turn >>= 1
+    return tuple(found)

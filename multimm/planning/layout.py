@@ -1,0 +1,220 @@
+"""How a problem is cut up and dealt out: blocks, slabs, grid, waves.
+
+A *wave* is a band of block rows that is worked on at once. One wave covers all of C where
+its partial sums fit in memory; otherwise the waves follow each other, and each goes through
+all slabs. Within a wave the order is slab by slab:
+
+    for wave:  for slab s:  for block (i, j) of the wave:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
+
+so that only a few slabs of A and B are alive at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, prod
+from typing import NamedTuple
+
+from multimm.planning.grid import Blocks, Coordinate, Grid, even, largest_share, parts_of
+from multimm.planning.problem import Problem
+
+#: Slabs of A and B that may be alive at once: one in use and one on its way.
+WINDOW = 2
+
+
+class Gate(NamedTuple):
+    """A worker's block products of one slab in one wave: streamed reads wait for them."""
+
+    wave: int
+    slab: int
+    row: int  #: of the grid
+    col: int  #: of the grid
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Blocks, slabs, grid and waves of one product.
+
+    Parameters
+    ----------
+    problem : Problem
+    grid : Grid
+    batch_blocks : tuple of Blocks
+        Per batch dimension.
+    m_blocks, n_blocks, slabs : Blocks
+        Of C's rows, of C's columns, of k.
+    band : int
+        Block rows that each grid row works on in one wave.
+    stream : bool
+        Operand blocks are read when their slab comes, again in every wave, and no earlier
+        than `WINDOW` slabs ahead; only for operands that can be made again.
+    """
+
+    problem: Problem
+    grid: Grid
+    batch_blocks: tuple[Blocks, ...]
+    m_blocks: Blocks
+    n_blocks: Blocks
+    slabs: Blocks
+    band: int
+    stream: bool = False
+
+    @cached_property
+    def batch_sizes(self) -> Blocks:
+        """Matrices in each batch block, the batch dimensions flattened in C order."""
+        return tuple(prod(sizes) for sizes in product(*self.batch_blocks))
+
+    @cached_property
+    def row_sizes(self) -> Blocks:
+        """Rows of C, over all matrices, in each block row; block rows run over the batch first."""
+        return tuple(count * size for count in self.batch_sizes for size in self.m_blocks)
+
+    @cached_property
+    def part_of(self) -> Blocks:
+        """The part of k that each slab belongs to."""
+        return parts_of(len(self.slabs), self.grid.p_k)
+
+    @cached_property
+    def first_slab(self) -> Blocks:
+        """The slab that each part of k begins with, and behind the last the slab count."""
+        starts = [self.part_of.index(part) for part in range(self.parts)]
+        return (*starts, len(self.slabs))
+
+    @property
+    def parts(self) -> int:
+        """Parts of k in use: p_k, or fewer where there are fewer slabs."""
+        return self.part_of[-1] + 1
+
+    @property
+    def steps(self) -> int:
+        """Slabs in the longest part of k."""
+        return max(even(len(self.slabs), self.grid.p_k))
+
+    @property
+    def waves(self) -> int:
+        """Bands of block rows that follow each other."""
+        return ceil(len(self.row_sizes) / (self.band * self.grid.p_m))
+
+    def wave(self, row: int) -> int:
+        """The wave in which a block row is worked on."""
+        return row // (self.band * self.grid.p_m)
+
+    def flat(self, batch_index: tuple[int, ...]) -> int:
+        """The number of a batch block, counted in C order."""
+        flat = 0
+        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
+            flat = flat * len(blocks) + index
+        return flat
+
+    def batch_index(self, flat: int) -> tuple[int, ...]:
+        """The indices of a batch block from its number."""
+        index: list[int] = []
+        for blocks in reversed(self.batch_blocks):
+            flat, at = divmod(flat, len(blocks))
+            index.append(at)
+        return tuple(reversed(index))
+
+    def row(self, flat: int, i: int) -> int:
+        """The flattened block row of block row `i` of a batch block."""
+        return flat * len(self.m_blocks) + i
+
+    def home_b(self, flat: int, slab: int, j: int) -> Coordinate:
+        """Where a B block is kept: in a grid row that works on its own batch block."""
+        at = self.grid.home_b(slab, j, self.part_of[slab])
+        inside = at.row % max(1, min(len(self.m_blocks), self.grid.p_m))
+        return at._replace(row=self.row(flat, inside))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of C."""
+        return len(self.row_sizes) * len(self.n_blocks)
+
+    def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+        """Where an operand block is kept: A's by block row, B's by block column, and slab."""
+        if role == "b":
+            return self.home_b(flat, slab, block)
+        return self.grid.home_a(self.row(flat, block), slab, self.part_of[slab])
+
+    def gate(self, home: Coordinate, wave: int, slab: int) -> Gate | None:
+        """What a streamed read waits for; None in the first steps.
+
+        A step back from the first slab of a wave leads to the last ones of the wave before.
+        A worker without blocks of its own in that wave goes by another one.
+        """
+        part = self.part_of[slab]
+        first, end = self.first_slab[part], self.first_slab[part + 1]
+        back = slab - WINDOW
+        while back < first and wave > 0:
+            wave, back = wave - 1, back + (end - first)
+        if back < first:
+            return None
+        start = wave * self.band * self.grid.p_m
+        row = home.row % self.grid.p_m
+        row = row if start + row < len(self.row_sizes) else 0
+        return Gate(wave, back, row, home.col % min(self.grid.p_n, len(self.n_blocks)))
+
+    def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
+        """The block rows and columns whose sums a gate waits for."""
+        start = gate.wave * self.band * self.grid.p_m
+        end = min(start + self.band * self.grid.p_m, len(self.row_sizes))
+        yield from product(
+            range(start + gate.row, end, self.grid.p_m),
+            range(gate.col, len(self.n_blocks), self.grid.p_n),
+        )
+
+    @cached_property
+    def tasks(self) -> int:
+        """Tasks of the product: block products, partial sums, streamed reads and their gates."""
+        return self.blocks * (len(self.slabs) + self.parts - 1) + self._reads
+
+    @property
+    def _reads(self) -> int:
+        if not self.stream:
+            return 0
+        reads = {
+            (role, wave, flat if self._batched(role) else 0, block, slab)
+            for flat, i in product(range(len(self.batch_sizes)), range(len(self.m_blocks)))
+            for wave in (self.wave(self.row(flat, i)),)
+            for slab in range(len(self.slabs))
+            for role, block in (("a", i), *(("b", j) for j in range(len(self.n_blocks))))
+        }
+        gates = {
+            self.gate(self.home(role, flat, block, slab), wave, slab)
+            for role, wave, flat, block, slab in reads
+        }
+        return len(reads) + len(gates - {None})
+
+    def _batched(self, role: str) -> bool:
+        spec = self.problem.a if role == "a" else self.problem.b
+        return any(size != 1 for size in spec.shape[:-2])
+
+    @property
+    def wave_rows(self) -> int:
+        """Rows of C that the busiest grid row works on in one wave."""
+        shares = (self.row_sizes[rank :: self.grid.p_m] for rank in range(self.grid.p_m))
+        return max(
+            sum(share[start : start + self.band])
+            for share in shares
+            for start in range(0, max(1, len(share)), self.band)
+        )
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of C, over all matrices, of the busiest grid row."""
+        return largest_share(self.row_sizes, self.grid.p_m)
+
+    @property
+    def share_cols(self) -> int:
+        """Columns of C of the busiest grid column."""
+        return largest_share(self.n_blocks, self.grid.p_n)
+
+    @property
+    def share_k(self) -> int:
+        """Length of the longest part of k."""
+        return max(
+            sum(self.slabs[start:end])
+            for start, end in zip(self.first_slab, self.first_slab[1:], strict=False)
+        )

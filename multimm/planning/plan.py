@@ -1,0 +1,242 @@
+"""The whole decision about one product, made before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from multimm.errors import MemoryBudgetError
+from multimm.planning import cost
+from multimm.planning.grid import Blocks, Grid
+from multimm.planning.layout import Layout
+from multimm.planning.spec import ClusterSpec
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """How one product will be computed: ``print(plan)`` is the dry run.
+
+    Attributes
+    ----------
+    layout : Layout
+        Blocks, slabs, grid and waves.
+    cluster : ClusterSpec
+        The workers it was made for.
+    precision : str
+        ``"float32"`` or ``"ieee"``.
+    strategy, reason : str
+        What was chosen, and why.
+    m, n, k, flops, tasks : int
+    grid : Grid
+        p_m x p_n x p_k.
+    seconds : float
+        Predicted time, from the call of compute to the last block.
+    bytes_received : int
+        What all workers together receive from each other.
+    bytes_bound : int
+        The least that any two-dimensional arrangement of these workers receives.
+    peak_bytes, budget_bytes : int
+        Of the fullest worker: what it holds at once and cannot spill, and what it may use.
+    """
+
+    layout: Layout
+    cluster: ClusterSpec
+    precision: str
+    strategy: str
+    reason: str
+
+    @property
+    def m(self) -> int:
+        """Rows of C."""
+        return self.layout.problem.m
+
+    @property
+    def n(self) -> int:
+        """Columns of C."""
+        return self.layout.problem.n
+
+    @property
+    def k(self) -> int:
+        """Length of the contraction."""
+        return self.layout.problem.k
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, over all matrices."""
+        return self.layout.problem.flops
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the product; making the operands comes on top."""
+        return self.layout.tasks
+
+    @property
+    def grid(self) -> Grid:
+        """Workers as p_m x p_n x p_k."""
+        return self.layout.grid
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Bytes that each worker receives, by rank; workers that receive none are absent."""
+        return dict(cost.received(self.layout, self.cluster.workers))
+
+    @property
+    def bytes_received(self) -> int:
+        """What all workers together receive from each other."""
+        return sum(self.received.values())
+
+    @property
+    def bytes_bound(self) -> int:
+        """The least that a two-dimensional arrangement of the workers receives."""
+        return cost.bound_2d(self.layout.problem, self.cluster.workers)
+
+    @cached_property
+    def time_terms(self) -> cost.Terms:
+        """Predicted seconds of the slowest worker, by name."""
+        return cost.seconds(self.layout, self.cluster, max(self.received.values(), default=0))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time."""
+        return cost.total_seconds(self.time_terms)
+
+    @cached_property
+    def memory_terms(self) -> cost.Terms:
+        """Bytes that the fullest worker must hold at once, by name."""
+        return self._memory[0]
+
+    @cached_property
+    def spill_terms(self) -> cost.Terms:
+        """Bytes that the fullest worker may hold or spill, by name."""
+        return self._memory[1]
+
+    @cached_property
+    def _memory(self) -> tuple[cost.Terms, cost.Terms]:
+        stay, spill = cost.memory(self.layout, self.cluster)
+        if all(device.spills for device in self.cluster.devices):
+            return stay, spill
+        return stay | spill, {}
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest worker holds at once and cannot spill."""
+        return int(sum(self.memory_terms.values()))
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the smallest worker may use."""
+        return self.cluster.budget_bytes
+
+    def check(self) -> MatmulPlan:
+        """Return the plan if every worker can hold its share.
+
+        Raises
+        ------
+        MemoryBudgetError
+            Names the worker with the least memory, what it would need, what it may use and
+            what would fit.
+        """
+        if self.peak_bytes <= self.budget_bytes:
+            return self
+        worst = min(
+            range(self.cluster.workers), key=lambda rank: self.cluster.devices[rank].memory_bytes
+        )
+        name = self.cluster.addresses[worst] if self.cluster.addresses else f"worker {worst}"
+        device = self.cluster.devices[worst]
+        biggest = max(self.memory_terms, key=lambda term: self.memory_terms[term])
+        needed = int(self.peak_bytes / self.budget_bytes * device.memory_bytes)
+        raise MemoryBudgetError(
+            f"{name} ({device.name}) would hold {human(self.peak_bytes)} at once, mostly "
+            f"{biggest} ({human(self.memory_terms[biggest])}), and may use "
+            f"{human(self.budget_bytes)} of its {human(device.memory_bytes)}; give each worker "
+            f"{human(needed)}, or use about {self._workers_that_fit()} such workers, or pass "
+            "smaller blocks= and slabs="
+        )
+
+    def _workers_that_fit(self) -> int:
+        return -(-self.cluster.workers * self.peak_bytes // self.budget_bytes)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<9} {text}" for name, text in self._lines())
+
+    def _lines(self) -> list[tuple[str, str]]:
+        layout, problem = self.layout, self.layout.problem
+        times = {name: value for name, value in self.time_terms.items() if value > 0}
+        lines = [
+            ("product", self._product_line()),
+            ("workers", self._cluster_line()),
+            ("grid", f"{self.grid} (p_m x p_n x p_k): {self.strategy}, because {self.reason}"),
+            (
+                "blocks",
+                f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
+                f"k in slabs of {blocks_text(layout.slabs)}",
+            ),
+            ("order", self._order_line()),
+            ("moved", self._moved_line()),
+            ("memory", self._memory_line(self.memory_terms)),
+        ]
+        if self.spill_terms:
+            size = sum(self.spill_terms.values())
+            names = ", ".join(f"{n} {human(v)}" for n, v in self.spill_terms.items())
+            lines.append(("", f"and {human(size)} that may be spilled ({names})"))
+        detail = ", ".join(f"{name} {value:.3g}" for name, value in times.items())
+        rate = self.flops / max(self.seconds, 1e-12) / 1e9
+        lines.append(("time", f"{self.seconds:.3g} s, {rate:.4g} GFLOP/s ({detail})"))
+        if problem.batch > 1:
+            lines.insert(1, ("batch", " x ".join(map(blocks_text, layout.batch_blocks))))
+        return lines
+
+    def _product_line(self) -> str:
+        problem = self.layout.problem
+        batch = f"{problem.batch} times " if problem.batch > 1 else ""
+        return (
+            f"{batch}{self.m} x {self.k} @ {self.k} x {self.n} -> {problem.dtype}, "
+            f"precision {self.precision}, {self.flops:.4g} flop"
+        )
+
+    def _cluster_line(self) -> str:
+        names = sorted({device.name for device in self.cluster.devices})
+        threads = f", {self.cluster.threads} threads each" if self.cluster.threads > 1 else ""
+        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {self.cluster.link.name}"
+
+    def _order_line(self) -> str:
+        layout = self.layout
+        waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
+        reads = ", operand blocks read slab by slab" if layout.stream else ""
+        return f"{self.tasks} tasks in {waves}{reads}"
+
+    def _moved_line(self) -> str:
+        if not self.received:
+            return "nothing: all is at home"
+        worst = max(self.received.values(), default=0)
+        against = f", {self.bytes_received / self.bytes_bound:.2f} x the 2D bound"
+        return (
+            f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
+            f"{against if self.bytes_bound else ''}"
+        )
+
+    def _memory_line(self, terms: cost.Terms) -> str:
+        names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())
+        return f"{human(self.peak_bytes)} of {human(self.budget_bytes)} per worker ({names})"
+
+
+def blocks_text(blocks: Blocks) -> str:
+    """Block sizes in a few characters: ``4 of 16384``, or ``3 of 4096 to 5000``.
+
+    >>> blocks_text((4096, 4096, 10))
+    '3 of 10 to 4096'
+    """
+    low, high = min(blocks), max(blocks)
+    return f"{len(blocks)} of {high}" if low == high else f"{len(blocks)} of {low} to {high}"
+
+
+def human(size: float) -> str:
+    """Bytes in a unit that a person reads.
+
+    >>> human(2_000_000_000)
+    '2 GB'
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

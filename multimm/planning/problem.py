@@ -1,0 +1,113 @@
+"""The product to be planned: sizes, element sizes and the chunks that the operands come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import prod
+
+from multimm.errors import ShapeError
+from multimm.planning.grid import Blocks
+from multimm.planning.spec import MatrixSpec
+
+#: Cost of one multiply-add beside float32's, by NumPy kind and item size. Complex counts its
+#: four real products; integers have no BLAS (arbitrary, of the order seen with NumPy).
+_COST = {"float64": 2.0, "complex64": 4.0, "complex128": 8.0, "longdouble": 50.0}
+_INTEGER_COST = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """op(A) of m x k times op(B) of k x n, `batch` times, in blocks that already exist.
+
+    Parameters
+    ----------
+    a, b : MatrixSpec
+        The operands as they are multiplied, transposes applied.
+    dtype, accumulate : str
+        Of the result, and of partial sums.
+    out_bytes, sum_bytes : int
+        Bytes per element of the two.
+    reads_c : bool
+        beta * C is added at the end.
+    rereadable : tuple of bool
+        For A and for B: blocks come straight from files or generators, so that they can be
+        made when needed and again when needed twice.
+    """
+
+    a: MatrixSpec
+    b: MatrixSpec
+    dtype: str = "float32"
+    accumulate: str = "float32"
+    out_bytes: int = 4
+    sum_bytes: int = 4
+    reads_c: bool = False
+    rereadable: tuple[bool, bool] = (False, False)
+
+    def __post_init__(self) -> None:
+        if self.a.cols != self.b.rows:
+            raise ShapeError(
+                f"A is {self.a.rows} x {self.a.cols} and B is {self.b.rows} x {self.b.cols}: "
+                f"A's {self.a.cols} columns must equal B's {self.b.rows} rows"
+            )
+        for x, y in zip_longest(self.a.shape[-3::-1], self.b.shape[-3::-1], fillvalue=1):
+            if x != y and 1 not in (x, y):
+                raise ShapeError(
+                    f"batch dimensions {self.a.shape[:-2]} and {self.b.shape[:-2]} do not "
+                    "broadcast: each pair must be equal or hold a 1"
+                )
+
+    @property
+    def m(self) -> int:
+        """Rows of C."""
+        return self.a.rows
+
+    @property
+    def n(self) -> int:
+        """Columns of C."""
+        return self.b.cols
+
+    @property
+    def k(self) -> int:
+        """Length of the contraction."""
+        return self.a.cols
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The broadcast batch dimensions."""
+        pairs = zip_longest(self.a.shape[-3::-1], self.b.shape[-3::-1], fillvalue=1)
+        return tuple(y if x == 1 else x for x, y in pairs)[::-1]
+
+    @property
+    def batch(self) -> int:
+        """Matrices in the result."""
+        return prod(self.batch_shape)
+
+    @property
+    def batch_chunks(self) -> tuple[Blocks, ...]:
+        """Chunks of each batch dimension, from the operand that is not broadcast along it."""
+        chunks = []
+        for axis in range(-len(self.batch_shape), 0):
+            a, b = (
+                spec.chunks[axis - 2] if len(spec.shape) >= 2 - axis else (1,)
+                for spec in (self.a, self.b)
+            )
+            chunks.append(b if sum(a) == 1 and sum(b) != 1 else a)
+        return tuple(chunks)
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition per element of k, over all matrices."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of C."""
+        return self.batch * self.m * self.n * self.out_bytes
+
+    @property
+    def relative_cost(self) -> float:
+        """Time of one multiply-add beside a float32 one on the same device."""
+        if self.accumulate.startswith(("int", "uint", "bool")):
+            return _INTEGER_COST
+        return _COST.get(self.accumulate, 1.0)

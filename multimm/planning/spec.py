@@ -1,0 +1,189 @@
+"""What a plan is made from: matrices, devices, links and clusters, as plain values.
+
+Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills a
+`ClusterSpec` from a running cluster, and a test or a laptop writes one by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from multimm.errors import OptionError, ShapeError
+
+GB = 10**9
+#: Share of a worker's memory that a plan may use; the rest is for Python, for buffers of
+#: the transport and for results that other work keeps. Dask spills from the same mark.
+MEMORY_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSpec:
+    """A matrix (or a stack of them) without its values.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The last two entries are rows and columns; the ones before are batch dimensions.
+    dtype : str
+        NumPy's name of the element type, such as ``"float32"``.
+    itemsize : int
+        Bytes per element.
+    chunks : tuple of tuple of int, optional
+        Block sizes per dimension. Default: one block.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    itemsize: int = 4
+    chunks: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shape) < 2:
+            raise ShapeError(f"a matrix has at least 2 dimensions, got shape {self.shape}")
+        if not self.chunks:
+            object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
+        if tuple(map(sum, self.chunks)) != tuple(self.shape):
+            raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of each matrix."""
+        return self.shape[-2]
+
+    @property
+    def cols(self) -> int:
+        """Columns of each matrix."""
+        return self.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        *_, size = accumulate(self.shape, lambda x, y: x * y, initial=1)
+        return size * self.itemsize
+
+    @property
+    def T(self) -> MatrixSpec:
+        """The spec of the transposed matrix."""
+        shape = (*self.shape[:-2], self.cols, self.rows)
+        chunks = (*self.chunks[:-2], self.chunks[-1], self.chunks[-2])
+        return MatrixSpec(shape, self.dtype, self.itemsize, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """What computes the block products of one worker.
+
+    Parameters
+    ----------
+    name : str
+        As the driver or the operating system calls it.
+    kind : {"gpu", "cpu"}
+    memory_bytes : int
+        All memory of the worker's device (GPU memory, or the worker's share of RAM).
+    gflops : float
+        Sustained float32 rate of a block product, GFLOP/s.
+    copy_gbps : float
+        Rate at which the device reads plus writes its own memory, GB/s.
+    spills : bool
+        Finished blocks that do not fit are moved out (to host memory or to disk).
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    gflops: float
+    copy_gbps: float
+    spills: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gpu", "cpu"):
+            raise OptionError(f"device kind {self.kind!r}: allowed are 'gpu' and 'cpu'")
+        if self.memory_bytes <= 0 or self.gflops <= 0 or self.copy_gbps <= 0:
+            raise OptionError(f"device {self.name!r}: memory and rates must be positive")
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that a plan may use at once."""
+        return int(self.memory_bytes * MEMORY_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How blocks travel between two workers."""
+
+    name: str
+    gbps: float  #: GB/s between one pair of workers, through Dask's transport
+    latency_s: float  #: seconds before the first byte of a block arrives
+
+
+#: Measured through dask + UCXX on an 8-GPU H200 machine with NVLink: 66-114 GB/s per pair.
+NVLINK = Link("nvlink", 80.0, 1e-3)
+#: TCP between processes of one host; arbitrary, of the order seen with Dask's TCP transport.
+LOCAL_TCP = Link("tcp", 1.0, 1e-3)
+#: Threads of one process hand over a reference.
+SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
+
+#: One NVIDIA H200: 51 TFLOP/s of FP32 sustained with cuBLAS at the 700 W cap, device copy
+#: 4177 GB/s, both measured; spilling to host memory is dask-cuda's default.
+H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 51_000.0, 4177.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """The workers that a product is planned for.
+
+    Parameters
+    ----------
+    devices : tuple of DeviceSpec
+        One per worker.
+    link : Link
+        Between any two workers.
+    addresses : tuple of str
+        The workers' addresses, in the order of `devices`; empty for a cluster on paper.
+    threads : int
+        Block products that one worker runs at the same time.
+    task_overhead_s : float
+        Scheduler time per task, seconds ("about one millisecond per task" in distributed's
+        documentation; threads of one process need a tenth).
+    """
+
+    devices: tuple[DeviceSpec, ...]
+    link: Link = LOCAL_TCP
+    addresses: tuple[str, ...] = field(default=())
+    threads: int = 1
+    task_overhead_s: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise OptionError("a cluster needs at least one worker, got none")
+        if self.addresses and len(self.addresses) != len(self.devices):
+            raise OptionError(
+                f"{len(self.addresses)} addresses for {len(self.devices)} devices: give one each"
+            )
+        if self.threads < 1:
+            raise OptionError(f"threads={self.threads}: at least 1 is needed")
+
+    @classmethod
+    def homogeneous(
+        cls, device: DeviceSpec, workers: int, link: Link = NVLINK, threads: int = 1
+    ) -> ClusterSpec:
+        """A cluster of equal workers, on paper."""
+        if workers < 1:
+            raise OptionError(f"workers={workers}: at least 1 is needed")
+        return cls((device,) * workers, link, threads=threads)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self.devices)
+
+    @property
+    def slowest(self) -> DeviceSpec:
+        """The device whose rate bounds an even division of the work."""
+        return min(self.devices, key=lambda device: device.gflops)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that a plan may use at once on the smallest worker."""
+        return min(device.budget_bytes for device in self.devices)

@@ -1,0 +1,128 @@
+"""Which schedule a product gets, and why.
+
+Every arrangement of P = p_m p_n p_k workers is one of these; what is *stationary* never
+travels, the arrows do:
+
+    stationary C (p_k = 1)          stationary A (p_n = 1)          stationary B (p_m = 1)
+
+      B   v     v                     B = one row per part            B  [w0 | w1]
+        +----+----+                   of k, to all of a column           [w2 | w3]
+    A > | w0 | w1 | A rows go right,  A  [w0 | w1]  (w0, w1: parts    A goes down, C's partial
+        +----+----+ B columns down.      [w2 | w3]   of k) and        sums of a column of
+      > | w2 | w3 | C stays.          C's partial sums go left.       workers are added.
+        +----+----+
+
+with p_m, p_n and p_k all above one, C is stationary within each part of k and the partial
+sums of the parts are added ("three-dimensional"). The volume of all is
+|A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1), so the largest matrix wants the factor 1: a
+tall-skinny product keeps A or B in place, a Gram matrix of long vectors splits k.
+
+Source of the volume: van de Geijn and Watts, "SUMMA" (1997), for the plane; Solomonik and
+Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), with parts of k.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from multimm.planning import cost
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import Grid, grids
+from multimm.planning.layout import Layout
+from multimm.planning.plan import MatmulPlan, human
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec
+
+logger = logging.getLogger(__name__)
+
+#: A product that one worker finishes in this time is one task: arbitrary, ten tasks' worth
+#: of scheduling.
+SMALL_SECONDS = 0.01
+#: ... and whose blocks together are no larger than this: arbitrary.
+SMALL_BYTES = 64_000_000
+
+
+def plan_matmul(
+    problem: Problem,
+    cluster: ClusterSpec,
+    *,
+    precision: str = "float32",
+    options: Options | None = None,
+) -> MatmulPlan:
+    """Choose grid, blocks, slabs and waves with the least predicted time that fit in memory.
+
+    Parameters
+    ----------
+    problem : Problem
+    cluster : ClusterSpec
+    precision : str
+        Carried in the plan; it does not change the schedule.
+    options : Options, optional
+        Blocks, slabs and p_k that the caller fixed.
+
+    Returns
+    -------
+    MatmulPlan
+        Never raises for want of memory: ``plan.check()`` does.
+    """
+    options = options or Options()
+    # 1. A small product is one task: moving it costs less than scheduling it.
+    if not options.given and is_small(problem, cluster):
+        layout = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
+        alone = cost.seconds(layout, cluster, 0)["block products"]
+        reason = f"it takes {alone:.2g} s on one worker"
+        return MatmulPlan(layout, cluster, precision, "one task", reason)
+    # 2. Otherwise every arrangement is laid out and the one with the least time wins; equal
+    #    times go to fewer bytes, then to fewer parts of k (fewer roundings of partial sums).
+    layouts = [
+        lay_out(problem, cluster, grid, options) for grid in grids(cluster.workers, options.p_k)
+    ]
+    best = min(layouts, key=lambda layout: _rank(layout, cluster))
+    plan = MatmulPlan(best, cluster, precision, strategy_name(best.grid), "")
+    plan = replace(plan, reason=_reason(plan, layouts))
+    logger.debug("%s", plan)
+    return plan
+
+
+def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
+    """One worker finishes it before others could be told."""
+    seconds = problem.flops * problem.relative_cost / (cluster.slowest.gflops * 1e9)
+    size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
+    return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
+
+
+def strategy_name(grid: Grid) -> str:
+    """What stays in place in an arrangement."""
+    if grid.workers == 1:
+        return "one worker"
+    if grid.p_k == 1:
+        return "stationary C"
+    if grid.p_m == grid.p_n == 1:
+        return "split k"
+    if grid.p_n == 1:
+        return "stationary A"
+    return "stationary B" if grid.p_m == 1 else "three-dimensional"
+
+
+def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, int]:
+    moved = cost.volume(layout.problem, layout.grid)
+    stay, _ = cost.memory(layout, cluster)
+    terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
+    seconds = float(f"{cost.total_seconds(terms):.2g}")  # closer than 1 % is equal
+    too_big = sum(stay.values()) > cluster.budget_bytes
+    return too_big, seconds, moved, layout.parts, layout.grid.p_n
+
+
+def _reason(plan: MatmulPlan, layouts: list[Layout]) -> str:
+    layout, problem = plan.layout, plan.layout.problem
+    if plan.cluster.workers == 1:
+        return "there is one worker"
+    moved = human(cost.volume(problem, layout.grid))
+    others = [other for other in layouts if other.grid != layout.grid]
+    if not others:
+        return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
+    second = min(others, key=lambda other: _rank(other, plan.cluster))
+    return (
+        f"{moved} move; next best is {second.grid} with {human(cost.volume(problem, second.grid))}"
+    )

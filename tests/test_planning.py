@@ -1,0 +1,387 @@
+"""Plans are values: every number here is worked out by hand or counted a second way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multimm.errors import MemoryBudgetError, OptionError, ShapeError
+from multimm.planning import cost
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import (
+    Coordinate,
+    Grid,
+    even,
+    grids,
+    group,
+    largest_share,
+    merges,
+    parts_of,
+    rearrange,
+    regular,
+)
+from multimm.planning.layout import Layout
+from multimm.planning.plan import blocks_text, human
+from multimm.planning.problem import Problem
+from multimm.planning.spec import (
+    GB,
+    H200,
+    LOCAL_TCP,
+    NVLINK,
+    ClusterSpec,
+    DeviceSpec,
+    Link,
+    MatrixSpec,
+)
+from multimm.planning.strategy import plan_matmul
+
+CPU = DeviceSpec("cpu", "cpu", 2 * GB, 50.0, 20.0)
+H200X8 = ClusterSpec.homogeneous(H200, 8)
+
+
+def square(size: int, **options: bool) -> Problem:
+    return problem(size, size, size, **options)
+
+
+def problem(m: int, k: int, n: int, rereadable: bool = False) -> Problem:
+    return Problem(MatrixSpec((m, k)), MatrixSpec((k, n)), rereadable=(rereadable, rereadable))
+
+
+def cpus(workers: int, memory: int = 2 * GB) -> ClusterSpec:
+    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_even_blocks_add_up_and_differ_by_one(size, count):
+    blocks = even(size, count)
+    assert sum(blocks) == size
+    assert max(blocks) - min(blocks) <= 1
+    assert len(blocks) == max(1, min(count, size))
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_regular_blocks_add_up(size, block):
+    blocks = regular(size, block)
+    assert sum(blocks) == size
+    assert all(each == block for each in blocks[:-1])
+    assert 0 <= blocks[-1] <= block
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 40))
+def test_group_joins_neighbours_and_never_cuts(chunks, target):
+    joined = group(chunks, target)
+    ends = {sum(chunks[: i + 1]) for i in range(len(chunks))}
+    assert sum(joined) == sum(chunks)
+    assert {sum(joined[: i + 1]) for i in range(len(joined))} <= ends
+    assert max(joined) <= target + 2 * max(chunks)
+    assert 0 not in joined[1:]
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_every_rank_has_one_coordinate(p_m, p_n, p_k):
+    grid = Grid(p_m % 5 + 1, p_n % 5 + 1, p_k % 5 + 1)
+    places = product(range(grid.p_m), range(grid.p_n), range(grid.p_k))
+    ranks = [grid.rank(Coordinate(*place)) for place in places]
+    assert sorted(ranks) == list(range(grid.workers))
+
+
+def test_homes_lie_in_the_grid_row_or_column_that_uses_the_block():
+    grid = Grid(3, 4, 2)
+    for row, slab, part in product(range(9), range(8), range(2)):
+        assert grid.home_a(row, slab, part).row % 3 == row % 3
+        assert grid.home_b(slab, row, part).col % 4 == row % 4
+
+
+def test_no_worker_is_asked_for_everything_in_one_step():
+    """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
+    grid = Grid(4, 4, 1)
+    for slab in range(8):
+        asked = Counter(grid.rank(grid.home_a(i, slab, 0)) for i in range(8))
+        assert max(asked.values()) == 1
+        asked.update(grid.rank(grid.home_b(slab, j, 0)) for j in range(8))
+        assert max(asked.values()) <= 2
+
+
+@given(st.integers(1, 40), st.integers(0, 100))
+def test_merges_add_every_part_once_in_an_order_that_turn_does_not_change(parts, turn):
+    sums = {part: str(part) for part in range(parts)}
+    owners = dict(enumerate(range(parts)))
+    for merge in merges(parts, turn):
+        assert merge.keeper != merge.sender
+        assert {merge.keeper, merge.sender} == {owners[merge.left], owners.pop(merge.right)}
+        owners[merge.left] = merge.keeper
+        sums[merge.left] = f"({sums[merge.left]}+{sums.pop(merge.right)})"
+    assert set(sums) == {0}
+    assert [(m.left, m.right) for m in merges(parts, turn)] == [
+        (m.left, m.right) for m in merges(parts, 0)
+    ]
+
+
+def test_merges_spread_the_sums_over_the_parts():
+    last = Counter(merges(4, turn)[-1].keeper for turn in range(16))
+    assert last == {part: 4 for part in range(4)}
+
+
+def test_parts_are_contiguous_and_even():
+    assert parts_of(7, 3) == (0, 0, 0, 1, 1, 2, 2)
+    assert parts_of(2, 5) == (0, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6, 8, 12, 1024])
+def test_grids_are_all_arrangements(workers):
+    found = list(grids(workers))
+    assert len(set(found)) == len(found)
+    assert all(grid.workers == workers for grid in found)
+    assert Grid(1, workers, 1) in found
+    assert Grid(1, 1, workers) in found
+
+
+def test_grids_with_fixed_parts_leave_some_idle_or_wrap_around():
+    assert list(grids(8, 3)) == [Grid(1, 2, 3), Grid(2, 1, 3)]
+    assert list(grids(2, 5)) == [Grid(1, 1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("grid", "workers", "expected"),
+    [
+        (Grid(2, 2, 1), 6, Grid(2, 3, 1)),
+        (Grid(4, 2, 1), 6, Grid(3, 2, 1)),
+        (Grid(2, 4, 1), 1, Grid(1, 1, 1)),
+        (Grid(1, 1, 4), 2, Grid(1, 1, 4)),
+        (Grid(1, 2, 4), 16, Grid(2, 2, 4)),
+    ],
+)
+def test_rearrange_keeps_the_parts_of_k(grid, workers, expected):
+    assert rearrange(grid, workers) == expected
+
+
+def test_volume_is_the_closed_form():
+    # |A| = 3*5*4, |B| = 5*7*4, |C| = 3*7*4 bytes; distinct primes, so that no term can hide
+    shape = problem(3, 5, 7)
+    assert cost.volume(shape, Grid(11, 13, 17)) == 60 * 12 + 140 * 10 + 84 * 16
+
+
+def test_bound_is_the_best_plane():
+    assert cost.bound_2d(square(100), 4) == 40_000 * 2
+    assert cost.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2, 1), Grid(4, 2, 1), Grid(2, 1, 3), Grid(2, 2, 2)])
+def test_counting_block_by_block_gives_the_closed_form(grid):
+    shape = problem(240, 480, 360)
+    layout = Layout(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
+    counted = cost.received(layout, grid.workers)
+    assert sum(counted.values()) == cost.volume(shape, grid)
+    assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
+
+
+def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
+    stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
+    layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
+    assert not cost.received(layout, 4)
+    shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
+    layout = Layout(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
+    assert sum(cost.received(layout, 4).values()) == 3 * 50 * 50 * 4
+
+
+def test_memory_is_a_sum_of_named_terms():
+    shape = problem(26, 34, 38)
+    layout = Layout(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
+    stay, spill = cost.memory(layout, cpus(4))
+    assert stay == {
+        "partial sums": 13 * 19 * 4,
+        "sums being made": 13 * 19 * (4 + 4),
+        "A in flight": 2 * 13 * 17 * 4,
+        "B in flight": 2 * 17 * 19 * 4,
+    }
+    assert spill == {"A at home": 26 * 34 * 4 / 4, "B at home": 34 * 38 * 4 / 4}
+
+
+def test_seconds_are_a_sum_of_named_terms():
+    device = DeviceSpec("slow", "cpu", 1000 * GB, 1.0, 1.0)
+    cluster = ClusterSpec.homogeneous(device, 2, Link("wire", 2.0, 0.5))
+    layout = Layout(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
+    terms = cost.seconds(layout, cluster, 3e9)
+    assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
+    assert terms["transfers"] == 1.5
+    assert terms["scheduling"] == 2e-3
+    assert terms["first slab"] == 30 * (10 * 4 + 40 * 4) / 2e9 + 0.5
+    assert terms["last sums"] == terms["spilling"] == 0
+    hidden = cost.FRICTION * (terms["block products"] + terms["scheduling"])
+    assert cost.total_seconds(terms) == pytest.approx(1.5 + hidden + terms["first slab"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "strategy"),
+    [
+        ((65536, 65536, 65536), "stationary C"),
+        ((4_000_000, 2000, 2000), "stationary C"),
+        ((2000, 20_000_000, 2000), "split k"),
+        ((300, 300, 300), "one task"),
+    ],
+)
+def test_strategies_fit_the_shape(shape, strategy):
+    plan = plan_matmul(problem(*shape), H200X8)
+    assert plan.strategy == strategy
+    assert plan.reason
+
+
+def test_tall_matrix_moves_only_the_small_operand():
+    plan = plan_matmul(problem(4_000_000, 2000, 2000), H200X8)
+    assert plan.grid == Grid(8, 1, 1)
+    assert plan.bytes_received == 7 * 2000 * 2000 * 4 == plan.bytes_bound
+
+
+def test_a_thousand_gpus_are_planned_on_a_laptop():
+    plan = plan_matmul(square(524288), ClusterSpec.homogeneous(H200, 1024))
+    assert plan.grid.workers == 1024
+    assert plan.flops == 2 * 524288**3
+    assert len(plan.received) == 1024
+    text = str(plan.check())
+    for word in ("1024 of NVIDIA H200", "moved", "2D bound", "memory", "time"):
+        assert word in text
+
+
+def test_plan_text_of_a_small_cluster():
+    plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
+    assert str(plan).splitlines() == [
+        "product   4096 x 4096 @ 4096 x 4096 -> float32, precision float32, 1.374e+11 flop",
+        "workers   4 of cpu, tcp",
+        "grid      2 x 2 x 1 (p_m x p_n x p_k): stationary C, because 134 MB move; next best is "
+        "4 x 1 x 1 with 201 MB",
+        "blocks    C in 4 of 1024 x 4 of 1024, k in slabs of 2 of 2048",
+        "order     32 tasks in one wave",
+        "moved     134 MB between workers, 33.6 MB to the busiest, 1.00 x the 2D bound",
+        "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
+        "A in flight 33.6 MB, B in flight 33.6 MB)",
+        "          and 33.6 MB that may be spilled (A at home 16.8 MB, B at home 16.8 MB)",
+        "time      0.728 s, 188.7 GFLOP/s (block products 0.687, transfers 0.0336, scheduling "
+        "0.032, first slab 0.0346)",
+    ]
+
+
+def test_ill_fitting_chunks_are_replaced_not_cut_into_their_union():
+    a = MatrixSpec((4000, 4001), chunks=((4000,), (7,) * 571 + (4,)))
+    b = MatrixSpec((4001, 4000), chunks=((11,) * 363 + (8,), (4000,)))
+    layout = plan_matmul(Problem(a, b), cpus(4)).layout
+    assert len(layout.slabs) <= 8
+    assert min(layout.slabs) > 100
+
+
+def test_fitting_chunks_are_kept_and_tiny_ones_joined():
+    kept = MatrixSpec((4096, 4096), chunks=((1024,) * 4, (1024,) * 4))
+    layout = lay_out(Problem(kept, kept), cpus(4), Grid(2, 2, 1), Options())
+    assert layout.m_blocks == (1024,) * 4
+    assert layout.n_blocks == (2048,) * 2
+    tiny = MatrixSpec((4096, 4096), chunks=((1,) * 4096, (1000,) * 4 + (96,)))
+    layout = lay_out(Problem(tiny, kept), cpus(4), Grid(2, 2, 1), Options())
+    assert len(layout.m_blocks) <= 8
+
+
+def test_large_operands_that_can_be_read_again_are_streamed():
+    plan = plan_matmul(problem(4000, 140_000, 4000, rereadable=True), cpus(2))
+    assert plan.layout.stream
+    assert not plan.spill_terms
+    assert plan.check() is plan
+    fixed = plan_matmul(problem(4000, 140_000, 4000), cpus(2))
+    assert not fixed.layout.stream
+    assert sum(fixed.spill_terms.values()) > fixed.budget_bytes
+
+
+def test_c_larger_than_memory_is_made_in_waves():
+    plan = plan_matmul(problem(60_000, 5000, 60_000, rereadable=True), cpus(2))
+    layout = plan.layout
+    assert layout.waves > 1
+    assert plan.peak_bytes <= plan.budget_bytes
+    rows = len(layout.row_sizes)
+    assert sorted({layout.wave(row) for row in range(rows)}) == list(range(layout.waves))
+
+
+def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
+    small = DeviceSpec("tiny", "cpu", 100_000_000, 50.0, 20.0, spills=False)
+    cluster = ClusterSpec((CPU, small), LOCAL_TCP, ("tcp://a:1", "tcp://b:2"))
+    plan = plan_matmul(square(20_000), cluster)
+    with pytest.raises(MemoryBudgetError, match=r"tcp://b:2 \(tiny\) would hold") as caught:
+        plan.check()
+    text = str(caught.value)
+    assert human(plan.peak_bytes) in text
+    assert human(plan.budget_bytes) in text
+    assert "give each worker" in text
+
+
+def test_fixed_blocks_slabs_and_parts_do_not_depend_on_the_workers():
+    options = Options(blocks=(1000, 700), slabs=900, p_k=3)
+    layouts = [
+        plan_matmul(square(5000), cpus(workers), options=options).layout
+        for workers in (1, 2, 3, 5, 8, 16)
+    ]
+    assert len({(x.m_blocks, x.n_blocks, x.slabs, x.part_of) for x in layouts}) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"blocks": 0}, {"blocks": (1, 2, 3)}, {"slabs": -1}, {"p_k": 1.5}, {"blocks": (4, True)}],
+)
+def test_options_are_positive_integers(bad):
+    with pytest.raises(OptionError, match=next(iter(bad))):
+        Options(**bad)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match="4 columns must equal B's 5 rows"):
+        Problem(MatrixSpec((3, 4)), MatrixSpec((5, 6)))
+    with pytest.raises(ShapeError, match="broadcast"):
+        Problem(MatrixSpec((2, 3, 4)), MatrixSpec((3, 4, 6)))
+    with pytest.raises(ShapeError, match="at least 2 dimensions"):
+        MatrixSpec((3,))
+    with pytest.raises(ShapeError, match="add up"):
+        MatrixSpec((3, 4), chunks=((3,), (3,)))
+
+
+def test_specs_refuse_nonsense():
+    with pytest.raises(OptionError, match="at least one worker"):
+        ClusterSpec(())
+    with pytest.raises(OptionError, match="kind 'tpu'"):
+        DeviceSpec("x", "tpu", 1, 1.0, 1.0)
+    with pytest.raises(OptionError, match="addresses"):
+        ClusterSpec((CPU,), NVLINK, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (999_999, "1 MB")]
+)
+def test_human_sizes(size, text):
+    assert human(size) == text
+
+
+def test_blocks_text():
+    assert blocks_text((5,)) == "1 of 5"
+    assert largest_share((5, 5, 2), 2) == 7
+
+
+@given(
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 9),
+    st.integers(1, 120),
+    st.integers(1, 120),
+    st.none() | st.integers(1, 5),
+)
+def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
+    plan = plan_matmul(
+        problem(m, k, n), cpus(workers), options=Options(blocks=blocks, slabs=slabs, p_k=p_k)
+    )
+    layout = plan.layout
+    assert (sum(layout.m_blocks), sum(layout.n_blocks), sum(layout.slabs)) == (m, n, k)
+    assert layout.first_slab[0] == 0
+    assert layout.first_slab[-1] == len(layout.slabs)
+    assert list(layout.part_of) == sorted(layout.part_of)
+    assert plan.tasks == layout.blocks * (len(layout.slabs) + layout.parts - 1)
+    assert plan.seconds > 0
+    assert str(plan)
