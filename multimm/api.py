@@ -1,0 +1,343 @@
+"""matmul, gemm, transpose and plan: validate, plan, build the graph, return an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from multimm.cluster.describe import describe, local
+from multimm.errors import OptionError, ShapeError
+from multimm.gpu import reference
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.operand import reader_of
+from multimm.operands import (
+    Array,
+    as_array,
+    as_dask,
+    check_fit,
+    check_precision,
+    check_same_device,
+    current_client,
+    is_dask,
+    named_dtype,
+    on_gpu,
+    pair,
+    plain_scalar,
+)
+from multimm.planning.blocking import Options
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+Scalar = complex
+
+
+def matmul(
+    a: Array,
+    b: Array,
+    *,
+    precision: str = "float32",
+    blocks: int | tuple[int, int] | None = None,
+    slabs: int | None = None,
+    p_k: int | None = None,
+) -> Array:
+    """The matrix product of two arrays, with the semantics of `numpy.matmul`.
+
+    Parameters
+    ----------
+    a : array_like or dask.array.Array, shape (..., m, k) or (k,)
+    b : array_like or dask.array.Array, shape (..., k, n) or (k,)
+        Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both on the
+        CPU or both on a GPU. Dimensions before the last two are broadcast.
+    precision : {"float32", "ieee"}
+        What float32 products promise. ``"float32"``: no element is less accurate than an FP32
+        dot product's bound. ``"ieee"``: FP32 fused multiply-adds and nothing else. Other
+        dtypes follow NumPy; float16 and bfloat16 are summed in float32.
+    blocks : int or (int, int), optional
+        Rows and columns of the result's blocks. Default: planned.
+    slabs : int, optional
+        Length of the ranges of k that one task multiplies. Default: planned.
+    p_k : int, optional
+        Parts of k that different workers sum side by side. Default: planned. With the same
+        `blocks`, `slabs` and `p_k` the result has the same bits on any number of workers.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray, shape (..., m, n)
+        Lazy if an operand is a Dask array; else of the operands' kind, computed at once.
+        NumPy's result dtype, whatever the chunks.
+
+    Raises
+    ------
+    ShapeError
+        Shapes that do not fit, 0-d operands, unknown chunk sizes.
+    DTypeError
+        Dtypes without a matrix product, such as object and strings.
+    ArrayTypeError
+        Sparse or masked blocks, CPU and GPU mixed, Dask's array query planning.
+    OptionError
+        Any of the options outside its range.
+
+    Examples
+    --------
+    >>> import dask.array as da, numpy as np, multimm
+    >>> x = da.arange(6, chunks=2).reshape(2, 3)
+    >>> multimm.matmul(x, x.T).compute()
+    array([[ 5, 14],
+           [14, 50]])
+    """
+    a, b = pair(a, b, precision)
+    options = Options(blocks, slabs, p_k)
+    if min(a.ndim, b.ndim) == 0:
+        raise ShapeError(
+            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
+            "multiply by a scalar with *"
+        )
+    matrix_a, matrix_b = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    check_fit(a, b, matrix_a.shape, matrix_b.shape)
+    dtype = reference.result_dtype(a.dtype, b.dtype)
+    result = _product(matrix_a, matrix_b, None, _step(a, b, dtype, precision), options)
+    if a.ndim == 1:
+        result = result[..., 0, :]
+    return result[..., 0] if b.ndim == 1 else result
+
+
+def gemm(
+    alpha: Scalar,
+    a: Array,
+    b: Array,
+    beta: Scalar = 0,
+    c: Array | None = None,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    precision: str = "float32",
+    blocks: int | tuple[int, int] | None = None,
+    slabs: int | None = None,
+    p_k: int | None = None,
+) -> Array:
+    """alpha op(A) op(B) + beta C: BLAS xGEMM, out of place.
+
+    Parameters
+    ----------
+    alpha, beta : scalar
+        Take the arrays' precision, like Python scalars in NumPy. With ``alpha == 0`` A and B
+        are not read, with ``beta == 0`` C is not.
+    a : array, shape (m, k), or (k, m) with `trans_a`
+    b : array, shape (k, n), or (n, k) with `trans_b`
+    c : array, shape (m, n), optional
+        NumPy, CuPy or Dask arrays as for `matmul`.
+    trans_a, trans_b : bool
+        op(X) is the transpose of X; nothing is copied for it.
+    precision, blocks, slabs, p_k
+        As for `matmul`.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray, shape (m, n)
+        Of NumPy's dtype for the expression. alpha, beta and C enter once, after the last
+        slab of k.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, OptionError
+        As for `matmul`; `OptionError` also for a `beta` without `c`.
+
+    Examples
+    --------
+    >>> import numpy as np, multimm
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> multimm.gemm(2, x, x, beta=-1, c=x, trans_a=True)
+    array([[19., 26.],
+           [25., 36.]])
+    """
+    a, b = pair(a, b, precision)
+    options = Options(blocks, slabs, p_k)
+    if (a.ndim, b.ndim) != (2, 2):
+        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
+    if beta != 0 and c is None:
+        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+    shape_a, shape_b = (a.shape[::-1] if trans_a else a.shape), b.shape[:: -1 if trans_b else 1]
+    check_fit(a, b, shape_a, shape_b)
+    c = None if c is None else as_array(c, "c")
+    shape = (shape_a[0], shape_b[1])
+    if c is not None and c.shape != shape:
+        raise ShapeError(
+            f"c has shape {c.shape}: the product has shape {shape}, c must have it too"
+        )
+    check_same_device(a=a, b=b, c=c)
+    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
+    dtype = _gemm_dtype(alpha, reference.result_dtype(a.dtype, b.dtype), beta, c)
+    step = _step(a, b, dtype, precision, trans_a, trans_b, alpha, beta)
+    return _product(a, b, c if beta != 0 else None, step, options)
+
+
+def transpose(a: Array) -> Array:
+    """The matrix transpose: the last two axes swapped, in C order.
+
+    Parameters
+    ----------
+    a : array, shape (..., m, n)
+        NumPy, CuPy or Dask array of any dtype that a matrix can have.
+
+    Returns
+    -------
+    array of the same kind, shape (..., n, m)
+        Lazy for a Dask array. Its blocks are C-contiguous copies, where `a.T` of the same
+        array is a view.
+
+    Raises
+    ------
+    ShapeError
+        Fewer than 2 dimensions, or unknown chunk sizes.
+    ArrayTypeError
+        Sparse or masked blocks, Dask's array query planning.
+    """
+    a = as_array(a, "a")
+    if a.ndim < 2:
+        raise ShapeError(f"transpose takes at least 2 dimensions, got shape {a.shape}")
+    reference.result_dtype(a.dtype, a.dtype)
+    if not is_dask(a):
+        return tasks.swap_axes(a)
+    before = tuple(range(a.ndim))
+    after = (*before[:-2], before[-1], before[-2])
+    meta = np.empty_like(a._meta, shape=(0,) * a.ndim)
+    return da.blockwise(tasks.transpose, after, a, before, dtype=a.dtype, meta=meta)
+
+
+def plan(
+    a: Array | MatrixSpec,
+    b: Array | MatrixSpec,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    precision: str = "float32",
+    blocks: int | tuple[int, int] | None = None,
+    slabs: int | None = None,
+    p_k: int | None = None,
+    cluster: ClusterSpec | None = None,
+) -> MatmulPlan:
+    """What `matmul` or `gemm` would do: ``print(plan(a, b))`` is the dry run.
+
+    Parameters
+    ----------
+    a, b : array or MatrixSpec
+        Operands with at least 2 dimensions, or their shapes, dtypes and chunks alone.
+    trans_a, trans_b, precision, blocks, slabs, p_k
+        As for `gemm`.
+    cluster : ClusterSpec, optional
+        Workers to plan for. Default: those of the current Dask client, or this process.
+
+    Returns
+    -------
+    MatmulPlan
+        Grid, strategy and reason, blocks, bytes moved against the two-dimensional bound, peak
+        bytes per worker, predicted seconds. ``plan.check()`` raises `MemoryBudgetError`.
+
+    Examples
+    --------
+    >>> from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+    >>> square = MatrixSpec((524288, 524288))
+    >>> plan(square, square, cluster=ClusterSpec.homogeneous(H200, 1024)).grid.workers
+    1024
+    """
+    check_precision(precision)
+    specs = [_as_spec(x, name) for x, name in ((a, "a"), (b, "b"))]
+    dtypes = [named_dtype(spec.dtype) for spec in specs]
+    step = tasks.Step(
+        accumulate=str(reference.accumulate_dtype(*dtypes)),
+        dtype=str(reference.result_dtype(*dtypes)),
+        trans_a=trans_a,
+        trans_b=trans_b,
+        precision=precision,
+    )
+    arrays = [None if isinstance(x, MatrixSpec) else x for x in (a, b)]
+    readable = tuple(is_dask(x) and reader_of(x) is not None for x in arrays)
+    gpu = any(on_gpu(x) for x in arrays)
+    options = Options(blocks, slabs, p_k)
+    return _plan(specs[0], specs[1], step, options, cluster or _cluster(gpu), readable, False)
+
+
+def _as_spec(x: Array | MatrixSpec, name: str) -> MatrixSpec:
+    return x if isinstance(x, MatrixSpec) else _spec(as_array(x, name))
+
+
+def _spec(x: Array) -> MatrixSpec:
+    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if is_dask(x) else ())
+
+
+def _step(
+    a: Array,
+    b: Array,
+    dtype: np.dtype[Any],
+    precision: str,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+) -> tasks.Step:
+    accumulate = str(reference.accumulate_dtype(a.dtype, b.dtype))
+    return tasks.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
+
+
+def _gemm_dtype(
+    alpha: Scalar, product: np.dtype[Any], beta: Scalar, c: Array | None
+) -> np.dtype[Any]:
+    """NumPy's dtype of alpha * (a @ b) + beta * c; factors 0 and 1 leave dtypes alone."""
+    left = np.zeros(1, product)
+    left = left if alpha in (0, 1) else left * alpha
+    if c is None or beta == 0:
+        return left.dtype
+    right = np.zeros(1, reference.result_dtype(c.dtype, c.dtype))
+    right = right if beta == 1 else right * beta
+    return np.result_type(left, right)
+
+
+def _product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Options) -> Array:
+    if not any(map(is_dask, (a, b, c))):
+        return tasks.gemm(a, b, c=c, step=step)
+    a, b = as_dask(a), as_dask(b)
+    c = None if c is None else as_dask(c)
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
+    readable = (reader_of(a) is not None, reader_of(b) is not None)
+    cluster = _cluster(on_gpu(a))
+    made = _plan(_spec(a), _spec(b), step, options, cluster, readable, c is not None)
+    if (client := current_client()) is not None:
+        from multimm.graph.placement import install
+
+        install(client)
+    return build(made, a, b, c, step, meta)
+
+
+def _plan(
+    a: MatrixSpec,
+    b: MatrixSpec,
+    step: tasks.Step,
+    options: Options,
+    cluster: ClusterSpec,
+    readable: tuple[bool, ...],
+    reads_c: bool,
+) -> MatmulPlan:
+    problem = Problem(
+        a.T if step.trans_a else a,
+        b.T if step.trans_b else b,
+        step.dtype,
+        step.accumulate,
+        named_dtype(step.dtype).itemsize,
+        named_dtype(step.accumulate).itemsize,
+        reads_c,
+        (readable[0], readable[1]),
+    )
+    return plan_matmul(problem, cluster, precision=step.precision, options=options)
+
+
+def _cluster(gpu: bool) -> ClusterSpec:
+    """The workers that a computation started now would run on."""
+    client = current_client()
+    spec = describe(client) if client is not None else None
+    return spec or local(gpu=gpu)

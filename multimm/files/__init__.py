@@ -1,0 +1,106 @@
+"""Matrix files, one block in and one block out: .npy, .zarr and .h5.
+
+This package knows what the formats look like on disk; only `multimm.files.graph` knows Dask.
+Every function opens the file itself and closes it again, so that a `StoredMatrix` can be sent
+to any process that sees the same file system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multimm.errors import FileFormatError
+from multimm.files import hdf5, npy, zarr
+from multimm.files.stored import NUMERIC_KINDS, Index, Place, StoredMatrix, reason
+
+
+def never(_: Path) -> bool:
+    """No directory: the format is a plain file."""
+    return False
+
+
+class Format(NamedTuple):
+    """What one file format can do."""
+
+    inspect: Callable[[Place], StoredMatrix]
+    read: Callable[[StoredMatrix, Index], Any]
+    create: Callable[[StoredMatrix], None]
+    write: Callable[[StoredMatrix, Index, Any], None]
+    #: Two tasks must not write at once.
+    exclusive: bool = False
+    #: Blocks are written as storage chunks of one size.
+    regular: bool = False
+    #: Whether an existing directory is one of this format.
+    owns: Callable[[Path], bool] = never
+
+
+_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5.create, hdf5.write, exclusive=True)
+FORMATS: Mapping[str, Format] = {
+    ".npy": Format(npy.inspect, npy.read, npy.create, npy.write),
+    ".zarr": Format(zarr.inspect, zarr.read, zarr.create, zarr.write, regular=True, owns=zarr.owns),
+    ".h5": _HDF5,
+    ".hdf5": _HDF5,
+}
+
+
+def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Place:
+    """Split ``file.h5:/name`` and find the format, without looking at the disk.
+
+    Raises
+    ------
+    FileFormatError
+        The suffix is none of those supported, or a dataset is named twice or where the
+        format has none.
+    """
+    text = os.fspath(path)
+    if match := re.fullmatch(r"(.+\.(?:h5|hdf5|zarr)):(.+)", text):
+        text, name = match.groups()
+        if dataset is not None and dataset.strip("/") != name.strip("/"):
+            raise FileFormatError(
+                f"{path}: the dataset is {name!r} in the path and {dataset!r} in the option; "
+                "name it once"
+            )
+        dataset = name
+    suffix = Path(text).suffix.lower()
+    if suffix not in FORMATS:
+        raise FileFormatError(
+            f"{path}: cannot tell a matrix format from the suffix {suffix!r}; "
+            f"supported are {', '.join(FORMATS)}"
+        )
+    if suffix == ".npy" and dataset is not None:
+        raise FileFormatError(f"{path}: a .npy file holds one array; leave out the dataset")
+    name_in_file = dataset.strip("/") or None if dataset else None
+    return Place(os.path.abspath(text), suffix, name_in_file)
+
+
+def inspect(place: Place) -> StoredMatrix:
+    """Read shape, dtype and storage chunks of the matrix at `place`, and no element.
+
+    Raises
+    ------
+    FileFormatError
+        Nothing there, not readable, truncated, no such dataset, or not a numeric array of
+        at least one dimension.
+    """
+    if not os.path.exists(place.path):
+        raise FileFormatError(f"{place.path}: no such file or directory")
+    try:
+        found = FORMATS[place.suffix].inspect(place)
+    except FileFormatError:
+        raise
+    except Exception as error:  # parsers raise anything on a foreign file
+        raise FileFormatError(
+            f"{place}: not a readable {place.suffix} file ({reason(error)})"
+        ) from error
+    if found.dtype.kind not in NUMERIC_KINDS:
+        raise FileFormatError(
+            f"{place}: elements are {found.dtype}; a matrix file holds booleans, integers, "
+            "floats or complex numbers"
+        )
+    if not found.shape:
+        raise FileFormatError(f"{place}: holds a single value (0-d); a matrix is needed")
+    return found

@@ -1,0 +1,176 @@
+"""Stored matrices as Dask graphs: one root task per block read, one task per block written."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from dask.array.core import normalize_chunks
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.utils import parse_bytes
+
+from multimm.errors import ShapeError
+from multimm.files import FORMATS, zarr
+from multimm.files.stored import Index, StoredMatrix, reason
+
+Chunks = tuple[tuple[int, ...], ...]
+#: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
+ZARR_CHUNK_BYTES = 256 * 2**20
+
+
+def read_block(matrix: StoredMatrix, index: Index, gpu: bool = False) -> Any:
+    """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
+    block = FORMATS[matrix.place.suffix].read(matrix, index)
+    block = np.asarray(block, dtype=block.dtype.newbyteorder("="))
+    if gpu:
+        import cupy
+
+        return cupy.asarray(block)
+    return block
+
+
+def write_block(
+    matrix: StoredMatrix, index: Index, block: Any, lock: Any = None
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Write one block; a single true element in as many dimensions as the block has."""
+    if hasattr(block, "__cuda_array_interface__"):
+        block = block.get()
+    if lock is None:
+        FORMATS[matrix.place.suffix].write(matrix, index, block)
+    else:
+        with lock:
+            FORMATS[matrix.place.suffix].write(matrix, index, block)
+    return np.ones((1,) * len(index), dtype=bool)
+
+
+class ReadLayer(MaterializedLayer):
+    """The reading tasks, with the function that reads any other rectangle as well.
+
+    Parameters
+    ----------
+    tasks : dict
+        By key.
+    reader : callable
+        From a tuple of slices to a block: a product takes its own blocks straight from the
+        file instead of cutting and joining those of the array.
+    """
+
+    def __init__(self, tasks: dict[Any, Task], reader: Callable[[Index], Any]) -> None:
+        super().__init__(tasks)
+        self.reader = reader
+
+
+def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
+    """The array whose blocks are read when they are needed."""
+    name = f"read-{tokenize(matrix, _state(matrix.path), chunks, gpu)}"
+    layer: dict[Any, Task] = {
+        (name, *position): Task((name, *position), read_block, matrix, index, gpu)
+        for position, index in _indices(chunks)
+    }
+    meta = np.empty((0,) * len(matrix.shape), matrix.dtype.newbyteorder("="))
+    if gpu:
+        import cupy
+
+        meta = cupy.asarray(meta)
+    reader = partial(read_block, matrix, gpu=gpu)
+    graph = HighLevelGraph.from_collections(name, ReadLayer(layer, reader))
+    return da.Array(graph, name, chunks, meta=meta)
+
+
+def writes(matrix: StoredMatrix, array: da.Array, lock: Any) -> da.Array:
+    """The array of flags that, block by block, writes `array` into `matrix`."""
+    name = f"write-{tokenize(matrix, array.name)}"
+    layer: dict[Any, Task] = {
+        (name, *position): Task(
+            (name, *position),
+            write_block,
+            matrix,
+            index,
+            TaskRef((array.name, *position)),
+            lock,
+        )
+        for position, index in _indices(array.chunks)
+    }
+    upstream: Any = array
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
+    ones = tuple((1,) * len(sizes) for sizes in array.chunks)
+    return da.Array(graph, name, ones, meta=np.empty((0,) * array.ndim, dtype=bool))
+
+
+def _indices(chunks: Chunks) -> list[tuple[tuple[int, ...], Index]]:
+    """Position in the grid of blocks and slices into the matrix, for every block."""
+    slices = []
+    for sizes in chunks:
+        stops = np.cumsum(sizes, dtype=np.int64).tolist()
+        slices.append([slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)])
+    positions = product(*(range(len(sizes)) for sizes in chunks))
+    return list(zip(positions, product(*slices), strict=True))
+
+
+def _state(path: str) -> list[tuple[str, int, int]]:
+    """Modification times and sizes that change when the file, or any chunk of it, does."""
+    paths = [path]
+    if os.path.isdir(path):
+        # Chunk files are replaced by renaming, which shows in their directory's time.
+        for folder, _, files in os.walk(path):
+            paths.append(folder)
+            paths += [os.path.join(folder, file) for file in files if file in zarr.METADATA]
+    states = ((entry, os.stat(entry)) for entry in paths)
+    return sorted((entry, state.st_mtime_ns, state.st_size) for entry, state in states)
+
+
+def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
+    """Block sizes per dimension, as Dask writes them."""
+    if chunks is None or chunks == "auto":
+        chunks = _grouped(matrix) if matrix.chunks else "auto"
+    try:
+        blocks = normalize_chunks(chunks, matrix.shape, dtype=matrix.dtype)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(
+            f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)})"
+        ) from error
+    return tuple(tuple(map(int, sizes)) for sizes in blocks)
+
+
+def _grouped(matrix: StoredMatrix) -> tuple[int, ...]:
+    """Storage chunks, doubled along the shorter side while they stay under Dask's limit.
+
+    Never less than one storage chunk: part of one costs as much to read as all of it.
+    """
+    limit = parse_bytes(dask.config.get("array.chunk-size"))
+    block = [
+        max(1, min(chunk, size))
+        for chunk, size in zip(matrix.chunks or (), matrix.shape, strict=True)
+    ]
+    while True:
+        open_axes = [axis for axis, size in enumerate(matrix.shape) if block[axis] < size]
+        if not open_axes or 2 * math.prod(block) * matrix.dtype.itemsize > limit:
+            return tuple(block)
+        axis = min(open_axes, key=lambda candidate: block[candidate])
+        block[axis] = min(2 * block[axis], matrix.shape[axis])
+
+
+def regular(sizes: tuple[int, ...]) -> bool:
+    """All of one size, save a smaller last one: what storage chunks can follow."""
+    return all(size == sizes[0] for size in sizes[:-1]) and sizes[-1] <= sizes[0]
+
+
+def storage_chunks(array: da.Array) -> tuple[int, ...]:
+    """Zarr chunks that divide the blocks evenly: a block, or halves of it where it is large."""
+    chunk = [max(1, sizes[0]) for sizes in array.chunks]
+    while math.prod(chunk) * array.dtype.itemsize > ZARR_CHUNK_BYTES:
+        even = [axis for axis, size in enumerate(chunk) if size % 2 == 0]
+        if not even:
+            break
+        axis = max(even, key=lambda candidate: chunk[candidate])
+        chunk[axis] //= 2
+    return tuple(chunk)

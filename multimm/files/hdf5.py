@@ -1,0 +1,42 @@
+""".h5 and .hdf5: named datasets in one file, which one task at a time may write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from multimm.files.stored import Index, Place, StoredMatrix, choose_dataset, package
+
+
+def inspect(place: Place) -> StoredMatrix:
+    """Shape, dtype and layout, without reading an element."""
+    h5py = package("h5py")
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            shapes[name] = item.shape
+
+    with h5py.File(place.path, "r") as file:
+        file.visititems(visit)
+        name = choose_dataset(place, shapes)
+        item = file[name]
+        return StoredMatrix(replace(place, dataset=name), item.shape, item.dtype, item.chunks)
+
+
+def read(matrix: StoredMatrix, index: Index) -> Any:
+    """A copy of one block."""
+    with package("h5py").File(matrix.path, "r") as file:
+        return file[matrix.dataset][index]
+
+
+def create(matrix: StoredMatrix) -> None:
+    """A new file for this matrix, without its values."""
+    with package("h5py").File(matrix.path, "w") as file:
+        file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype)
+
+
+def write(matrix: StoredMatrix, index: Index, block: Any) -> None:
+    """Set one block."""
+    with package("h5py").File(matrix.path, "r+") as file:
+        file[matrix.dataset][index] = block

@@ -1,0 +1,118 @@
+"""What a matrix on disk is, and the few things that all formats need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multimm.errors import FileFormatError
+
+Index = tuple[slice, ...]
+
+#: Kinds of NumPy dtype that a product is defined for: booleans, integers, floats, complex.
+NUMERIC_KINDS = "biufc"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a matrix lies, or will lie, on disk.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path of the file or directory.
+    suffix : str
+        The format: a key of `FORMATS`. Kept apart from `path` because an unfinished output
+        does not carry its final name.
+    dataset : str or None
+        The array inside the file, for formats that hold several.
+    """
+
+    path: str
+    suffix: str
+    dataset: str | None
+
+    def __str__(self) -> str:
+        return self.path if self.dataset is None else f"{self.path}:{self.dataset}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix on disk and how to find any block of it.
+
+    Parameters
+    ----------
+    place : Place
+    shape : tuple of int
+    dtype : numpy.dtype
+        As stored, byte order included.
+    chunks : tuple of int, optional
+        Storage chunks; a reader that takes less than one of them reads all of it.
+    offset : int
+        Bytes before the first element (.npy).
+    fortran : bool
+        Columns are contiguous (.npy).
+    """
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None = None
+    offset: int = 0
+    fortran: bool = False
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file or directory."""
+        return self.place.path
+
+    @property
+    def dataset(self) -> str | None:
+        """The array inside the file."""
+        return self.place.dataset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    # HDF5 adds the time, the address of a buffer and more in brackets behind its sentence.
+    text = text.partition(": time = ")[0].strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def package(name: str) -> Any:
+    """An optional package, or the sentence that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise FileFormatError(
+            f"this format needs the package {name}, which is not installed: "
+            'pip install "multimm[io]"'
+        ) from None
+
+
+def choose_dataset(place: Place, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The dataset that was asked for, or the only matrix in the file."""
+    listed = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "none"
+    if place.dataset is not None:
+        if place.dataset not in shapes:
+            raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")
+        return place.dataset
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2 or len(shapes) == 1]
+    if len(matrices) != 1:
+        raise FileFormatError(
+            f"{place.path}: holds {len(matrices)} matrices, so one must be named, as in "
+            f"{Path(place.path).name}:/NAME; datasets: {listed}"
+        )
+    return matrices[0]

@@ -1,0 +1,199 @@
+"""A plan becomes a lazy Dask array: one straight loop over blocks and slabs.
+
+Keys of one product, with β the indices along the batch dimensions:
+
+    (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
+    (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
+    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, plus those from r
+    (multimm-matmul-T, β, i, j)                            C's blocks
+
+T is a token of the operands, the plan and the scalars, so that the same call gives the same
+keys, and different plans never share results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import dask.array as da
+from dask._task_spec import TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.tokenize import tokenize
+
+from multimm.graph.operand import Operand
+from multimm.graph.tasks import Block, BlockTask, Key, Place, Step, add, multiply, read, wait_for
+from multimm.planning.grid import Coordinate, merges
+from multimm.planning.layout import Gate, Layout
+from multimm.planning.plan import MatmulPlan
+
+#: Part of every token: raised when the meaning of a key changes.
+KEY_VERSION = 1
+
+Index = tuple[int, ...]
+Verb = Callable[..., Block]
+
+
+def build(
+    plan: MatmulPlan, a: da.Array, b: da.Array, c: da.Array | None, step: Step, meta: Block
+) -> da.Array:
+    """The lazy array alpha op(A) op(B) + beta C.
+
+    Parameters
+    ----------
+    plan : MatmulPlan
+    a, b : dask.array.Array
+        As stored: transposed if ``step.trans_a``, ``step.trans_b``.
+    c : dask.array.Array or None
+        Shape of the result; None when beta is zero.
+    step : Step
+        Of the last task of each block; the ones before it only add up.
+    meta : array
+        An empty block of the result.
+
+    Returns
+    -------
+    dask.array.Array
+        Nothing has been computed.
+    """
+    layout = plan.layout
+    chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
+    operands = (
+        Operand.fit("a", a, layout, transposed=step.trans_a),
+        Operand.fit("b", b, layout, transposed=step.trans_b),
+    )
+    parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
+    if c is not None:
+        c = c.rechunk(chunks, method="tasks")
+        parents.append(c)
+    names = [operand.array.name for operand in operands]
+    token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step)
+    graph = Builder(layout, plan.cluster.workers, operands, c, step, token)
+    layer = MaterializedLayer(graph.tasks())
+    high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
+    return da.Array(high, graph.name("matmul"), chunks, meta=meta)
+
+
+@dataclass
+class Builder:
+    """Makes the tasks of one product."""
+
+    layout: Layout
+    workers: int
+    operands: tuple[Operand, Operand]
+    c: da.Array | None
+    step: Step
+    token: str
+    made: dict[Key, BlockTask] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inner = replace(self.step, alpha=1, beta=0, dtype=self.step.accumulate)
+
+    def name(self, role: str) -> str:
+        """The first entry of the keys of a role."""
+        return f"multimm-{role}-{self.token}"
+
+    def tasks(self) -> dict[Key, BlockTask]:
+        """Every task of the product, by key."""
+        layout = self.layout
+        for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
+            for i, j in product(range(len(layout.m_blocks)), range(len(layout.n_blocks))):
+                for part in range(layout.parts):
+                    self._chain(batch, i, j, part)
+                self._merge(batch, i, j)
+        return self.made
+
+    def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
+        """P(i, j) of one part of k, slab after slab."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        previous: Key = None
+        for s in range(layout.first_slab[part], layout.first_slab[part + 1]):
+            key = self._chain_key(batch, i, j, s)
+            inputs = (
+                self._operand(self.operands[0], batch, i, s, row, s),
+                self._operand(self.operands[1], batch, s, j, row, s),
+            )
+            order = (layout.wave(row), s - layout.first_slab[part], row, j)
+            place = self._place(Coordinate(row, j, part), order, inputs)
+            self._add(key, multiply, [inputs[0][0], inputs[1][0], previous], place)
+            previous = key
+
+    def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:
+        """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
+        if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
+            return (self.name("matmul"), *batch, i, j)
+        return (self.name("part"), *batch, i, j, s)
+
+    def _merge(self, batch: Index, i: int, j: int) -> None:
+        """Add the parts of k in a fixed tree."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        sums = {
+            part: self._chain_key(batch, i, j, layout.first_slab[part + 1] - 1)
+            for part in range(layout.parts)
+        }
+        tree = merges(layout.parts, row + j)
+        for merge in tree:
+            key: Key = (self.name("sum"), *batch, i, j, merge.left, merge.right)
+            if merge is tree[-1]:
+                key = (self.name("matmul"), *batch, i, j)
+            owner = Coordinate(row, j, merge.keeper)
+            order = (layout.wave(row), layout.steps, row, j)
+            place = self._place(owner, order)
+            self._add(key, add, [sums[merge.left], sums[merge.right]], place)
+            sums[merge.left] = key
+
+    def _place(
+        self, owner: Coordinate, order: Index, inputs: tuple[tuple[Key, Coordinate], ...] = ()
+    ) -> Place:
+        return Place(self.token, self.layout.grid, self.workers, owner, order, inputs)
+
+    def _add(self, key: Key, func: Verb, operands: list[Key], place: Place) -> None:
+        """One task; the one that makes a block of C applies alpha, beta and C as well."""
+        args: dict[str, Any] = {"step": self.inner}
+        if key[0] == self.name("matmul"):
+            args["step"] = self.step
+            if self.c is not None:
+                c_key = (self.c.name, *key[1:])
+                args["c"] = TaskRef(c_key)
+                place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
+        refs = [None if operand is None else TaskRef(operand) for operand in operands]
+        self.made[key] = BlockTask(key, func, *refs, **args, place=place)
+
+    def _operand(
+        self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int
+    ) -> tuple[Key, Coordinate]:
+        """Key and home of block (r, c) of an operand, with the task that reads it if one must."""
+        layout, index = self.layout, operand.index(batch, r, c)
+        user = layout.flat(operand.first_user(index))
+        home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
+        if operand.reader is None:
+            return operand.key(index), home
+        wave = layout.wave(row) if layout.stream else 0
+        key = (self.name(operand.role), wave, *index)
+        if key not in self.made:
+            gate = layout.gate(home, wave, s) if layout.stream else None
+            waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
+            place = self._place(home, (wave, s - layout.first_slab[layout.part_of[s]], -1, -1))
+            where = operand.where(index)
+            self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+        return key, home
+
+    def _gate(self, gate: Gate, part: int) -> Key:
+        """A task that is done when a worker's products of one slab are; it returns nothing."""
+        layout = self.layout
+        key = (self.name("gate"), *gate)
+        if key not in self.made:
+            sums = []
+            for row, j in layout.behind(gate):
+                flat, i = divmod(row, len(layout.m_blocks))
+                sums.append(TaskRef(self._chain_key(layout.batch_index(flat), i, j, gate.slab)))
+            step = gate.slab - layout.first_slab[part]
+            last = len(layout.row_sizes)  # behind every block product of its step
+            place = self._place(Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0))
+            self.made[key] = BlockTask(key, wait_for, *sums, place=place)
+        return key

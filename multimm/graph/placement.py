@@ -1,0 +1,286 @@
+"""The scheduler plugin that puts every block where the plan wants it.
+
+Dask's own heuristics do not know the plan, and annotations on a lazy array are dropped when
+it is optimised. So each task carries its `Place`, and on the scheduler this plugin
+
+* turns coordinates into live workers and pins tasks strictly to them (a loose pin is
+  overridden by work stealing);
+* pins what makes an operand block to the worker where the block belongs, and what only that
+  needs, too; restrictions that the user set are never touched;
+* orders a product's tasks slab by slab, so that few operand blocks are alive at a time;
+* gives a lost worker's tasks to the survivors, and a joining worker a share, at once: a
+  strict pin to a worker that is gone would hang for ever.
+
+It imports with dask, distributed and numpy alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakSet
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from multimm.graph.product import Product
+from multimm.graph.tasks import BlockTask, Key, Place
+from multimm.planning.grid import Coordinate, rearrange
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler, TaskState
+
+logger = logging.getLogger(__name__)
+
+#: Raised when `Place` or the plugin's behaviour changes, so that two releases of multimm can
+#: share a scheduler without one taking the other's plugin for its own.
+VERSION = 1
+NAME = f"multimm-placement-{VERSION}"
+
+#: Task states in which a new restriction still has an effect.
+_UNDECIDED = ("released", "waiting", "no-worker")
+
+Recommendations = dict[Key, Any]  #: key -> state
+
+#: Clients whose scheduler has the plugin, or that were told how to register it.
+_served: WeakSet[Client] = WeakSet()
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def _guarded(hook: Hook) -> Hook:
+    """Undo all pins and tell every client if a hook fails: the scheduler would only log it."""
+
+    @wraps(hook)
+    def safe(self: BlockPlacement, scheduler: Scheduler, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, scheduler, *args, **kwargs)
+        except Exception as error:
+            logger.exception("multimm's placement failed in %s", hook.__name__)
+            self.release_all(scheduler)
+            tell(
+                scheduler,
+                f"multimm's placement failed ({type(error).__name__}: {error}); blocks are placed "
+                "by Dask alone from now on, which is right but moves more bytes",
+            )
+
+    return cast("Hook", safe)
+
+
+def place_of(ts: TaskState) -> Place | None:
+    """The place that a task carries, if it is one of ours."""
+    return ts.run_spec.place if isinstance(ts.run_spec, BlockTask) else None
+
+
+def tell(scheduler: Scheduler, message: str) -> None:
+    """Show a warning on the scheduler and in every connected client."""
+    logger.warning(message)
+    payload = {"message": pickle.dumps(message), "category": pickle.dumps(RuntimeWarning)}
+    scheduler.log_event(["warn", "multimm"], payload)
+
+
+class BlockPlacement(SchedulerPlugin):
+    """Places the tasks of block products; see the module's docstring."""
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.products: dict[str, Product] = {}
+        self.owners: dict[Key, str] = {}  #: pinned key -> token of the product that pinned it
+
+    @_guarded
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+        """Pin and order the products that arrive with a graph."""
+        arrived: dict[str, dict[TaskState, Place]] = {}
+        for key in tasks:
+            ts = scheduler.tasks.get(key)
+            place = None if ts is None else place_of(ts)
+            if ts is not None and place is not None:
+                arrived.setdefault(place.product, {})[ts] = place
+        for token, places in arrived.items():
+            self._place(scheduler, token, places)
+
+    @_guarded
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Give the lost worker's tasks to the survivors."""
+        live = sorted(address for address in scheduler.workers if address != worker)
+        for product in self.products.values():
+            if worker in product.workers and not product.replace_lost(worker, live):
+                self._unpin(scheduler, product)
+        self._follow(scheduler, stimulus_id)
+
+    @_guarded
+    def add_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Let a new worker take over from those that work for two."""
+        for product in self.products.values():
+            if not any(address in scheduler.workers for address in product.workers):
+                product.workers = [worker] * len(product.workers)  # the first after none
+            elif worker not in product.workers:
+                product.make_room(worker)
+        self._follow(scheduler, f"multimm-add-worker-{worker}")
+
+    def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Forget what the scheduler forgets."""
+        if finish == "forgotten" and (token := self.owners.pop(key, None)) is not None:
+            product = self.products[token]
+            product.pinned.pop(key, None)
+            if not product.pinned:
+                del self.products[token]
+
+    def release_all(self, scheduler: Scheduler) -> None:
+        """Take back every pin: nothing waits for a worker that will not come."""
+        for product in self.products.values():
+            self._unpin(scheduler, product)
+            product.pinned.clear()
+        self.products.clear()
+        self.owners.clear()
+        stuck: Recommendations = {ts.key: "processing" for ts in scheduler.unrunnable}
+        if stuck and scheduler.running:
+            scheduler.transitions(stuck, stimulus_id="multimm-release")
+
+    def _place(self, scheduler: Scheduler, token: str, places: dict[TaskState, Place]) -> None:
+        if len({place.owner for place in places.values()}) == 1:
+            return  # one block: Dask runs it where its operands are
+        product = self._product(scheduler, token, next(iter(places.values())))
+        if product is None:
+            return
+        order: dict[TaskState, tuple[int, ...]] = {}
+        operands: dict[TaskState, Coordinate] = {}
+        for ts, place in places.items():
+            order[ts] = (*place.order, 1)
+            self._pin(token, product, ts, place.owner)
+            for key, home in place.inputs:
+                maker = scheduler.tasks.get(key)
+                if maker is None or place_of(maker):
+                    continue  # already in its place, or placed by its own product
+                operands.setdefault(maker, home)
+                order[maker] = min(order.get(maker, (*place.order, 0)), (*place.order, 0))
+        for maker, home in operands.items():
+            self._pin(token, product, maker, home)
+        self._pin_upstream(token, product, list(operands), order)
+        _reorder(order)
+        if not product.pinned:
+            del self.products[token]  # the user placed it all
+
+    def _product(self, scheduler: Scheduler, token: str, place: Place) -> Product | None:
+        """The product's workers; chosen when its first tasks arrive, kept from then on."""
+        if token not in self.products:
+            live = sorted(scheduler.workers)
+            if not live:
+                return None  # nothing to pin to: Dask places the blocks when workers come
+            grid = place.grid
+            if len(live) != place.workers:
+                grid = rearrange(place.grid, len(live))
+                tell(
+                    scheduler,
+                    f"a product was planned for {place.workers} workers (grid {place.grid}) and "
+                    f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
+                )
+            ranks = range(grid.workers)
+            self.products[token] = Product(grid, [live[rank % len(live)] for rank in ranks])
+        return self.products[token]
+
+    def _pin(self, token: str, product: Product, ts: TaskState, at: Coordinate) -> bool:
+        """Pin a task that is still undecided and that nobody else has restricted."""
+        mine = self.owners.get(ts.key)
+        if mine not in (None, token) or ts.state not in _UNDECIDED:
+            return False
+        restricted = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+        if mine is None and restricted:
+            return False
+        self.owners[ts.key] = token
+        product.pinned[ts.key] = at
+        ts.worker_restrictions = {product.address(at)}
+        ts.loose_restrictions = False
+        return True
+
+    def _pin_upstream(
+        self,
+        token: str,
+        product: Product,
+        made: list[TaskState],
+        order: dict[TaskState, tuple[int, ...]],
+    ) -> None:
+        """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
+        level = made
+        while level:
+            candidates = {dts for ts in level for dts in ts.dependencies}
+            level = []
+            for dts in candidates:
+                places = {product.pinned.get(user.key) for user in dts.dependents}
+                if place_of(dts) or None in places:
+                    continue
+                users = [order[user] for user in dts.dependents if user in order]
+                ranks = {product.grid.rank(at) for at in places if at is not None}
+                if users:
+                    order[dts] = (*min(users)[:-1], -1)
+                if len(ranks) == 1 and dts.key not in product.pinned:
+                    at = next(at for at in places if at is not None)
+                    if self._pin(token, product, dts, at):
+                        level.append(dts)
+
+    def _follow(self, scheduler: Scheduler, stimulus_id: str) -> None:
+        """Bring restrictions in line with the products' workers, and start what was stuck."""
+        runnable: Recommendations = {}
+        for product in self.products.values():
+            for key, at in product.pinned.items():
+                ts = scheduler.tasks.get(key)
+                address = product.address(at)
+                if ts is None or ts.worker_restrictions == {address}:
+                    continue
+                if address in scheduler.workers and ts.state != "processing":
+                    ts.worker_restrictions = {address}
+                    if ts.state == "no-worker":
+                        runnable[key] = "processing"
+        if runnable:
+            scheduler.transitions(runnable, stimulus_id=stimulus_id)
+
+    def _unpin(self, scheduler: Scheduler, product: Product) -> None:
+        for key in product.pinned:
+            if (ts := scheduler.tasks.get(key)) is not None:
+                ts.worker_restrictions = set()
+
+
+def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
+    """Deal the tasks' own priorities out again, in the product's order.
+
+    The numbers stay among those that `dask.order` gave these tasks, so that they compare
+    with everything else on the scheduler as before.
+    """
+    fresh = [
+        ts for ts in order if ts.state == "released" and ts.priority is not None
+    ]  # others may sit in a sorted queue
+    numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
+    for ts, number in zip(sorted(fresh, key=lambda ts: order[ts]), numbers, strict=True):
+        ts.priority = number
+
+
+def install(client: Client) -> None:
+    """Register the plugin with the client's scheduler, once.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client is served at once. An asynchronous one cannot be waited for here:
+        a warning says what to await.
+    """
+    if client in _served:
+        return
+    if client.asynchronous:
+        warnings.warn(
+            "this client is asynchronous, so multimm cannot place blocks by itself: run "
+            "`await client.register_plugin(multimm.graph.placement.BlockPlacement())` once; "
+            "until then results are right but move more bytes",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    else:
+        client.register_plugin(BlockPlacement())
+    _served.add(client)

@@ -1,0 +1,193 @@
+"""What runs on workers: pure top-level functions on blocks, and the task that carries them.
+
+Imports with dask, distributed and numpy alone: a scheduler that unpickles these tasks needs
+no CuPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dask._task_spec import Task
+
+from multimm.gpu import reference
+from multimm.planning.grid import Coordinate, Grid
+
+Block = Any  #: a NumPy or CuPy array
+Key = Any  #: a Dask key: a string, or a tuple that begins with one
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one task does to its operands: D = alpha (op(A) op(B) + P) + beta C.
+
+    Parameters
+    ----------
+    accumulate, dtype : str
+        Of A B + P, and of the result D.
+    trans_a, trans_b : bool
+        Blocks are stored transposed.
+    alpha, beta : scalar
+    precision : str
+    """
+
+    accumulate: str
+    dtype: str
+    trans_a: bool = False
+    trans_b: bool = False
+    alpha: Any = 1
+    beta: Any = 0
+    precision: str = "float32"
+
+
+class Place(NamedTuple):
+    """Where and when a task should run, for the scheduler plugin.
+
+    Workers are named by coordinates in a grid, so that the same task finds its place on a
+    cluster of another size.
+    """
+
+    product: str  #: token of the product
+    grid: Grid  #: as planned
+    workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
+    owner: Coordinate  #: of the task's result
+    order: tuple[int, ...]  #: (wave, step, ...): smaller first
+    inputs: tuple[tuple[Key, Coordinate], ...] = ()  #: operand blocks and where they belong
+
+
+class BlockTask(Task):
+    """A task with a place, whose key survives Dask's fusion."""
+
+    place: Place
+
+    __slots__ = ("place",)
+    # The annotation makes dask treat `place` as part of the task when it copies one.
+
+    def __init__(
+        self, key: Key, func: Callable[..., Block], /, *args: Any, place: Place, **kwargs: Any
+    ) -> None:
+        self.place = place
+        super().__init__(key, func, *args, **kwargs)
+
+    @property
+    def block_fusion(self) -> bool:
+        """Dask asks this before it merges tasks."""
+        return True
+
+    def copy(self) -> BlockTask:
+        """The same task again."""
+        return type(self)(self.key, self.func, *self.args, place=self.place, **self.kwargs)
+
+
+def is_gpu(block: Block) -> bool:
+    """Whether a block lives on a GPU, told without importing CuPy."""
+    return type(block).__module__.partition(".")[0] == "cupy"
+
+
+def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+    """`gemm` as a task: finished when it returns."""
+    return finished(gemm(a, b, partial, c, step=step))
+
+
+def gemm(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+    """D = alpha (op(A) op(B) + P) + beta C, out of place.
+
+    Parameters
+    ----------
+    a, b : array, shapes (..., m, k) and (..., k, n) once transposed as `step` says
+        Both NumPy or both CuPy; never written to.
+    partial : array of shape (..., m, n) and dtype ``step.accumulate``, optional
+    c : array of shape (..., m, n), optional
+    step : Step
+
+    Returns
+    -------
+    array of shape (..., m, n), dtype ``step.dtype``
+        On the device of `a`, in the order of the current stream.
+    """
+    if is_gpu(a) and _own_kernel(a, b, c, step):
+        from multimm.gpu import launch
+
+        return launch.gemm(
+            a,
+            b,
+            trans_a=step.trans_a,
+            trans_b=step.trans_b,
+            alpha=step.alpha,
+            beta=step.beta,
+            c=c,
+            partial=partial,
+        )
+    return reference.gemm(
+        a,
+        b,
+        trans_a=step.trans_a,
+        trans_b=step.trans_b,
+        alpha=step.alpha,
+        beta=step.beta,
+        c=c,
+        partial=partial,
+        accumulate=step.accumulate,
+        dtype=step.dtype,
+    )
+
+
+def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
+    """Our kernels compute float32; cupy.matmul serves every other dtype well."""
+    dtypes = {str(block.dtype) for block in (a, b, c) if block is not None}
+    return (
+        dtypes | {step.accumulate, step.dtype} == {"float32"}
+        and a.ndim >= 2
+        and b.ndim >= 2
+        and not isinstance(step.alpha, complex)
+        and not isinstance(step.beta, complex)
+    )
+
+
+def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
+    """alpha (L + R) + beta C: one addition of the tree over the parts of k."""
+    result = reference.add_partials(
+        [left, right], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
+    )
+    return finished(result)
+
+
+def transpose(block: Block) -> Block:
+    """`swap_axes` as a task: finished when it returns."""
+    return finished(swap_axes(block))
+
+
+def swap_axes(block: Block) -> Block:
+    """The last two axes swapped, C-contiguous, on the block's device."""
+    if is_gpu(block):
+        from multimm.gpu import launch
+
+        return launch.transpose(block)
+    return reference.transpose(block)
+
+
+def read(
+    reader: Callable[[tuple[slice, ...]], Block], where: tuple[slice, ...], gate: None = None
+) -> Block:
+    """One operand block from its source; a gate only holds the task back until it is passed."""
+    return finished(reader(where))
+
+
+def wait_for(*blocks: Block) -> None:
+    """Nothing, once the blocks are there."""
+
+
+def finished(block: Block) -> Block:
+    """Wait for the block's device.
+
+    A task that has returned counts as done: what it made may be sent to another worker, and
+    what it read may be freed, before the kernel has run.
+    """
+    if is_gpu(block):
+        import cupy
+
+        with block.device:
+            cupy.cuda.get_current_stream().synchronize()
+    return block

@@ -1,0 +1,172 @@
+"""What the callers of `matmul` and `gemm` may pass: checked here, before anything is planned.
+
+Knows NumPy, Dask arrays and, by name only, CuPy; knows no plans and no kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+
+Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
+
+#: What `precision=` may be.
+PRECISIONS = ("float32", "ieee")
+
+
+def check_precision(precision: str) -> None:
+    """Raise `OptionError` for a precision that does not exist."""
+    if precision not in PRECISIONS:
+        allowed = " and ".join(map(repr, PRECISIONS))
+        raise OptionError(f"precision={precision!r}: allowed are {allowed}")
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of that name; `DTypeError` if there is none."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise DTypeError(
+            f"there is no dtype {name!r}: use NumPy's names, such as 'float32' (those of "
+            "ml_dtypes once it is imported)"
+        ) from None
+
+
+def as_array(x: Any, name: str) -> Array:
+    """The operand as a NumPy, CuPy or Dask array; anything else array-like becomes NumPy's.
+
+    Raises
+    ------
+    ArrayTypeError
+        For sparse, masked and other array types, and for Dask's array query planning.
+    ShapeError
+        For Dask arrays with unknown chunk sizes.
+    """
+    if is_dask(x):
+        return _checked_dask(x, name)
+    if isinstance(x, np.ndarray) or _library(x) == "cupy":
+        _check_block_type(x, name)
+        return x
+    if hasattr(x, "__array__") or isinstance(x, list | tuple | int | float | complex):
+        return _from_sequence(x, name)
+    raise ArrayTypeError(
+        f"{name} is a {type(x).__module__}.{type(x).__name__}: pass a NumPy, CuPy or Dask array"
+    )
+
+
+def _from_sequence(x: Any, name: str) -> Array:
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{name} is no array: {error}") from None
+
+
+def is_dask(x: Any) -> bool:
+    """Whether `x` is a Dask array, of either of Dask's two kinds."""
+    return isinstance(x, da.Array) or (
+        type(x).__module__.startswith("dask.array") and hasattr(x, "__dask_graph__")
+    )
+
+
+def _checked_dask(x: Any, name: str) -> Any:
+    if dask.config.get("array.query-planning", False) or not hasattr(x, "dask"):
+        raise ArrayTypeError(
+            f"{name} belongs to Dask's array query planning, which multimm does not support: "
+            "set `array.query-planning` to False (DASK_ARRAY__QUERY_PLANNING=False) before "
+            "importing dask.array"
+        )
+    if any(math.isnan(size) for chunks in x.chunks for size in chunks):
+        raise ShapeError(
+            f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
+        )
+    _check_block_type(x._meta, f"{name}'s block type")
+    return x
+
+
+def _check_block_type(block: Any, name: str) -> None:
+    """Only the two dense array types themselves: a subclass means other arithmetic."""
+    kind = f"{type(block).__module__}.{type(block).__name__}"
+    cupy_array = _library(block) == "cupy" and kind.endswith(".ndarray")
+    if type(block) is not np.ndarray and not cupy_array:
+        raise ArrayTypeError(
+            f"{name} is {kind}: multimm multiplies dense numpy.ndarray and cupy.ndarray blocks; "
+            "convert with numpy.asarray, or x.map_blocks(numpy.asarray) for a Dask array"
+        )
+
+
+def _library(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def on_gpu(x: Array) -> bool:
+    """Whether the array, or a Dask array's blocks, live on a GPU."""
+    return _library(x._meta if is_dask(x) else x) == "cupy"
+
+
+def check_same_device(**operands: Array | None) -> None:
+    """Raise `ArrayTypeError` if some operands are on the CPU and some on a GPU."""
+    given = {name: on_gpu(x) for name, x in operands.items() if x is not None}
+    if len(set(given.values())) > 1:
+        where = ", ".join(f"{name} on the {'GPU' if gpu else 'CPU'}" for name, gpu in given.items())
+        raise ArrayTypeError(
+            f"operands on different devices: {where}; move one, with cupy.asarray / cupy.asnumpy "
+            "or x.map_blocks(...) of them for a Dask array"
+        )
+
+
+def as_dask(x: Array) -> Any:
+    """A Dask array of the operand; blocks of an array in memory are slices of it."""
+    return x if is_dask(x) else da.from_array(x, chunks="auto", asarray=False)
+
+
+def pair(a: Any, b: Any, precision: str) -> tuple[Array, Array]:
+    """Both operands as arrays: the checks that need no shapes and no dtypes."""
+    check_precision(precision)
+    a, b = as_array(a, "a"), as_array(b, "b")
+    check_same_device(a=a, b=b)
+    return a, b
+
+
+def check_fit(a: Array, b: Array, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+    """Raise `ShapeError` unless shapes (..., m, k) and (..., k, n) can be multiplied."""
+    if shape_a[-1] != shape_b[-2]:
+        raise ShapeError(
+            f"a has shape {a.shape} and b has shape {b.shape}: the {shape_a[-1]} columns of the "
+            f"first factor must equal the {shape_b[-2]} rows of the second"
+        )
+    try:
+        np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
+    except ValueError:
+        raise ShapeError(
+            f"a has shape {a.shape} and b has shape {b.shape}: the dimensions before the last two "
+            "must be equal or 1"
+        ) from None
+
+
+def plain_scalar(scalar: Any) -> complex:
+    """A Python scalar, so that it never raises the arrays' precision."""
+    value = scalar.item() if isinstance(scalar, np.generic) else scalar
+    if not isinstance(value, int | float | complex):
+        raise OptionError(f"alpha and beta are numbers, got {type(scalar).__name__} {scalar!r}")
+    return value
+
+
+def current_client() -> Any:
+    """The distributed client that Dask would compute with, or None."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import Client
+
+    if dask.config.get("scheduler", None) not in (None, "distributed", "dask.distributed"):
+        return None
+    try:
+        return Client.current()
+    except ValueError:
+        return None

@@ -1,0 +1,199 @@
+"""The graph itself: one task per (C block, slab), reads in time, sums in a fixed tree."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import multimm
+from multimm.graph.build import build
+from multimm.graph.tasks import BlockTask, Step
+from multimm.io import open_array
+from multimm.planning.blocking import Options
+from multimm.planning.layout import WINDOW
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+FLOAT = Step("float32", "float32")
+
+
+def cluster(workers=1, memory=10**9):
+    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
+
+
+def plan_of(a, b, workers=1, memory=10**9, rereadable=False, **options):
+    specs = [MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks) for x in (a, b)]
+    problem = Problem(*specs, rereadable=(rereadable, rereadable))
+    return plan_matmul(problem, cluster(workers, memory), options=Options(**options))
+
+
+def product_of(a, b, plan):
+    ndim = max(a.ndim, b.ndim)
+    return build(plan, a, b, None, FLOAT, np.empty((0,) * ndim, "float32"))
+
+
+def integers(shape, seed=0):
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def block_tasks(array):
+    return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
+
+
+def test_one_task_per_block_and_slab():
+    a = b = da.ones((60, 60), chunks=10, dtype="float32")
+    c = multimm.matmul(a, b, blocks=(20, 30), slabs=12)
+    names = [key[0].split("-")[1] for key in block_tasks(c)]
+    assert names.count("matmul") == 3 * 2
+    assert names.count("part") == 3 * 2 * (5 - 1)
+    assert len(names) == 3 * 2 * 5
+
+
+def test_parts_of_k_are_added_in_a_tree():
+    a = b = da.ones((20, 60), chunks=20, dtype="float32")
+    c = multimm.matmul(a, b.T, blocks=20, slabs=10, p_k=5)
+    tasks = block_tasks(c)
+    sums = sorted(key[3:] for key in tasks if "-sum-" in key[0])
+    assert sums == [(0, 1), (0, 2), (2, 3)]
+    final = next(task for key, task in tasks.items() if "-matmul-" in key[0])
+    assert len(final.dependencies) == 2
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((20, 20), 60.0))
+
+
+def test_block_tasks_survive_fusion_renaming_and_copies():
+    a = b = da.ones((40, 40), chunks=10, dtype="float32")
+    c = multimm.matmul(a, b, blocks=20, slabs=40)
+    (optimised,) = dask.optimize(c + 1)
+    assert set(block_tasks(c)) <= set(dict(optimised.dask))
+    task = next(iter(block_tasks(c).values()))
+    assert task.copy().place == task.place
+    renamed = task.substitute({}, key="other")
+    assert isinstance(renamed, BlockTask)
+    assert renamed.place == task.place
+
+
+def test_tokens_cover_operands_plan_and_scalars():
+    a, b = (da.ones((40, 40), chunks=10, dtype="float32") * i for i in (1, 2))
+    same = multimm.matmul(a, b, blocks=20), multimm.matmul(a, b, blocks=20)
+    assert same[0].name == same[1].name
+    others = [
+        multimm.matmul(b, a, blocks=20),
+        multimm.matmul(a, b, blocks=10),
+        multimm.matmul(a, b, blocks=20, slabs=10),
+        multimm.matmul(a, b, blocks=20, slabs=10, p_k=2),
+        multimm.matmul(a, b, blocks=20, precision="ieee"),
+        multimm.gemm(2, a, b, blocks=20),
+        multimm.gemm(1, a, b, trans_a=True, blocks=20),
+        multimm.gemm(1, a, b, 1, a, blocks=20),
+    ]
+    assert len({c.name for c in (*others, same[0])}) == len(others) + 1
+
+
+def test_a_file_is_read_in_the_product_s_own_blocks(tmp_path):
+    x = integers((60, 60))
+    np.save(tmp_path / "x.npy", x)
+    a = open_array(tmp_path / "x.npy", chunks=7)
+    c = multimm.matmul(a, a, blocks=20, slabs=30)
+    assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("p_k", [1, 2])
+def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_k):
+    """8 MB of operands and 1 MB of C on workers that may use 1.2 MB: slab by slab, in waves."""
+    x, y = integers((400, 2000)), integers((2000, 600), 1)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
+    plan = plan_of(a, b, workers, 2_000_000, rereadable=True, blocks=100, slabs=50, p_k=p_k)
+    layout = plan.layout
+    assert layout.stream
+    assert plan.peak_bytes <= plan.budget_bytes
+    c = product_of(a, b, plan)
+    tasks = block_tasks(c)
+    assert len(tasks) == plan.tasks
+    steps = layout.steps
+    when = {key: t.place.order[0] * steps + t.place.order[1] for key, t in tasks.items()}
+    reads = {key: task for key, task in tasks.items() if task.func.__name__ == "read"}
+    assert reads
+    for key, task in reads.items():
+        if when[key] < WINDOW:
+            assert not task.dependencies
+        else:
+            (gate,) = task.dependencies
+            assert when[gate] == when[key] - WINDOW
+            ranks = {
+                layout.grid.rank(tasks[name].place.owner)
+                for name in (key, gate, *tasks[gate].dependencies)
+            }
+            assert len(ranks) == 1  # nothing travels for it
+            assert {when[name] for name in tasks[gate].dependencies} == {when[gate]}
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+class Live(Callback):
+    """The most bytes of operand blocks that were in memory at once."""
+
+    def __init__(self):
+        self.peak = 0
+
+    def _posttask(self, key, result, dsk, state, worker_id):
+        live = (
+            value.nbytes
+            for name, value in state["cache"].items()
+            if isinstance(name, tuple) and name[0].startswith(("multimm-a-", "multimm-b-"))
+        )
+        self.peak = max(self.peak, sum(live))
+
+
+def test_streaming_holds_a_few_slabs_only(tmp_path):
+    x, y = integers((200, 8000)), integers((8000, 200), 1)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
+    plan = plan_of(a, b, 1, 2_500_000, rereadable=True, blocks=50, slabs=100)
+    assert plan.layout.stream
+    with Live() as live:
+        result = product_of(a, b, plan).compute(scheduler="sync")
+    np.testing.assert_array_equal(result, x @ y)
+    assert live.peak <= (WINDOW + 1) * (200 + 200) * 100 * 4
+    assert live.peak < (x.nbytes * 2) / 20
+
+
+@settings(max_examples=25)
+@given(
+    st.tuples(*[st.integers(0, 9)] * 3),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_any_layout_gives_the_product(size, block, slab, chunk, p_k, workers):
+    m, n, k = size
+    x, y = integers((m, k)), integers((k, n), 1)
+    a, b = da.from_array(x, chunks=chunk), da.from_array(y, chunks=chunk)
+    plan = plan_of(a, b, workers, blocks=block, slabs=slab, p_k=p_k)
+    result = product_of(a, b, plan).compute(scheduler="sync")
+    np.testing.assert_array_equal(result, x @ y)
+    assert result.shape == (m, n)
+
+
+def test_bits_do_not_depend_on_the_number_of_workers():
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((200, 300), dtype="float32") for _ in range(2))
+    a, b = da.from_array(x, chunks=64), da.from_array(y.T, chunks=50)
+    results = []
+    for workers in (1, 2, 3, 6, 16):
+        plan = plan_of(a, b, workers, blocks=(60, 70), slabs=45, p_k=3)
+        results.append(product_of(a, b, plan).compute(scheduler="threads"))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)

@@ -1,0 +1,312 @@
+"""Blocks go where the plan wants them, on real schedulers: in threads of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from itertools import pairwise, product
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+import multimm
+from multimm.graph import placement
+from multimm.graph.tasks import BlockTask
+from multimm.planning.grid import Coordinate, Grid
+
+SIZE, BLOCK = 60, 12
+COUNT = SIZE // BLOCK
+
+
+class Recorder(SchedulerPlugin):
+    """Notes where each task ran, and what it was."""
+
+    name = "recorder"
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.ran = {}
+        self.order = []
+
+    def transition(self, key, start, finish, *args, worker=None, **kwargs):
+        if finish == "memory" and worker is not None:
+            self.ran[key] = worker
+            self.order.append(key)
+
+    def clear(self):
+        self.ran.clear()
+        self.order.clear()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    config = {
+        "distributed.scheduler.work-stealing": True,
+        "distributed.scheduler.work-stealing-interval": "10ms",
+    }
+    with (
+        dask.config.set(config),
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def recorder(cluster, client):
+    recorder = Recorder(cluster.scheduler)
+    cluster.scheduler.add_plugin(recorder)
+    yield recorder
+    cluster.scheduler.remove_plugin(recorder.name)
+
+
+def matrix(seed, shape=(SIZE, SIZE), chunks=BLOCK):
+    """Small integers, so that every order of summation gives the same bits."""
+    x = np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+    return x, da.from_array(x, chunks=chunks, name=f"x-{seed}-{shape}-{chunks}", inline_array=True)
+
+
+def misplaced(recorder, collection, grid, workers):
+    """Block tasks that ran off their owner, of those that ran at all."""
+    ranks = sorted(workers)
+    seen = {
+        key: task.place
+        for key, task in dict(collection.dask).items()
+        if isinstance(task, BlockTask) and key in recorder.ran
+    }
+    assert seen
+    return {
+        key: recorder.ran[key]
+        for key, place in seen.items()
+        if recorder.ran[key] != ranks[grid.rank(place.owner) % len(ranks)]
+    }
+
+
+def workers_of(client):
+    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda c: c,
+        lambda c: c + 1,
+        lambda c: c.T,
+        lambda c: c[:30],
+        lambda c: (c + 1).sum(axis=0),
+        lambda c: da.concatenate([c, c * 2]),
+    ],
+)
+def test_every_block_runs_on_its_owner_whatever_follows(client, recorder, follow):
+    (x, a), (y, b) = matrix(1), matrix(2)
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
+    result = follow(c)
+    np.testing.assert_array_equal(result.compute(), follow(da.from_array(x @ y)).compute())
+    assert not misplaced(recorder, c, grid, workers_of(client))
+
+
+def test_without_fusion(client, recorder):
+    (x, a), (y, b) = matrix(3), matrix(4)
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    with dask.config.set({"optimization.fuse.active": False}):
+        np.testing.assert_array_equal((c + 1).compute(), x @ y + 1)
+    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
+    assert not misplaced(recorder, c, grid, workers_of(client))
+
+
+def test_operands_are_made_where_their_blocks_belong(client, recorder):
+    a = da.random.default_rng(0).random((SIZE, SIZE), chunks=BLOCK)
+    b = (da.random.default_rng(1).random((SIZE, SIZE), chunks=BLOCK) * 2 - 1) ** 2
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    plan = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK)
+    with dask.config.set({"optimization.fuse.active": False}):
+        c.compute()
+    ranks = workers_of(client)
+    for i, s in product(range(COUNT), range(COUNT)):
+        home_a = plan.grid.rank(plan.grid.home_a(i, s, 0))
+        home_b = plan.grid.rank(plan.layout.home_b(0, i, s))
+        assert recorder.ran[(a.name, i, s)] == ranks[home_a]
+        assert recorder.ran[(b.name, i, s)] == ranks[home_b]
+    chain = [k for k in recorder.ran if isinstance(k, tuple) and k[0] not in (a.name, b.name)]
+    upstream = [key for key in chain if not key[0].startswith("multimm")]
+    assert upstream  # the tasks that b is made from
+    for key in upstream:
+        assert recorder.ran[key] == recorder.ran[(b.name, *key[1:])]
+
+
+def test_idle_workers_do_not_steal(client, recorder):
+    """One of the four workers has nothing to do and a scheduler that steals every 10 ms."""
+
+    def slow(block):
+        time.sleep(0.01)
+        return block
+
+    (x, a), (y, b) = matrix(5), matrix(6)
+    a = a.map_blocks(slow, dtype=a.dtype, meta=a._meta)
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK, p_k=3)
+    assert multimm.plan(a, b, p_k=3).grid == Grid(1, 1, 3)
+    np.testing.assert_array_equal(c.compute(), x @ y)
+    assert not misplaced(recorder, c, Grid(1, 1, 3), workers_of(client))
+
+
+def test_slabs_come_one_after_the_other(client, recorder):
+    (x, a), (y, b) = matrix(7), matrix(8)
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    np.testing.assert_array_equal(c.compute(), x @ y)
+    per_worker = {}
+    for key in recorder.order:
+        task = dict(c.dask).get(key)
+        if isinstance(task, BlockTask):
+            per_worker.setdefault(recorder.ran[key], []).append(task.place.order[1])
+    for steps in per_worker.values():
+        # A worker with two tasks in hand may finish them in either order, no more than that.
+        assert all(later >= earlier - 1 for earlier, later in pairwise(steps))
+
+
+def test_two_products_in_one_compute_and_a_product_of_products(client, recorder):
+    (x, a), (y, b) = matrix(9), matrix(10)
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    d = multimm.matmul(b, a, blocks=BLOCK, slabs=BLOCK)
+    e = multimm.matmul(c, d, blocks=BLOCK, slabs=BLOCK)
+    for got, expected in zip(dask.compute(c, d, e), (x @ y, y @ x, (x @ y) @ (y @ x)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
+    assert not misplaced(recorder, e, grid, workers_of(client))
+
+
+def test_the_same_product_asked_twice_runs_once(client, recorder):
+    (x, a), (y, b) = matrix(11), matrix(12)
+    first = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK).persist()
+    wait(first)
+    recorder.clear()
+    again = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    assert again.name == first.name
+    np.testing.assert_array_equal(again.compute(), x @ y)
+    assert not [key for key in recorder.ran if str(key).startswith("('multimm")]
+
+
+def test_persisted_operands_and_results(client, recorder):
+    (x, a), (y, b) = matrix(13), matrix(14)
+    a, b = dask.persist(a, b)
+    wait([a, b])
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK).persist()
+    wait(c)
+    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
+    ranks = workers_of(client)
+    for i, j in product(range(COUNT), range(COUNT)):
+        owner = ranks[grid.rank(Coordinate(i, j, 0))]
+        assert recorder.ran[(c.name, i, j)] == owner
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_restrictions_of_the_user_are_left_alone(client, recorder):
+    (x, a), (y, b) = matrix(15), matrix(16)
+    mine = workers_of(client)[2]
+    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    np.testing.assert_array_equal(client.compute(c, workers=[mine]).result(), x @ y)
+    assert set(recorder.ran.values()) == {mine}
+
+
+def test_small_products_are_left_to_dask(client, recorder, cluster):
+    x, a = matrix(21)
+    np.testing.assert_array_equal(multimm.matmul(a, a).compute(), x @ x)
+    plugin = cluster.scheduler.plugins[placement.NAME]
+    assert not plugin.products
+
+
+def test_plugin_is_registered_once_and_forgets(client, cluster):
+    x, a = matrix(22)
+    for _ in range(3):
+        multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK).compute()
+    names = [name for name in cluster.scheduler.plugins if name.startswith("multimm")]
+    assert names.count(placement.NAME) == 1
+    plugin = cluster.scheduler.plugins[placement.NAME]
+    for _ in range(100):
+        if not plugin.products:
+            break
+        time.sleep(0.02)
+    assert not plugin.products
+    assert not plugin.owners
+
+
+def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("planned failure")
+
+    x, a = matrix(17)
+    monkeypatch.setattr(placement.BlockPlacement, "_pin", broken)
+    c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+    with pytest.warns(RuntimeWarning, match="planned failure"):
+        np.testing.assert_array_equal(c.compute(), x @ x)
+        time.sleep(0.2)  # the warning travels on its own
+
+
+def test_an_asynchronous_client_is_told_what_to_await():
+    async def main():
+        async with (
+            LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                processes=False,
+                dashboard_address=":0",
+                asynchronous=True,
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            x, a = matrix(18)
+            with pytest.warns(RuntimeWarning, match="await client.register_plugin"):
+                c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+            await client.register_plugin(placement.BlockPlacement())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # planned before the workers were known
+                return x @ x, await client.compute(c)
+
+    expected, result = asyncio.run(main())
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("change", [-1, 2])
+def test_cluster_resized_between_call_and_compute(change):
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        x, a = matrix(19)
+        c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+        cluster.scale(3 + change)
+        for _ in range(200):
+            if len(workers_of(client)) == 3 + change:
+                break
+            time.sleep(0.02)
+        with pytest.warns(RuntimeWarning, match=f"planned for 3 workers .* runs on {3 + change}"):
+            np.testing.assert_array_equal(c.compute(), x @ x)
+            time.sleep(0.2)
+
+
+def test_planned_before_there_was_a_worker():
+    with (
+        LocalCluster(
+            n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        x, a = matrix(20)
+        future = client.compute(multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK))
+        time.sleep(0.2)
+        cluster.scale(2)
+        np.testing.assert_array_equal(future.result(timeout=60), x @ x)
