@@ -1,0 +1,1 @@
+"""The parts of `multimm.verify`: operands, error bounds, block tasks, verdicts, graph."""

@@ -1,0 +1,106 @@
+"""The operands of a check as Dask arrays of matrices that fit together, or a clear refusal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array.core import normalize_chunks
+
+from multimm.checks.rule import Rule, make_rule, rank
+from multimm.errors import OptionError, ShapeError
+from multimm.operands import as_array, check_same_device, is_dask
+
+#: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
+BLOCK_BYTES = 2**25
+
+
+@dataclass(frozen=True)
+class Job:
+    """One check: Dask arrays of at least two dimensions, transposed already; c0 may be None."""
+
+    a: Any
+    b: Any
+    c: Any
+    c0: Any
+    rule: Rule
+
+
+def prepare(
+    a: Any,
+    b: Any,
+    c: Any,
+    c0: Any,
+    trans: tuple[bool, bool],
+    scale: tuple[Any, Any],
+    rounds: int,
+) -> Job:
+    """Check everything that can be checked before anything is computed."""
+    if not isinstance(rounds, int) or not 1 <= rounds <= 1000:
+        raise OptionError(f"rounds={rounds!r}: give an integer from 1 to 1000")
+    a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
+    vectors = a.ndim == 1, b.ndim == 1
+    a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
+    *batch, m, n = _shape(a, b)
+    shape = (*batch, *(() if vectors[0] else (m,)), *(() if vectors[1] else (n,)))
+    if c.shape != shape:
+        raise ShapeError(f"c has shape {c.shape}, but a @ b has {shape}: give the whole product")
+    c0 = _added(c0, c, scale[1])
+    check_same_device(a=a, b=b, c=c, c0=c0)
+    axes = (..., *(None if vector else slice(None) for vector in vectors))
+    given = [x.dtype for x in (a, b, c0) if x is not None]
+    k = a.shape[-1]
+    sizes = math.prod((*batch, m)), n, k
+    rule = make_rule(given, c.dtype, (scale[0] if k else 0, scale[1]), sizes, rounds)
+    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule)
+
+
+def as_blocks(array: Any, name: str) -> Any:
+    """`array` as a Dask array of NumPy or CuPy blocks, of a numeric dtype and known chunks."""
+    array = as_array(array, name)
+    rank(array.dtype, name)
+    if not is_dask(array):
+        chunks = normalize_chunks("auto", array.shape, limit=BLOCK_BYTES, dtype=array.dtype)
+        array = as_array(da.from_array(array, chunks=chunks, name=False, asarray=False), name)
+    return array
+
+
+def _matrix(array: Any, name: str, transposed: bool) -> Any:
+    if array.ndim == 0 or (array.ndim == 1 and transposed):
+        what = "0-D" if array.ndim == 0 else f"1-D with trans_{name}=True"
+        raise ShapeError(f"{name} is {what}: give an array of {array.ndim + 1} or more dimensions")
+    if array.ndim == 1:
+        return array[None, :] if name == "a" else array[:, None]
+    return da.swapaxes(array, -1, -2) if transposed else array
+
+
+def _shape(a: Any, b: Any) -> tuple[int, ...]:
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"a has {a.shape[-1]} columns and b has {b.shape[-2]} rows (shapes {a.shape} and "
+            f"{b.shape}, transposes applied): they must be equal"
+        )
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError as error:
+        raise ShapeError(
+            f"stacks of shapes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast: "
+            "each pair of sizes must be equal or hold a 1"
+        ) from error
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+def _added(c0: Any, c: Any, beta: Any) -> Any:
+    """C0 in the shape and chunks of C; None when beta is zero, and then it is not looked at."""
+    if not np.any(beta):
+        return None
+    if c0 is None:
+        raise OptionError(f"beta={beta!r} without c0: give the array that was added as c0")
+    c0 = as_blocks(c0, "c0")
+    try:
+        return da.broadcast_to(c0, c.shape).rechunk(c.chunks)
+    except ValueError as error:
+        raise ShapeError(f"c0 has shape {c0.shape}: it must broadcast to {c.shape}") from error

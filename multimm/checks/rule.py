@@ -1,0 +1,133 @@
+"""How far a right element may be from the exact one: the numerical contract as numbers.
+
+    |C - exact|[i, j] <= e[i, j] = |alpha| (k + 8) u (|A| |B|)[i, j] + 2 u |beta C0| + u_out |C|
+
+u belongs to the format that sums are kept in (FP32 for float16, bfloat16 and float32, else FP64),
+u_out to the result's dtype. Source: N. Higham, "Accuracy and Stability of Numerical Algorithms",
+2nd ed., sections 3.1-3.6. Knows numbers only, no arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from multimm.errors import DTypeError, OptionError
+
+#: Chance that a right product is called wrong.
+FALSE_ALARM = 1e-12
+#: The sharp bound in units of sqrt(k + 8) u |A| ||B||. Right products of random data stay below
+#: a third of it, and a false suspicion costs only a second look (arbitrary).
+SHARP = 4.0
+#: Unit roundoff of float64, in which the check computes.
+U64 = 2.0**-53
+#: Smallest subnormal of float32, in which float16, bfloat16 and float32 are summed.
+TINY32 = 2.0**-149
+#: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
+BFLOAT16 = (2.0**-8, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the block tasks must know; plain numbers, so that it travels and tokenizes."""
+
+    kind: str  #: "bool", "int", "float" or "complex"
+    alpha: Any
+    beta: Any
+    rounds: int
+    k: int
+    n: int
+    rows: int  #: of all matrices of C together
+    u: float = 0.0
+    u_out: float = 0.0
+    tiny: float = 0.0  #: what underflow may cost one element
+    largest: float = 0.0  #: beyond it an infinity is the right answer
+    bits: int = 64
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that the check computes in."""
+        return {"int": np.uint64, "complex": np.complex128}.get(self.kind, np.float64)
+
+    @property
+    def factor(self) -> float:
+        """A complex dot product is two real ones of twice the length: sqrt(2) 2k <= 3k."""
+        return 3.0 if self.kind == "complex" else 1.0
+
+    @property
+    def sigmas(self) -> float:
+        """t of Hoeffding's inequality, so that no row of any round gives a false alarm."""
+        return math.sqrt(2 * math.log(2 * self.rows * self.rounds / FALSE_ALARM))
+
+    def allowed(self, growth: float, product: Any, c0: Any, c: Any, count: int = 1) -> Any:
+        """The bound e from |A||B|, |C0| and |C|, or its norm over `count` elements from theirs."""
+        terms = abs(self.alpha) * self.factor * growth * self.u * product
+        terms = terms + 2 * self.u * abs(self.beta) * c0 + 1.01 * self.u_out * c
+        return terms + self.tiny * math.sqrt(count)
+
+
+def rank(dtype: np.dtype[Any], name: str) -> int:
+    """0 for bool, 1 for integers, 2 for floats, 3 for complex numbers."""
+    if dtype.name == "bfloat16":
+        return 2
+    if dtype.kind not in "biufc":
+        raise DTypeError(
+            f"{name} has dtype {dtype}: bool, integers, floats and complex numbers can be checked;"
+            f" convert with {name}.astype"
+        )
+    return {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}[str(dtype.kind)]
+
+
+def make_rule(
+    operands: list[np.dtype[Any]],
+    dtype: np.dtype[Any],
+    scale: tuple[Any, Any],
+    sizes: tuple[int, int, int],
+    rounds: int,
+) -> Rule:
+    """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k."""
+    rows, n, k = sizes
+    height = rank(dtype, "c")
+    if height < max(rank(operand, "operand") for operand in operands):
+        given = " and ".join(map(str, operands))
+        raise DTypeError(f"c has dtype {dtype}, which cannot hold products of {given}")
+    kind = ("bool", "int", "float", "complex")[height]
+    alpha, beta = scalar(scale[0], "alpha", kind), scalar(scale[1], "beta", kind)
+    rule = Rule(kind, alpha, beta, rounds, k, n, rows)
+    if height < 2:
+        return replace(rule, bits=8 * dtype.itemsize)
+    u_out, smallest, largest = _format(dtype)
+    u = max(U64, min(u_out, 2.0**-24))
+    tiny = smallest + (k + 1) * max(1.0, abs(alpha)) * (smallest if u == U64 else TINY32)
+    return replace(rule, u=u, u_out=max(u_out, U64), tiny=tiny, largest=largest)
+
+
+def _format(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    if dtype.name == "bfloat16":
+        return BFLOAT16
+    info = np.finfo(dtype)
+    largest = float(min(info.max, np.finfo(np.float64).max))
+    return float(info.eps) / 2, float(info.smallest_subnormal), largest
+
+
+def scalar(value: Any, name: str, kind: str) -> Any:
+    """`value` as a Python number that C's kind can be multiplied by."""
+    if np.ndim(value) != 0 or not isinstance(value, (int, float, complex, np.number, np.bool_)):
+        raise OptionError(f"{name}={value!r}: give a number")
+    if not np.isfinite(value):
+        raise OptionError(f"{name}={value!r}: the check needs a finite number")
+    if kind != "complex" and np.imag(value) != 0:
+        raise OptionError(f"{name}={value!r} with a real c: give a real number")
+    if kind == "complex":
+        return complex(value)
+    value = np.real(value).item() if isinstance(value, np.generic) else value.real
+    if kind == "float":
+        return float(value)
+    if value != int(value):
+        raise OptionError(f"{name}={value!r} with an integer c: give an integer")
+    if kind == "bool" and value not in (0, 1):
+        raise OptionError(f"{name}={value!r} with a bool c: 0 and 1 are allowed")
+    return int(value)

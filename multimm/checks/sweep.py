@@ -1,0 +1,165 @@
+"""The graph of a check: block tasks, added over block columns, judged by blocks of rows.
+
+No task sees more than one block of A, B, C and C0; what is added and compared are rows of a few
+numbers per row of a matrix. Knows Dask's blockwise verbs and nothing below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import compute
+
+from multimm.checks.judge import FIELDS, ROWS, WIDTH, judge, judge_elements
+from multimm.checks.operands import Job
+from multimm.checks.rule import Rule
+from multimm.checks.tasks import STATS, add, add_stats, exact_rows, keep, product_rows, sketch_rows
+
+Place = tuple[int, ...]  #: (batch ..., row) in C
+
+
+def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], list[Place]]:
+    """One pass over all operands: FIELDS of all rows together, and the worst rows.
+
+    `hidden` marks columns of B that hold non-finite values, shape (batch ..., n).
+    """
+    rule = job.rule
+    vectors = da.from_array(_vectors(job, seed, hidden), chunks=-1)
+    exact = rule.kind == "int"
+    width, total = (rule.rounds, add) if exact else (rule.rounds + len(STATS), add_stats)
+    parts = [_contract(sketch_rows, job.c, vectors, width, total, rule)]
+    if rule.alpha:
+        sketch = _contract(sketch_rows, job.b, vectors, width, total, rule)
+        parts.append(_contract(product_rows, job.a, sketch, width, add, rule))
+    if rule.beta:
+        parts.append(_contract(sketch_rows, job.c0, vectors, width, total, rule))
+    verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
+    columns = verdicts.reshape(-1, WIDTH).T
+    counted = ("wrong", "suspects", "open")
+    found = {
+        name: float(values.sum() if name in counted else values.max())
+        for name, values in zip(FIELDS, columns, strict=False)
+    }
+    return found, _worst_rows(verdicts, parts[0].chunks[:-1])
+
+
+def hidden_columns(job: Job) -> Any:
+    """Where a column of B holds a non-finite value: bool, shape (batch ..., n)."""
+    hidden = compute((~da.isfinite(job.b)).any(axis=-2))[0]
+    return hidden.get() if hasattr(hidden, "__cuda_array_interface__") else hidden
+
+
+def recompute(job: Job, places: Sequence[Place]) -> tuple[float, str]:
+    """Hold rows of C against float64 element by element: the worst ratio, and what is wrong."""
+    groups: dict[Place, list[int]] = {}
+    for place in places:
+        groups.setdefault(place[:-1], []).append(place[-1])
+    tables = compute(*(_compare_rows(job, batch, rows) for batch, rows in groups.items()))
+    worst, reason = 0.0, ""
+    for (batch, rows), table in zip(groups.items(), tables, strict=True):
+        block = int(np.argmax(table[:, 0]))
+        ratio, column, row, error, bound = table[block]
+        if ratio > worst:
+            start = sum(job.c.chunks[-1][:block])
+            place = (*batch, rows[int(row)], start + int(column))
+            worst, reason = float(ratio), f"c[{', '.join(map(str, place))}] is wrong"
+            if job.rule.kind in ("float", "complex"):
+                reason += f": off by {error:.2g} where {bound:.2g} is allowed"
+    return worst, reason
+
+
+def _compare_rows(job: Job, batch: Place, rows: list[int]) -> Any:
+    rule = job.rule
+    parts = [_pick(job.c, batch)[rows].T]
+    if rule.alpha:
+        few, columns = _pick(job.a, batch)[rows].T, _pick(job.b, batch).T
+        few = few.rechunk({1: -1})
+        parts.append(_contract(exact_rows, columns, few, 2 * len(rows), add, rule))
+    if rule.beta:
+        parts.append(_pick(job.c0, batch)[rows].T)
+    return _side_by_side(judge_elements, parts, 5, rule)
+
+
+def _pick(array: Any, batch: Place) -> Any:
+    """The matrix of a stack that broadcasting pairs with `batch`."""
+    own = batch[len(batch) - (array.ndim - 2) :]
+    index = (0 if size == 1 else at for at, size in zip(own, array.shape, strict=False))
+    return array[tuple(index)]
+
+
+def _vectors(job: Job, seed: int, hidden: Any) -> Any:
+    """Random signs, with zeros for hidden columns; any residues where C holds integers.
+
+    Two elements that are off by 2**(bits - 1) each would cancel under every choice of signs.
+    """
+    rng = np.random.default_rng(seed)
+    shape = (job.rule.n, job.rule.rounds)
+    if job.rule.kind == "int":
+        return rng.integers(0, 2**64, shape, np.uint64)
+    signs = rng.integers(0, 2, shape, np.int8) * np.int8(2) - np.int8(1)
+    return signs if hidden is None else np.where(hidden[..., None], np.int8(0), signs)
+
+
+def _contract(
+    task: Callable[..., Any], matrix: Any, vectors: Any, width: int, total: Any, rule: Rule
+) -> Any:
+    """`task(block, vectors)` for every block of a stack of matrices, added over its columns."""
+    ndim = max(matrix.ndim, vectors.ndim)
+    index = tuple(range(ndim + 1))
+    columns, out = index[-2:]
+    vectors = vectors.rechunk({vectors.ndim - 2: matrix.chunks[-1]})
+    partial = da.blockwise(
+        task,
+        index,
+        matrix,
+        index[ndim - matrix.ndim : -1],
+        vectors,
+        (*index[ndim - vectors.ndim : -3], columns, out),
+        adjust_chunks={columns: 1, out: width},
+        dtype=rule.dtype,
+        meta=np.empty((0,) * (ndim + 1), rule.dtype),
+        rule=rule,
+    )
+    meta = np.empty((0,) * ndim, rule.dtype)
+    return da.reduction(partial, keep, total, axis=columns, dtype=rule.dtype, meta=meta)
+
+
+def _side_by_side(task: Callable[..., Any], parts: Sequence[Any], width: int, rule: Rule) -> Any:
+    """`task` of the matching row blocks of all parts: `width` numbers for each block."""
+    chunks, ndim = parts[0].chunks[:-1], parts[0].ndim
+    index = tuple(range(ndim))
+    arguments: list[Any] = []
+    for i, part in enumerate(parts):
+        whole = part.rechunk((*chunks, (part.shape[-1],)))
+        arguments += [whole, (*index[:-1], ndim + i)]
+    return da.blockwise(
+        task,
+        index,
+        *arguments,
+        new_axes={ndim - 1: width},
+        adjust_chunks=dict.fromkeys(index[:-1], 1),
+        dtype=np.float64,
+        meta=np.empty((0,) * ndim),
+        concatenate=True,
+        rule=rule,
+    )
+
+
+def _worst_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[Place]:
+    """The ROWS rows of C with the highest scores."""
+    found = []
+    for block in np.ndindex(verdicts.shape[:-1]):
+        scores, places = verdicts[block][len(FIELDS) :].reshape(2, ROWS)
+        own = list(zip(chunks, block, strict=True))
+        size = [chunk[at] for chunk, at in own]
+        for score, place in zip(scores, places, strict=True):
+            if score > 0:
+                local = np.unravel_index(int(place), size)
+                offsets = (sum(chunk[:at]) for chunk, at in own)
+                found.append(
+                    (-score, tuple(o + int(i) for o, i in zip(offsets, local, strict=True)))
+                )
+    return [place for _, place in sorted(found)[:ROWS]]

@@ -1,0 +1,92 @@
+"""What a check does with one block of A, B, C or C0: pure functions, in the block's own module.
+
+A sketch row is ``[row of block @ vectors | STATS]``; integers have no STATS. A product row is
+``[row of A (B X) | SIZES]``. Rows of blocks side by side are added, largest values compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from multimm.checks.rule import Rule
+
+#: sum and largest of the absolute values that count; how many elements are non-finite, finite,
+#: and finite but hidden (their vector entry is zero: no finite value is right there)
+STATS = ("total", "peak", "bad", "good", "hidden")
+#: |A| times the bounds of the norms of B's rows, |A| times totals, |A| times peaks; how many
+#: elements are non-finite in the row of A, and in all of B
+SIZES = ("norm", "total", "peak", "bad_a", "bad_b")
+
+
+def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
+    """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
+    vectors = np.asarray(vectors, like=block)
+    values = block.astype(rule.dtype)
+    if rule.kind == "int":
+        return np.matmul(values, vectors)[..., None, :]
+    keep = (vectors[..., 0] != 0)[..., None, :]
+    finite = np.isfinite(values)
+    used = finite & keep
+    values = np.where(used, values, 0)
+    size = np.abs(values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = size.sum(axis=-1)
+        sketch = np.matmul(values, vectors.astype(np.float64))
+    peak = size.max(axis=-1) if size.shape[-1] else total
+    counts = ((keep & ~finite).sum(axis=-1), used.sum(axis=-1), (finite & ~keep).sum(axis=-1))
+    stats = np.stack([total, peak, *counts], axis=-1)
+    return np.concatenate([sketch, stats.astype(rule.dtype)], axis=-1)[..., None, :]
+
+
+def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
+    """A block of A times the sketch of the rows of B that it meets, and SIZES.
+
+    The norm of a row of B is bounded by sqrt(total * peak): squares would overflow.
+    """
+    values = block.astype(rule.dtype)
+    if rule.kind == "int":
+        return np.matmul(values, sketch)[..., None, :]
+    finite = np.isfinite(values)
+    values = np.where(finite, values, 0)
+    total, peak, bad = (sketch[..., rule.rounds + i].real for i in range(3))
+    norms = np.stack([np.sqrt(total) * np.sqrt(peak), total, peak], axis=-1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = np.matmul(np.abs(values), norms)
+        product = np.matmul(values, sketch[..., : rule.rounds])
+    shaped = np.zeros_like(sizes[..., 0])
+    counts = np.stack([(~finite).sum(axis=-1) + shaped, bad.sum(axis=-1)[..., None] + shaped], -1)
+    parts = [product, sizes.astype(rule.dtype), counts.astype(rule.dtype)]
+    return np.concatenate(parts, axis=-1)[..., None, :]
+
+
+def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
+    """A block of B^T times a few rows of A (as columns), and the same of absolute values."""
+    values, rows = block.astype(rule.dtype), rows.astype(rule.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = np.matmul(np.abs(values), np.abs(rows)).astype(rule.dtype)
+        return np.concatenate([np.matmul(values, rows), sizes], axis=-1)[..., None, :]
+
+
+def keep(block: Any, axis: Any, keepdims: bool) -> Any:
+    """Leave a block to the step that adds (one block column each, so nothing to add yet)."""
+    return block
+
+
+def add(block: Any, axis: Any, keepdims: bool) -> Any:
+    """Add over block columns."""
+    return block.sum(axis=axis, keepdims=keepdims)
+
+
+def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
+    """Add over block columns, except that the peak is the largest one."""
+    total = block.sum(axis=axis, keepdims=keepdims)
+    peak = STATS.index("peak") - len(STATS)
+    total[..., peak] = block[..., peak].real.max(axis=axis, keepdims=keepdims)
+    return total
+
+
+def host(array: Any) -> Any:
+    """A CuPy array as a NumPy array: what is judged is one short row per row of C."""
+    return array.get() if hasattr(array, "__cuda_array_interface__") else array

@@ -1,0 +1,204 @@
+"""`accelerate()`: existing Dask code multiplies its matrices with multimm, inside a `with`.
+
+Every way from Dask code to a matrix product ends in one of three functions, and these are wrapped:
+
+    x @ y, np.matmul(x, y)         -> dask.array.routines.matmul, looked up at each call
+    da.matmul(x, y)                -> dask.array.matmul
+    da.dot(x, y), np.dot(x, y)     -> dask.array.dot (da.vdot: dask.array.routines.dot)
+    x.dot(y)                       -> dask.array.Array.dot
+
+The wrappers are the same for everybody and stay while anybody needs them (a count under a lock);
+a context variable decides at each call who asked for multimm. So other threads and asynchronous
+tasks get Dask's own product even while the wrappers are in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array import routines
+from dask.array.core import Array as ClassicArray
+
+from multimm.api import matmul
+from multimm.errors import ArrayTypeError, DTypeError
+
+logger = logging.getLogger(__name__)
+
+#: Where products are looked up: owner, attribute.
+ENTRIES: tuple[tuple[Any, str], ...] = (
+    (routines, "matmul"),
+    (routines, "dot"),
+    (da, "matmul"),
+    (da, "dot"),
+    (da.Array, "dot"),
+)
+
+
+@dataclass
+class Session:
+    """One `with accelerate()`; ended sessions linger in contexts that were copied from it."""
+
+    outer: Session | None
+    active: bool = True
+
+
+@dataclass
+class Patch:
+    """The wrappers, counted."""
+
+    users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    originals: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
+
+    def acquire(self) -> None:
+        """Add a user; the first one puts the wrappers in place."""
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self._install()
+
+    def release(self) -> None:
+        """Drop a user; the last one takes the wrappers away."""
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                self._restore()
+
+    def _install(self) -> None:
+        # One wrapper for each function, under however many names: pickle finds it by its name.
+        found = {getattr(owner, name) for owner, name in ENTRIES}
+        wrappers = {original: _wrap(original) for original in found}
+        for owner, name in ENTRIES:
+            original = getattr(owner, name)
+            wrapper = wrappers[original]
+            setattr(owner, name, wrapper)
+            self.originals.append((owner, name, original, wrapper))
+
+    def _restore(self) -> None:
+        for owner, name, original, wrapper in self.originals:
+            # Whoever patched on top of us keeps that; our wrapper below does nothing any more.
+            if getattr(owner, name) is wrapper:
+                setattr(owner, name, original)
+        self.originals.clear()
+
+
+PATCH = Patch()
+SESSION: ContextVar[Session | None] = ContextVar("multimm_accelerate", default=None)
+
+
+@contextmanager
+def accelerate() -> Iterator[None]:
+    """Let matrix products of Dask arrays go through `multimm.matmul` inside a ``with``.
+
+    That holds for ``x @ y`` with a Dask array on either side, ``da.matmul``, ``da.dot``,
+    ``x.dot(y)``, ``np.matmul`` and ``np.dot`` of a Dask array. Results are lazy as always; what
+    counts is where a product is written, not where it is computed. Blocks and devices are those
+    that `multimm.matmul` takes.
+
+    Only the thread or asynchronous task that entered is affected, with the tasks it creates
+    inside. Sessions nest, and Dask is as before when the last one has ended, by an exception
+    too. Also a decorator: ``@multimm.accelerate()``.
+
+    Raises
+    ------
+    ArrayTypeError
+        With Dask's array query planning switched on.
+
+    Notes
+    -----
+    What multimm does not multiply goes to Dask as before, with a line in the debug log: object
+    and string dtypes, sparse and masked blocks, unknown chunk sizes, keyword arguments such as
+    ``out=``, and `dot` of scalars or of more than two dimensions, which is not a matrix product.
+    Wrong shapes raise at the call.
+
+    A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
+    cannot be redirected; ``da.matmul`` and ``@`` can.
+
+    Examples
+    --------
+    >>> import dask.array as da, multimm
+    >>> x = da.ones((4, 3), chunks=2)
+    >>> with multimm.accelerate():
+    ...     y = x @ x.T
+    >>> y.name.startswith("multimm")
+    True
+    """
+    if da.Array is not ClassicArray:
+        raise ArrayTypeError(
+            "accelerate() with Dask's array query planning on: its arrays have no matrix product; "
+            "set `array.query-planning` to False before importing dask.array"
+        )
+    PATCH.acquire()
+    session = Session(SESSION.get())
+    token = SESSION.set(session)
+    try:
+        yield
+    finally:
+        session.active = False
+        try:
+            SESSION.reset(token)
+        except ValueError:
+            # A generator that is closed from another context than it ran in.
+            logger.debug("accelerate() ended in another context than it began in")
+        PATCH.release()
+
+
+def accelerated() -> bool:
+    """Whether the caller is inside `accelerate()`, and not inside multimm's own work."""
+    session = SESSION.get()
+    while session is not None and not session.active:
+        session = session.outer
+    return session is not None
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, or multimm where the caller asked for it and it computes the same."""
+
+    @wraps(original)
+    def product(*args: Any, **kwargs: Any) -> Any:
+        # All else is a function of this module: what travels to a worker holds no context.
+        return _call(original, args, kwargs)
+
+    return product
+
+
+def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not accelerated():
+        return original(*args, **kwargs)
+    # Note: multimm's own code, and Dask's fallback, must reach Dask's own functions.
+    token = SESSION.set(None)
+    try:
+        reason = _obstacle(original.__name__, args, kwargs)
+        if not reason:
+            try:
+                return matmul(*args)
+            except (DTypeError, ArrayTypeError) as error:
+                reason = str(error)
+        logger.debug("left to Dask: %s", reason)
+        return original(*args, **kwargs)
+    finally:
+        SESSION.reset(token)
+
+
+def _obstacle(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why this call of `name` is not one of `multimm.matmul`; empty if it is."""
+    if kwargs or len(args) != 2:
+        return f"{name} with other arguments than two operands by position"
+    if not any(isinstance(x, da.Array) for x in args):
+        return f"{name} without a Dask array"
+    if any(math.isnan(size) for x in args for size in np.shape(x)):
+        return "unknown chunk sizes"
+    ndims = [np.ndim(x) for x in args]
+    if 0 in ndims or (name == "dot" and max(ndims) > 2):
+        return f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
+    return ""

@@ -1,0 +1,242 @@
+"""Freivalds' check of a matrix product with an error bound: right or wrong, without computing A B.
+
+With random signs X (n rows, a few columns) the check compares C X with alpha A (B X) + beta C0 X:
+three thin products. Rounding makes the two differ even where C is right, so each row of the
+difference is held against what the contract of `multimm.checks.rule` allows its elements, e:
+
+* *certain*: the signs are independent, so by Hoeffding's inequality row i of the difference
+  exceeds t ||e[i, :]|| with probability at most 2 exp(-t^2 / 2), whatever the rounding errors.
+  t is set so that one right product in 10^12 would be called wrong. |A| times the norms of
+  B's rows bounds ||e[i, :]||, so |A| |B| is never formed;
+* *sharp*: rounding errors mostly cancel and grow as sqrt(k), not as k (N. Higham and T. Mary,
+  SIAM J. Sci. Comput. 41, 2019, A2815). A row above it is not wrong yet, it is suspect;
+* *elementwise*: the worst suspects are recomputed in float64 and every element is held
+  against its own e. That decides, and names the element.
+
+Sums of constant or one-signed data may round with a bias that makes every row suspect. Rows that
+are not recomputed then pass while they keep the certain bound, and `detects` grows to match.
+
+Sources: R. Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977;
+W. Hoeffding, J. Amer. Statist. Assoc. 58, 1963.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+
+from multimm.checks.judge import ROWS
+from multimm.checks.operands import Job, prepare
+from multimm.checks.sweep import Place, hidden_columns, recompute, sweep
+
+#: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
+BOOL_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of `verify`; true in a boolean context where the product is right.
+
+    Attributes
+    ----------
+    ok : bool
+        Nothing was found outside its error bound.
+    worst : float
+        The largest difference found, in units of its bound; above 1 where `ok` is False.
+    detects : float
+        An error of more than this in any one element is found with a probability of at least
+        ``1 - 2**-rounds``, whatever the other elements are. 1 for integers and bool.
+    largest : float
+        The largest finite absolute value in C, to read `detects` against; 0 for integers.
+    rounds, seed : int
+        Random vectors, and the seed they were drawn with.
+    suspects : int
+        Rows of C that differ by more than rounding usually causes, right or wrong.
+    recomputed : int
+        Rows that were recomputed and compared element by element.
+    unchecked : int
+        Elements of C that nothing was said about: see the notes of `verify`.
+    reason : str
+        What was found, in one sentence.
+    """
+
+    ok: bool
+    worst: float
+    detects: float
+    largest: float
+    rounds: int
+    seed: int
+    suspects: int
+    recomputed: int
+    unchecked: int
+    reason: str
+
+    def __bool__(self) -> bool:
+        """`ok`."""
+        return self.ok
+
+    def __str__(self) -> str:
+        """One line for a reader."""
+        rest = f"; {self.unchecked} elements were not checked" if self.unchecked else ""
+        verdict = "verified" if self.ok else "WRONG"
+        return f"{verdict} ({self.rounds} rounds): {self.reason}{rest}"
+
+
+def verify(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: Any = 1,
+    beta: Any = 0,
+    c0: Any = None,
+    rounds: int = 20,
+    seed: int = 0,
+) -> Verification:
+    """Check ``c == alpha * op(a) @ op(b) + beta * c0`` at the cost of reading them once.
+
+    A right product fails with a probability below 1e-12. A product with an element that is off
+    by more than `Verification.detects` passes with a probability of at most ``2**-rounds``.
+
+    Parameters
+    ----------
+    a, b : array_like or dask.array.Array
+        Operands of shape (..., m, k) and (..., k, n) after `trans_a` and `trans_b`, which swap
+        the last two axes, or 1-D, with the broadcasting of `numpy.matmul`; any numeric dtype;
+        on the host (NumPy), on a GPU (CuPy) or in Dask blocks of either.
+    c : array_like or dask.array.Array
+        The product to check, of the shape that `numpy.matmul` gives. Its dtype sets the
+        rounding that is allowed; integers are checked exactly, modulo 2**bits.
+    trans_a, trans_b : bool
+        Whether `a`, `b` enter transposed.
+    alpha, beta : scalar
+        Finite factors, integral where `c` holds integers. ``alpha=0`` reads neither `a` nor `b`,
+        ``beta=0`` does not read `c0`.
+    c0 : array_like, optional
+        What was added; its shape broadcasts to the one of `c`.
+    rounds : int
+        Random vectors, all used in one pass.
+    seed : int
+        Of the random vectors: the same call gives the same answer.
+
+    Returns
+    -------
+    Verification
+        ``bool(result)`` is the answer, ``str(result)`` one line for a reader.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, OptionError
+        For operands that do not fit together, before anything is computed.
+
+    Notes
+    -----
+    This finds products that are wrong, not ones that are less precise than they could be: the
+    errors of single-pass TF32, say, are within an FP32 dot product's worst case for a large k.
+
+    Dask operands are read block by block on the active scheduler; only sums per row travel. That
+    is one pass. A second one reads a few rows where rounding does not explain a difference, and
+    two more are made where `b` holds non-finite values; a lazy `c` is computed in each pass.
+
+    Elements of C that a NaN or an infinity in `a` or `b` reaches must be non-finite; all others
+    are checked as usual. Of the rows where `c0` or `c` itself holds non-finite values, or where
+    float64 overflows, 16 are recomputed and the others counted in `Verification.unchecked`.
+
+    A bool product has no linear sketch: 64 random rows are recomputed and the others counted in
+    `Verification.unchecked`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.eye(3, 4), np.ones((4, 5))
+    >>> bool(verify(a, b, a @ b)), bool(verify(a, b, a @ b + 1e-9))
+    (True, False)
+    """
+    lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
+    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds)
+    if job.c.size == 0:
+        return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
+    with dask.config.set({} if lazy else {"scheduler": "synchronous"}):
+        return _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
+
+
+def _verify_sketch(job: Job, seed: int) -> Verification:
+    found, suspects = sweep(job, seed)
+    if found["bad_b"]:
+        found, suspects = sweep(job, seed, hidden_columns(job))
+    result = Verification(
+        ok=not found["wrong"],
+        worst=max(found["worst"], found["passed"]),
+        detects=found["sharp"],
+        largest=found["largest"],
+        rounds=job.rule.rounds,
+        seed=seed,
+        suspects=int(found["suspects"]),
+        recomputed=len(suspects),
+        unchecked=0,
+        reason="",
+    )
+    if suspects:
+        result = _second_look(job, found, suspects, result)
+    return replace(result, reason=_describe(job, result)) if result.ok else result
+
+
+def _second_look(
+    job: Job, found: dict[str, float], suspects: list[Place], result: Verification
+) -> Verification:
+    """Recompute the worst rows: they decide, or at least name what the sketch found wrong."""
+    worst, reason = recompute(job, suspects)
+    if not result.ok:
+        count = f"{int(found['wrong'])} rows are wrong"
+        return replace(result, reason=f"{reason}; {count}" if worst > 1 else count)
+    if worst > 1:
+        return replace(result, ok=False, worst=worst, reason=reason)
+    left = found["suspects"] > len(suspects)
+    return replace(
+        result,
+        worst=max(worst, result.worst, found["kept"] if left else 0.0),
+        detects=found["certain"] if left else found["sharp"],
+        unchecked=max(0, int(found["open"]) - ROWS) * job.rule.n,
+    )
+
+
+def _describe(job: Job, result: Verification) -> str:
+    if job.rule.kind == "int":
+        return "all integers agree"
+    text = (
+        f"largest difference {result.worst:.2g} of its bound; one element off by "
+        f"{result.detects:.2g} would show (largest element {result.largest:.2g})"
+    )
+    if result.suspects:
+        text += (
+            f"; {result.suspects} rows differ more than rounding usually does, "
+            f"{result.recomputed} of them were recomputed and keep the bound"
+        )
+    return text
+
+
+def _verify_bool(job: Job, seed: int) -> Verification:
+    total = job.rule.rows
+    chosen = np.random.default_rng(seed).choice(total, min(total, BOOL_ROWS), replace=False)
+    places = [
+        tuple(int(at) for at in np.unravel_index(row, job.c.shape[:-1])) for row in np.sort(chosen)
+    ]
+    worst, reason = recompute(job, places)
+    return Verification(
+        ok=worst <= 1,
+        worst=worst,
+        detects=1.0,
+        largest=1.0,
+        rounds=job.rule.rounds,
+        seed=seed,
+        suspects=0,
+        recomputed=len(places),
+        unchecked=(total - len(places)) * job.rule.n,
+        reason=reason or f"{len(places)} of {total} rows of a bool product agree",
+    )

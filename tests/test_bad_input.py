@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import multimm
+from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
+
+pytestmark = pytest.mark.usefixtures("no_compute")
+
+
+def gemm(a, b, **options):
+    return multimm.gemm(1, a, b, **options)
+
+
+@contextmanager
+def refused(error, *said):
+    """Expect the error, in one line that says every one of `said`."""
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    assert isinstance(caught.value, MultimmError)
+    assert "\n" not in message
+    for word in said:
+        assert word in message
+
+
+@pytest.mark.parametrize("kind", ["numpy", "dask", "mixed"])
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((3, 4), (5, 6)),
+        ((4, 1), (5, 4)),
+        ((3, 4), (5,)),
+        ((3,), (4, 5)),
+        ((3,), (4,)),
+        ((2, 3, 4), (3, 4, 5)),
+        ((2, 3, 4), (2, 5, 4)),
+        ((0, 3), (0, 3)),
+    ],
+)
+def test_shapes_that_do_not_fit(shape_a, shape_b, kind):
+    a, b = np.ones(shape_a), np.ones(shape_b)
+    with pytest.raises(ValueError, match=r"matmul|align|broadcast|mismatch"):
+        np.matmul(a, b)
+    a = da.from_array(a) if kind != "numpy" else a
+    b = da.from_array(b) if kind == "dask" else b
+    with refused(ShapeError, str(shape_a), str(shape_b)):
+        multimm.matmul(a, b)
+
+
+@pytest.mark.parametrize("scalar", [3, 2.5, np.float64(3), np.array(3), da.from_array(np.array(3))])
+def test_scalars(scalar):
+    x = da.ones((3, 3))
+    for operands in ((x, scalar), (scalar, x), (scalar, scalar)):
+        with refused(ShapeError, "()", "dimension"):
+            multimm.matmul(*operands)
+    with refused(ShapeError, "()"):
+        gemm(x, scalar)
+    with refused(ShapeError, "()"):
+        multimm.transpose(scalar)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("array", "named"),
+    [
+        (np.ones((3, 3), object), "object"),
+        (np.full((3, 3), "a"), "<U1"),
+        (np.full((3, 3), b"a"), "|S1"),
+        (np.full((3, 3), "a", np.dtypes.StringDType()), "String"),
+        (np.zeros((3, 3), "datetime64[s]"), "datetime64[s]"),
+        (np.zeros((3, 3), "timedelta64[ns]"), "timedelta64[ns]"),
+        (np.zeros((3, 3), [("x", "f4"), ("y", "f4")]), "'x'"),
+        (np.zeros((3, 3), "V4"), "V4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_dtypes_without_a_product(array, named, lazy):
+    if lazy:
+        array = da.from_array(array, chunks=2, meta=array[:0, :0])
+    other = np.ones((3, 3), np.float32)
+    for call in (multimm.matmul, gemm, multimm.plan):
+        for operands in ((array, other), (other, array), (array, array)):
+            with refused(DTypeError, named):
+                call(*operands)
+    with refused(DTypeError, named):
+        multimm.transpose(array)
+
+
+class ndarray:
+    """As much of a CuPy array as the checks may look at."""
+
+    def __init__(self, shape, dtype="float32"):
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.ndim = len(self.shape)
+
+    @property
+    def __cuda_array_interface__(self):
+        raise AssertionError("an array on a GPU was looked at before its kind was known to fit")
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function is np.empty_like:
+            return ndarray(kwargs.get("shape", self.shape), kwargs.get("dtype", self.dtype))
+        return NotImplemented
+
+    def __getitem__(self, index):
+        return ndarray((0,) * self.ndim, self.dtype)
+
+
+ndarray.__module__ = "cupy"
+
+
+def on_gpu(shape=(4, 4)):
+    array = da.ones(shape, chunks=2, dtype="float32")
+    array._meta = ndarray((0,) * len(shape))
+    return array
+
+
+def test_operands_on_different_devices():
+    gpu, cpu = on_gpu(), da.ones((4, 4), chunks=2, dtype="float32")
+    for operands in ((gpu, cpu), (cpu, gpu), (gpu, np.ones((4, 4))), (ndarray((4, 4)), cpu)):
+        for call in (multimm.matmul, gemm):
+            with refused(ArrayTypeError, "GPU", "CPU", "cupy.asarray"):
+                call(*operands)
+    with refused(ArrayTypeError, "GPU", "CPU"):
+        multimm.gemm(1, cpu, cpu, 1, gpu)
+    with refused(ArrayTypeError, "GPU", "CPU"):
+        multimm.verify(cpu, cpu, gpu)
+
+
+def test_unknown_chunk_sizes():
+    x = da.ones((6, 6), chunks=3)
+    unknown = x[x[:, 0] > 0]
+    for operands in ((unknown, x), (x, unknown.T)):
+        for call in (multimm.matmul, gemm, multimm.plan):
+            with refused(ShapeError, "unknown chunk sizes", "compute_chunk_sizes()"):
+                call(*operands)
+    with refused(ShapeError, "compute_chunk_sizes()"):
+        multimm.transpose(unknown)
+    with refused(ShapeError, "compute_chunk_sizes()"):
+        multimm.gemm(1, x, x, 1, unknown)
+
+
+def test_masked_blocks():
+    masked = np.ma.masked_less(np.arange(9.0).reshape(3, 3), 4)
+    lazy = da.ma.masked_less(da.ones((3, 3)), 4)
+    for array in (masked, lazy):
+        for call in (multimm.matmul, gemm):
+            with refused(ArrayTypeError, "MaskedArray", "asarray"):
+                call(array, np.ones((3, 3)))
+            with refused(ArrayTypeError, "MaskedArray"):
+                call(np.ones((3, 3)), array)
+        with refused(ArrayTypeError, "MaskedArray"):
+            multimm.transpose(array)
+
+
+def test_sparse_matrices():
+    scipy = pytest.importorskip("scipy.sparse")
+    dense = np.ones((3, 3))
+    for kind in (scipy.csr_matrix, scipy.csr_array, scipy.coo_array):
+        sparse = kind(dense)
+        with refused(ArrayTypeError, kind.__name__):
+            multimm.matmul(sparse, dense)
+        with refused(ArrayTypeError, kind.__name__):
+            multimm.matmul(da.ones((3, 3)), sparse)
+        blocks = da.ones((3, 3)).map_blocks(kind, meta=kind(np.zeros((0, 0))))
+        with refused(ArrayTypeError, kind.__name__):
+            multimm.matmul(blocks, dense)
+
+
+def test_other_array_types():
+    with refused(ArrayTypeError, "matrix"):
+        multimm.matmul(np.ones((3, 3)).view(np.matrix), np.ones((3, 3)))
+    for nothing in (None, "text", {1: 2}, object()):
+        with refused((ArrayTypeError, DTypeError)):
+            multimm.matmul(nothing, np.ones((3, 3)))
+
+
+def test_ragged_lists():
+    with pytest.raises(ValueError, match=r"inhomogeneous|ragged"):
+        multimm.matmul([[1, 2], [3]], np.ones((3, 3)))
+
+
+@pytest.mark.parametrize("call", [multimm.matmul, gemm, multimm.plan])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"precision": "tf32"}, ("'tf32'", "'float32'", "'ieee'")),
+        ({"precision": 32}, ("32", "'float32'")),
+        ({"blocks": 0}, ("blocks=0", "positive")),
+        ({"blocks": (1, 2, 3)}, ("blocks=(1, 2, 3)",)),
+        ({"blocks": "auto"}, ("blocks='auto'",)),
+        ({"slabs": -1}, ("slabs=-1", "positive")),
+        ({"p_k": 1.0}, ("p_k=1.0", "positive")),
+    ],
+)
+def test_options(call, options, named):
+    x = da.ones((4, 4), chunks=2)
+    with refused(OptionError, *named):
+        call(x, x, **options)
+
+
+def test_unknown_options_are_pythons_own_error():
+    x = np.ones((2, 2))
+    with pytest.raises(TypeError, match="block_size"):
+        multimm.matmul(x, x, block_size=3)
+
+
+def test_every_error_is_the_builtin_a_numpy_user_expects():
+    x = np.ones((2, 3))
+    with pytest.raises(ValueError, match="columns"):
+        multimm.matmul(x, x)
+    with pytest.raises(TypeError, match="object"):
+        multimm.matmul(x.astype(object), x.T)
+
+
+QUERY_PLANNING = """
+import numpy as np, dask.array as da
+x = da.from_array(np.ones((4, 4)), chunks=2)
+import multimm
+from multimm.errors import ArrayTypeError
+calls = {
+    "matmul": lambda: multimm.matmul(x, x),
+    "mixed": lambda: multimm.matmul(np.ones((4, 4)), x),
+    "gemm": lambda: multimm.gemm(1, x, x),
+    "transpose": lambda: multimm.transpose(x),
+    "plan": lambda: multimm.plan(x, x),
+    "accelerate": lambda: multimm.accelerate().__enter__(),
+    "verify": lambda: multimm.verify(x, x, x),
+    "verify NumPy": lambda: multimm.verify(*[np.ones((4, 4))] * 3),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except ArrayTypeError as error:
+        assert "query" in str(error) and "False" in str(error), (name, error)
+        assert "\\n" not in str(error), name
+    else:
+        raise SystemExit(name + " was not refused")
+assert (multimm.matmul(np.ones((4, 4)), np.ones((4, 4))) == 4).all()
+print("refused")
+"""
+
+
+def test_dasks_array_query_planning_is_refused():
+    outcome = subprocess.run(
+        [sys.executable, "-c", QUERY_PLANNING],
+        env={**os.environ, "DASK_ARRAY__QUERY_PLANNING": "True"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.strip() == "refused"

@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+import pickle
+import threading
+
+import cloudpickle
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.array import routines
+
+import multimm
+from multimm import dispatch
+
+ORIGINALS = [(owner, name, getattr(owner, name)) for owner, name in dispatch.ENTRIES]
+
+
+def untouched():
+    return all(getattr(owner, name) is original for owner, name, original in ORIGINALS)
+
+
+@pytest.fixture(autouse=True)
+def dask_is_itself_before_and_after():
+    assert untouched()
+    yield
+    assert untouched()
+    assert dispatch.PATCH.users == 0
+
+
+@pytest.fixture
+def x():
+    return da.from_array(np.arange(20.0).reshape(5, 4), chunks=2)
+
+
+def ours(array):
+    """Whether multimm made the array: one of its layers carries the name."""
+    return any(layer.startswith("multimm") for layer in array.dask.layers)
+
+
+PRODUCTS = {
+    "dask @ dask": lambda x, y: x @ y,
+    "dask @ numpy": lambda x, y: x @ y.compute(),
+    "numpy @ dask": lambda x, y: x.compute() @ y,
+    "list @ dask": lambda x, y: x.compute().tolist() @ y,
+    "operator.matmul": operator.matmul,
+    "da.matmul": lambda x, y: da.matmul(x, y),
+    "da.matmul of numpy and dask": lambda x, y: da.matmul(x.compute(), y),
+    "da.dot": lambda x, y: da.dot(x, y),
+    "x.dot": lambda x, y: x.dot(y),
+    "np.matmul": np.matmul,
+    "np.matmul of numpy and dask": lambda x, y: np.matmul(x.compute(), y),
+    "np.dot": np.dot,
+    "np.dot of numpy and dask": lambda x, y: np.dot(x.compute(), y),
+    "np.dot of a vector": lambda x, y: np.dot(x, y[:, 0]),
+    "vector.dot": lambda x, y: x[0].dot(y[:, 0]),
+    "stacks": lambda x, y: da.stack([x, x]) @ y,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_way_to_a_product_is_taken(x, name):
+    product = PRODUCTS[name]
+    expected = product(x, x.T)
+    assert not ours(expected)
+    with multimm.accelerate():
+        result = product(x, x.T)
+    assert ours(result)
+    assert isinstance(result, da.Array)
+    np.testing.assert_array_equal(result.compute(), expected.compute())
+    assert not ours(product(x, x.T))
+
+
+def with_mask(x):
+    return da.ma.masked_greater(x, 100)
+
+
+LEFT_TO_DASK = {
+    "objects": lambda x: x.astype(object) @ x.T.astype(object),
+    "masked blocks": lambda x: with_mask(x) @ with_mask(x.T),
+    "unknown chunks": lambda x: x[x[:, 0] > 0] @ x.T,
+    "dot of stacks": lambda x: da.stack([x, x]).dot(x.T),
+    "np.dot of stacks": lambda x: np.dot(da.stack([x, x]), x.T),
+    "keywords": lambda x: da.matmul(a=x, b=x.T),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_DASK)
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+def test_the_rest_is_left_to_dask(x, name, caplog):
+    product = LEFT_TO_DASK[name]
+    expected = product(x).compute()
+    with multimm.accelerate(), caplog.at_level(logging.DEBUG, "multimm.dispatch"):
+        result = product(x)
+    assert not ours(result)
+    assert "left to Dask" in caplog.text
+    np.testing.assert_array_equal(np.asarray(result.compute()), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x: da.matmul(x, 3),
+        lambda x: np.matmul(x, 3),
+        lambda x: np.matmul(x, x.T, out=x),
+        lambda x: da.matmul(x),
+        lambda x: da.matmul(x, x.T, x),
+    ],
+)
+def test_dask_refuses_as_before(x, product):
+    def outcome():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            product(x)
+        return type(caught.value), str(caught.value)
+
+    expected = outcome()
+    with multimm.accelerate():
+        assert outcome() == expected
+
+
+def test_products_of_numpy_arrays_are_not_ours(x):
+    y = x.compute()
+    with multimm.accelerate():
+        assert isinstance(y @ y.T, np.ndarray)
+        assert isinstance(da.matmul(y, y.T), da.Array)
+        assert not ours(da.matmul(y, y.T))
+
+
+def test_wrong_shapes_raise_at_the_call(x):
+    with multimm.accelerate(), pytest.raises(multimm.errors.ShapeError):
+        x @ x
+
+
+def test_nothing_is_computed(x):
+    def refuse(*args, **kwargs):
+        raise AssertionError("computed while the graph is built")
+
+    y = x.compute()
+    with dask.config.set(scheduler=refuse), multimm.accelerate():
+        assert ours(x @ x.T)
+        assert ours(y @ x.T)
+        assert ours(np.dot(x, x.T))
+
+
+def test_sessions_nest(x):
+    with multimm.accelerate():
+        with multimm.accelerate():
+            assert ours(x @ x.T)
+        assert ours(x @ x.T)
+    assert not ours(x @ x.T)
+
+
+def test_dask_is_restored_after_an_exception(x):
+    with pytest.raises(ZeroDivisionError), multimm.accelerate(), multimm.accelerate():
+        raise ZeroDivisionError
+    assert untouched()
+    assert not ours(x @ x.T)
+
+
+def test_as_a_decorator(x):
+    @multimm.accelerate()
+    def product():
+        return x @ x.T
+
+    assert ours(product())
+    assert ours(product())
+    assert not ours(x @ x.T)
+
+
+def test_never_recurses(x, monkeypatch):
+    """multimm's own code, and what it calls, gets Dask's functions."""
+    seen = []
+
+    def matmul(a, b):
+        seen.append(dispatch.accelerated())
+        return routines.matmul(a, da.matmul(b, np.eye(b.shape[1])))
+
+    monkeypatch.setattr(dispatch, "matmul", matmul)
+    with multimm.accelerate():
+        result = x @ x.T
+        assert dispatch.accelerated()
+    assert seen == [False]
+    np.testing.assert_array_equal(result.compute(), (x @ x.T).compute())
+
+
+def test_an_error_inside_does_not_end_the_session(x):
+    with multimm.accelerate():
+        with pytest.raises(multimm.errors.ShapeError):
+            x @ x
+        assert ours(x @ x.T)
+
+
+def test_other_threads_are_untouched_while_the_wrappers_are_in_place(x):
+    found = {}
+
+    def other():
+        found["wrapped"] = not untouched()
+        found["ours"] = ours(x @ x.T)
+
+    with multimm.accelerate():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert ours(x @ x.T)
+    assert found == {"wrapped": True, "ours": False}
+
+
+def test_threads_that_overlap_leave_in_any_order(x):
+    """First in, first out: the wrappers stay for the second, and go with it."""
+    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+    found = {}
+
+    def first():
+        with multimm.accelerate():
+            entered.set()
+            leave.wait(10)
+        left.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert entered.wait(10)
+    with multimm.accelerate():
+        leave.set()
+        assert left.wait(10)
+        found["after the first left"] = ours(x @ x.T)
+    thread.join()
+    assert found == {"after the first left": True}
+    assert untouched()
+
+
+def test_many_threads_come_and_go(x):
+    errors = []
+
+    def work():
+        for _ in range(50):
+            with multimm.accelerate():
+                if not ours(da.matmul(x, x.T)):
+                    errors.append("not ours inside")
+            if ours(da.matmul(x, x.T)):
+                errors.append("ours outside")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_asynchronous_tasks_are_apart(x):
+    found = {}
+
+    async def accelerated(inside, done):
+        with multimm.accelerate():
+            inside.set()
+            await done.wait()
+            found["inside"] = ours(x @ x.T)
+
+    async def plain(inside, done):
+        await inside.wait()
+        found["beside"] = ours(x @ x.T)
+        done.set()
+
+    async def main():
+        inside, done = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(accelerated(inside, done), plain(inside, done))
+
+    asyncio.run(main())
+    assert found == {"inside": True, "beside": False}
+
+
+def test_a_task_that_outlives_its_session_is_plain_again(x):
+    found = {}
+
+    async def late(go):
+        found["during"] = ours(x @ x.T)
+        await go.wait()
+        with_others = [ours(x @ x.T)]
+        found["after"] = with_others[0]
+
+    async def main():
+        go = asyncio.Event()
+        with multimm.accelerate():
+            task = asyncio.ensure_future(late(go))
+            await asyncio.sleep(0)
+        # Another session keeps the wrappers in place; it is not the task's.
+        with multimm.accelerate():
+            go.set()
+            await task
+
+    asyncio.run(main())
+    assert found == {"during": True, "after": False}
+
+
+def test_a_generator_closed_elsewhere_leaves_dask_as_it_was(x):
+    def generate():
+        with multimm.accelerate():
+            yield x @ x.T
+
+    import contextvars
+
+    generator = generate()
+    assert ours(contextvars.copy_context().run(next, generator))
+    generator.close()
+    assert untouched()
+    assert not ours(x @ x.T)
+
+
+def test_a_later_patch_by_somebody_else_survives(x):
+    original = da.matmul
+
+    def theirs(a, b):
+        return original(a, b)
+
+    try:
+        with multimm.accelerate():
+            da.matmul = theirs
+        assert da.matmul is theirs
+    finally:
+        da.matmul = original
+
+
+def test_a_wrapper_that_is_kept_does_what_dask_does(x):
+    with multimm.accelerate():
+        kept = da.matmul
+    assert kept is not da.matmul
+    assert not ours(kept(x, x.T))
+    with multimm.accelerate():
+        assert ours(kept(x, x.T))
+
+
+def test_functions_travel_to_other_processes(x):
+    with multimm.accelerate():
+        assert pickle.loads(pickle.dumps(da.matmul)) is da.matmul
+        kept = da.matmul
+    copy = cloudpickle.loads(cloudpickle.dumps(kept))
+    np.testing.assert_array_equal(copy(x, x.T).compute(), (x @ x.T).compute())
+
+
+def test_dasks_own_algorithms_work_inside(x):
+    tall = da.random.default_rng(0).random((40, 4), chunks=(10, 4))
+    with multimm.accelerate():
+        q, r = da.linalg.qr(tall)
+        back = q @ r
+        _, s, _ = da.linalg.svd_compressed(tall, 2, seed=0)
+        product = da.einsum("ij,jk->ik", x, x.T), da.vdot(x, x), da.tensordot(x, x.T, axes=1)
+    assert ours(back)
+    np.testing.assert_allclose(back.compute(), tall.compute())
+    assert np.isfinite(s.compute()).all()
+    np.testing.assert_allclose(product[1].compute(), np.vdot(x.compute(), x.compute()))
+    np.testing.assert_allclose(product[0].compute(), product[2].compute())

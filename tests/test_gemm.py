@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import itertools
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.errors import DTypeError, OptionError, ShapeError
+
+
+def integers(rng, shape, dtype="f4"):
+    return rng.integers(-3, 4, shape).astype(dtype)
+
+
+def same_bits(result, right):
+    assert result.dtype == right.dtype
+    assert result.shape == right.shape
+    np.testing.assert_array_equal(np.asarray(result), right)
+
+
+@given(
+    sizes=st.tuples(*[st.integers(0, 12)] * 3),
+    edges=st.tuples(*[st.integers(1, 13)] * 3),
+    trans=st.tuples(st.booleans(), st.booleans()),
+    alpha=st.sampled_from([0, 1, -2, 3.0]),
+    beta=st.sampled_from([0, 1, -1, 2.0]),
+    dtype=st.sampled_from(["float32", "float64", "complex64", "float16"]),
+    options=st.sampled_from([{}, {"slabs": 2}, {"slabs": 2, "p_k": 2}, {"blocks": 5, "p_k": 3}]),
+    seed=st.integers(0, 2**32),
+)
+def test_small_integers_are_exact(sizes, edges, trans, alpha, beta, dtype, options, seed):
+    rng = np.random.default_rng(seed)
+    m, k, n = sizes
+    a, b, c = (integers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    right = alpha * (a.astype("c16") @ b.astype("c16")) + beta * c.astype("c16")
+    right = right.astype(dtype) if dtype == "complex64" else right.real.astype(dtype)
+    a, b = (x.T if flip else x for x, flip in zip((a, b), trans, strict=True))
+    flags = {"trans_a": trans[0], "trans_b": trans[1], "beta": beta, **options}
+    same_bits(multimm.gemm(alpha, a, b, c=c, **flags), right)
+    lazy = [da.from_array(x, edge) for x, edge in zip((a, b, c), edges, strict=True)]
+    result = multimm.gemm(alpha, *lazy[:2], c=lazy[2], **flags)
+    assert isinstance(result, da.Array)
+    assert result.dtype == right.dtype
+    same_bits(result.compute(scheduler="sync"), right)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("trans", list(itertools.product((False, True), repeat=2)))
+def test_random_values_keep_the_contract(lazy, trans):
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.normal(size=s).astype("f4") for s in ((40, 300), (300, 50), (40, 50)))
+    alpha, beta = 0.3, -1.7
+    exact = alpha * (a.astype(float) @ b) + beta * c.astype(float)
+    u = 2.0**-24
+    bound = alpha * 306 * u * (np.abs(a).astype(float) @ np.abs(b))
+    bound += 2 * u * (np.abs(alpha * (a.astype(float) @ b)) + np.abs(beta * c)) + u * np.abs(exact)
+    a, b = (x.T if flip else x for x, flip in zip((a, b), trans, strict=True))
+    if lazy:
+        a, b, c = (da.from_array(x, 64) for x in (a, b, c))
+    result = multimm.gemm(alpha, a, b, beta, c, trans_a=trans[0], trans_b=trans[1], slabs=70)
+    result = np.asarray(result)
+    assert result.dtype == np.float32
+    assert (np.abs(result - exact) <= bound).all()
+
+
+def test_scalars_enter_once_after_the_last_slab():
+    """alpha after every slab would give alpha**slabs, beta more than one C."""
+    a, b, c = da.ones((4, 12), chunks=4), da.ones((12, 4), chunks=4), da.ones((4, 4), chunks=2)
+    for p_k in (1, 3):
+        result = multimm.gemm(2, a, b, 3, c, slabs=2, blocks=2, p_k=p_k)
+        assert (result.compute() == 2 * 12 + 3).all()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_beta_zero_never_reads_c(lazy):
+    x, c = np.ones((4, 4), np.float32), np.full((4, 4), np.nan, np.float32)
+    if lazy:
+        x, c = da.from_array(x, 2), da.from_array(c, 2, name="not-to-be-read")
+    result = multimm.gemm(1, x, x, 0, c)
+    if lazy:
+        assert "not-to-be-read" not in str(dict(result.__dask_graph__()))
+        result = result.compute()
+    assert (result == 4).all()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_alpha_zero_never_reads_a_and_b(lazy):
+    x, c = np.full((4, 4), np.nan, np.float32), np.ones((4, 4), np.float32)
+    if lazy:
+        x, c = da.from_array(x, 2), da.from_array(c, 2)
+    result = np.asarray(multimm.gemm(0, x, x, 3, c, slabs=2))
+    assert (result == 3).all()
+    assert (np.asarray(multimm.gemm(0, x, x)) == 0).all()
+
+
+def test_k_zero_scales_c():
+    a, b, c = da.ones((3, 0)), da.ones((0, 4)), da.ones((3, 4), chunks=2)
+    assert (multimm.gemm(5, a, b, 2, c).compute() == 2).all()
+    assert (multimm.gemm(5, a, b).compute() == 0).all()
+
+
+def test_c_in_other_chunks_and_of_numpy():
+    rng = np.random.default_rng(1)
+    a, b, c = integers(rng, (20, 30)), integers(rng, (30, 25)), integers(rng, (20, 25))
+    right = a @ b + 2 * c
+    lazy = da.from_array(a, 7), da.from_array(b, 9)
+    same_bits(multimm.gemm(1, *lazy, 2, da.from_array(c, (3, 25))).compute(), right)
+    same_bits(multimm.gemm(1, *lazy, 2, c).compute(), right)
+    lazy_c = multimm.gemm(1, a, b, 2, da.from_array(c, 5))
+    assert isinstance(lazy_c, da.Array)
+    same_bits(lazy_c.compute(), right)
+
+
+def test_c_is_not_changed():
+    c = np.ones((4, 4), np.float32)
+    multimm.gemm(1, c, c, 1, c)
+    multimm.gemm(1, da.from_array(c, 2), da.from_array(c, 2), 1, da.from_array(c, 2)).compute()
+    assert (c == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
+def test_integers_stay_integers_and_wrap(dtype):
+    rng = np.random.default_rng(2)
+    info = np.iinfo(dtype)
+    shapes = ((9, 8), (8, 7), (9, 7))
+    a, b, c = (rng.integers(info.min, info.max, s, dtype, endpoint=True) for s in shapes)
+    right = a.dtype.type(3) * (a @ b) + a.dtype.type(5) * c
+    same_bits(multimm.gemm(3, a, b, 5, c), right)
+    lazy = [da.from_array(x, 4) for x in (a, b, c)]
+    same_bits(multimm.gemm(3, *lazy[:2], 5, lazy[2], slabs=3).compute(), right)
+    half = multimm.gemm(0.5, *lazy[:2])
+    assert half.dtype == (0.5 * (a @ b)).dtype
+    same_bits(half.compute(), 0.5 * (a @ b))
+
+
+@pytest.mark.parametrize("scalar", [np.float64(2), np.float32(2), np.int64(2), 2, 2.0])
+def test_scalars_do_not_raise_the_precision(scalar):
+    x = np.ones((3, 3), np.float32)
+    assert multimm.gemm(scalar, x, x, scalar, x).dtype == np.float32
+    assert multimm.gemm(scalar, da.from_array(x, 2), x, scalar, x).dtype == np.float32
+
+
+def test_complex_scalars():
+    x = np.ones((3, 3), np.float32)
+    result = multimm.gemm(1j, da.from_array(x, 2), x, 1, x)
+    same_bits(result.compute(), (1 + 3j) * x.astype(np.complex64))
+
+
+def test_wider_c_widens_the_result():
+    x, c = np.ones((3, 3), np.float32), np.ones((3, 3))
+    same_bits(multimm.gemm(1, x, x, 1, c), x @ x + c)
+    same_bits(multimm.gemm(1, da.from_array(x, 2), x, 1, c).compute(), x @ x + c)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_verified(lazy):
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.normal(size=s).astype("f4") for s in ((80, 30), (80, 40), (30, 40)))
+    if lazy:
+        a, b, c = (da.from_array(x, 25) for x in (a, b, c))
+    result = multimm.gemm(2.5, a, b, -0.5, c, trans_a=True)
+    assert multimm.verify(a, b, result, trans_a=True, alpha=2.5, beta=-0.5, c0=c)
+    assert not multimm.verify(a, b, result, trans_a=True, alpha=2.5, beta=0.5, c0=c)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"b": np.ones((4, 5))}, ShapeError, r"\(4, 5\)"),
+        ({"trans_a": True}, ShapeError, r"\(3, 4\)|\(4, 5\)"),
+        ({"a": np.ones((2, 3, 4))}, ShapeError, "matri"),
+        ({"a": np.ones(3)}, ShapeError, "matri"),
+        ({"beta": 1}, OptionError, "beta=1"),
+        ({"beta": 1, "c": np.ones((3, 6))}, ShapeError, r"\(3, 6\)"),
+        ({"beta": 1, "c": np.ones(5)}, ShapeError, r"\(5,\)"),
+        ({"beta": 1, "c": np.full((3, 7), None)}, DTypeError, "object"),
+        ({"alpha": np.ones(3)}, OptionError, "alpha"),
+        ({"alpha": "2"}, OptionError, "alpha"),
+        ({"beta": None, "c": np.ones((3, 7))}, OptionError, "beta"),
+    ],
+)
+def test_bad_input_is_refused_at_the_call(change, error, message, lazy):
+    given = {"alpha": 1, "a": np.ones((3, 4)), "b": np.ones((4, 7))} | change
+    if lazy:
+        given = {
+            name: da.from_array(x, 2) if name in "abc" and isinstance(x, np.ndarray) else x
+            for name, x in given.items()
+        }
+    if change == {"b": change.get("b")}:
+        given["trans_b"] = True
+    with pytest.raises(error, match=message) as caught:
+        multimm.gemm(**given)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import itertools
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.errors import OptionError
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [
+    *map(np.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")),
+    *map(np.dtype, ("uint64", "float16", "float32", "float64", "complex64", "complex128")),
+    BFLOAT16,
+]
+U32 = 2.0**-24
+
+
+def integers(rng, shape, dtype):
+    """Small integers: sums of products are exact in every dtype and every order."""
+    dtype = np.dtype(dtype)
+    low = 0 if dtype.kind in "ub" else -2
+    return rng.integers(low, 3 if dtype.kind != "b" else 2, shape).astype(dtype)
+
+
+def chunked(array, rng):
+    """The array in random chunks, equal or ragged, now and then as a lazy slice or transpose."""
+    chunks = []
+    for size in array.shape:
+        cuts = np.sort(rng.integers(0, size + 1, rng.integers(0, 4)))
+        edges = np.unique(np.concatenate([[0], cuts, [size]]))
+        chunks.append(tuple(int(c) for c in np.diff(edges)) or (0,))
+    way = rng.integers(4) if array.ndim >= 2 else 0
+    if way == 1:
+        flipped = da.from_array(array.swapaxes(-1, -2), (*chunks[:-2], chunks[-1], chunks[-2]))
+        return da.swapaxes(flipped, -1, -2)
+    if way == 2:
+        padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(1, 2)])
+        return da.from_array(padded, 3)[..., 1:-2]
+    return da.from_array(array, tuple(chunks))
+
+
+def same_bits(result, right):
+    result, right = np.asarray(result), np.asarray(right)
+    assert result.dtype == right.dtype
+    assert result.shape == right.shape
+    np.testing.assert_array_equal(result, right)
+
+
+def within_contract(result, a, b, terms=None):
+    """|C - exact| <= (k + 6) u |A||B| + one rounding, per element; False for NaN."""
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    sizes = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
+    k = a.shape[-1]
+    bound = (k + 6) * U32 * sizes + 3 * U32 * np.abs(exact) + (k + 1) * 2.0**-149
+    return bool((np.abs(np.asarray(result).astype(np.float64) - exact) <= bound).all())
+
+
+@st.composite
+def shapes(draw):
+    size = st.integers(0, 9)
+    m, k, n = draw(size), draw(size), draw(size)
+    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    left = [draw(st.sampled_from([d, 1])) for d in batch][draw(st.integers(0, len(batch))) :]
+    right = [draw(st.sampled_from([d, 1])) for d in batch][draw(st.integers(0, len(batch))) :]
+    a = draw(st.sampled_from([(*left, m, k), (k,)]))
+    b = draw(st.sampled_from([(*right, k, n), (k,)]))
+    return a, b
+
+
+@given(shapes(), st.sampled_from(DTYPES), st.integers(0, 2**32), st.sampled_from(["ab", "a", "b"]))
+def test_numpy_semantics_on_any_shape_and_chunks(pair, dtype, seed, lazy):
+    rng = np.random.default_rng(seed)
+    a, b = (integers(rng, shape, dtype) for shape in pair)
+    right = np.matmul(a, b)
+    left, other = (
+        chunked(x, rng) if name in lazy else x for name, x in zip("ab", (a, b), strict=True)
+    )
+    c = multimm.matmul(left, other)
+    assert isinstance(c, da.Array)
+    assert c.dtype == right.dtype
+    assert c.shape == right.shape
+    assert type(c._meta) is np.ndarray
+    assert c._meta.dtype == right.dtype
+    assert c._meta.ndim == right.ndim
+    same_bits(c.compute(scheduler="sync"), right)
+    same_bits(multimm.matmul(a, b), right)
+
+
+@given(
+    st.tuples(*[st.integers(1, 40)] * 3),
+    st.tuples(*[st.integers(1, 45)] * 4),
+    st.integers(0, 2**32),
+)
+def test_random_float32_products_keep_the_contract(sizes, edges, seed):
+    rng = np.random.default_rng(seed)
+    m, k, n = sizes
+    a, b = rng.normal(size=(m, k)).astype("f4"), rng.normal(size=(k, n)).astype("f4")
+    left = da.from_array(a, (edges[0], edges[1]))
+    right = da.from_array(b, (edges[2], edges[3]))
+    c = multimm.matmul(left, right).compute(scheduler="sync")
+    assert within_contract(c, a, b)
+    c[0, 0] = np.nan
+    assert not within_contract(c, a, b)
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_numpy_result_dtype_whatever_the_chunks(left, right):
+    rng = np.random.default_rng(0)
+    a, b = integers(rng, (4, 6), left), integers(rng, (6, 5), right)
+    try:
+        both = np.matmul(a, b)
+    except TypeError:
+        with pytest.raises(multimm.errors.DTypeError):
+            multimm.matmul(da.from_array(a), b)
+        return
+    for chunks in (-1, 2):
+        c = multimm.matmul(da.from_array(a, chunks), da.from_array(b, chunks))
+        assert c.dtype == both.dtype
+        same_bits(c.compute(scheduler="sync"), both)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint64"])
+def test_integers_wrap_around_like_numpys(dtype):
+    rng = np.random.default_rng(1)
+    info = np.iinfo(dtype)
+    a, b = (rng.integers(info.min, info.max, (30, 30), dtype, endpoint=True) for _ in range(2))
+    c = multimm.matmul(da.from_array(a, 7), da.from_array(b, 11))
+    same_bits(c.compute(scheduler="sync"), a @ b)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("float16"), BFLOAT16], ids=str)
+def test_half_formats_are_summed_in_float32(dtype):
+    """Sums in the half format stick where half a unit of the sum is rounded away."""
+    a, b = np.ones((3, 4096), dtype), np.full((4096, 2), 0.5, dtype)
+    out = np.matmul(a[:, :1], b[:1]).dtype
+    stuck = dtype.type(0)
+    for _ in range(4096):
+        stuck = dtype.type(stuck + dtype.type(0.5))
+    assert float(stuck) < 2048
+    for slabs in (None, 1, 64):
+        options = {} if slabs is None else {"slabs": slabs * 64}
+        c = multimm.matmul(da.from_array(a, 300), da.from_array(b, 700), **options)
+        same_bits(c.compute(scheduler="sync"), np.full((3, 2), 2048, out))
+    same_bits(multimm.matmul(a, b), np.full((3, 2), 2048, out))
+
+
+def test_thin_chunks():
+    rng = np.random.default_rng(2)
+    a, b = integers(rng, (200, 1000), "f4"), integers(rng, (1000, 150), "f4")
+    left, right = da.from_array(a, (1, 1000)), da.from_array(b, (1000, 1))
+    same_bits(multimm.matmul(left, right).compute(scheduler="sync"), a @ b)
+    left, right = da.from_array(a, (200, 1)), da.from_array(b, (1, 150))
+    c = multimm.matmul(left, right)
+    same_bits(c.compute(scheduler="sync"), a @ b)
+
+
+@pytest.mark.parametrize("chunks", [(7, 11), (250, 300), (1, 1000)])
+def test_chunks_that_do_not_match_along_k(chunks):
+    rng = np.random.default_rng(3)
+    a, b = integers(rng, (20, 1000), "f4"), integers(rng, (1000, 30), "f4")
+    c = multimm.matmul(da.from_array(a, (20, chunks[0])), da.from_array(b, (chunks[1], 30)))
+    same_bits(c.compute(scheduler="sync"), a @ b)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((0, 4), (4, 3)),
+        ((3, 0), (0, 4)),
+        ((3, 4), (4, 0)),
+        ((0, 0), (0, 0)),
+        ((0,), (0,)),
+        ((0,), (0, 3)),
+        ((2, 3, 0), (0, 4)),
+        ((0, 3, 4), (4, 5)),
+        ((0, 3, 4), (1, 4, 5)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"slabs": 2}, {"p_k": 2}], ids=str)
+def test_dimensions_of_size_zero(shape_a, shape_b, dtype, options):
+    a, b = np.ones(shape_a, dtype), np.ones(shape_b, dtype)
+    same_bits(multimm.matmul(a, b), a @ b)
+    c = multimm.matmul(da.from_array(a, 2), da.from_array(b, 2), **options)
+    same_bits(c.compute(scheduler="sync"), a @ b)
+
+
+def test_numpy_and_lists_in_numpy_out():
+    a, b = [[1, 2], [3, 4]], [[5, 6], [7, 8]]
+    assert type(multimm.matmul(a, b)) is np.ndarray
+    same_bits(multimm.matmul(a, b), np.matmul(a, b))
+    same_bits(multimm.matmul(np.asarray(a), b), np.matmul(a, b))
+    c = multimm.matmul(da.from_array(np.asarray(a), 1), b)
+    assert isinstance(c, da.Array)
+    same_bits(c.compute(), np.matmul(a, b))
+
+
+def test_arrays_of_any_layout():
+    rng = np.random.default_rng(4)
+    big = integers(rng, (60, 80), "f4")
+    for a in (big[::2, ::2], big[::-1], np.asfortranarray(big), big.T[:60:3]):
+        a = a[:20, :20]
+        same_bits(multimm.matmul(a, a.T), a @ a.T)
+        same_bits(multimm.matmul(da.from_array(a, 6), da.from_array(a.T, 7)).compute(), a @ a.T)
+
+
+def test_operands_are_left_alone():
+    rng = np.random.default_rng(5)
+    a, b = integers(rng, (30, 30), "f4"), integers(rng, (30, 30), "f4")
+    before = a.copy(), b.copy()
+    multimm.matmul(da.from_array(a, 10), da.from_array(b, 10), slabs=10).compute()
+    multimm.matmul(a, b)
+    same_bits(a, before[0])
+    same_bits(b, before[1])
+
+
+def test_one_array_on_both_sides():
+    x = integers(np.random.default_rng(6), (40, 40), "f4")
+    lazy = da.from_array(x, (13, 9))
+    same_bits(multimm.matmul(lazy, lazy).compute(), x @ x)
+    same_bits(multimm.matmul(lazy, lazy.T).compute(), x @ x.T)
+    same_bits(multimm.matmul(lazy.T, lazy).compute(), x.T @ x)
+
+
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_schedulers_give_the_same_bits(scheduler):
+    rng = np.random.default_rng(7)
+    a, b = rng.normal(size=(90, 120)).astype("f4"), rng.normal(size=(120, 70)).astype("f4")
+    left, right = da.from_array(a, 40), da.from_array(b, 30)
+    options = {"blocks": 32, "slabs": 25, "p_k": 2}
+    once = multimm.matmul(left, right, **options).compute(scheduler="sync")
+    again = multimm.matmul(left, right, **options).compute(scheduler=scheduler)
+    same_bits(once, again)
+    assert within_contract(once, a, b)
+
+
+def test_chunks_of_the_operands_do_not_change_the_bits_of_a_fixed_plan():
+    rng = np.random.default_rng(8)
+    a, b = rng.normal(size=(64, 100)).astype("f4"), rng.normal(size=(100, 64)).astype("f4")
+    options = {"blocks": (16, 32), "slabs": 20, "p_k": 1}
+    results = [
+        multimm.matmul(da.from_array(a, left), da.from_array(b, right), **options).compute()
+        for left, right in [(64, 64), (7, 11), ((16, 20), (20, 32))]
+    ]
+    same_bits(results[0], results[1])
+    same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 8, 1000, (10, 7), (100, 3)])
+@pytest.mark.parametrize("slabs", [None, 1, 9, 1000])
+@pytest.mark.parametrize("p_k", [None, 1, 2, 5])
+def test_every_blocking_gives_the_same_product(blocks, slabs, p_k):
+    rng = np.random.default_rng(9)
+    a, b = integers(rng, (13, 20), "f4"), integers(rng, (20, 9), "f4")
+    options = {"blocks": blocks, "slabs": slabs, "p_k": p_k}
+    c = multimm.matmul(da.from_array(a, 8), da.from_array(b, 8), **options)
+    same_bits(c.compute(scheduler="sync"), a @ b)
+    edges = (blocks, blocks) if isinstance(blocks, int) else blocks
+    if edges is not None:
+        assert [max(chunks) for chunks in c.chunks] == [min(13, edges[0]), min(9, edges[1])]
+
+
+def test_blocks_apply_to_stacks():
+    rng = np.random.default_rng(10)
+    a, b = integers(rng, (3, 20, 10), "f4"), integers(rng, (10, 16), "f4")
+    c = multimm.matmul(da.from_array(a, (1, 9, 3)), da.from_array(b, 5), blocks=8, slabs=4)
+    same_bits(c.compute(), a @ b)
+
+
+@pytest.mark.parametrize("precision", ["float32", "ieee"])
+def test_precisions(precision):
+    rng = np.random.default_rng(11)
+    a, b = rng.normal(size=(50, 300)).astype("f4"), rng.normal(size=(300, 40)).astype("f4")
+    c = multimm.matmul(da.from_array(a, 20), da.from_array(b, 30), precision=precision)
+    assert within_contract(c.compute(), a, b)
+    assert within_contract(multimm.matmul(a, b, precision=precision), a, b)
+
+
+def test_non_finite_inputs_give_what_numpy_gives():
+    rng = np.random.default_rng(12)
+    a, b = integers(rng, (20, 30), "f4") + 1, integers(rng, (30, 25), "f4") + 1
+    a[3, 4], a[5, 6], b[7, 8] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        right = a @ b
+        c = multimm.matmul(da.from_array(a, 7), da.from_array(b, 9)).compute(scheduler="sync")
+    same_bits(c, right)
+
+
+def test_subnormals_are_kept():
+    a = np.full((4, 6), 2.0**-100, np.float32)
+    b = np.full((6, 4), 2.0**-40, np.float32)
+    c = multimm.matmul(da.from_array(a, 2), da.from_array(b, 2)).compute()
+    same_bits(c, np.full((4, 4), 6 * 2.0**-140, np.float32))
+
+
+def test_results_verify(tmp_path):
+    rng = da.random.default_rng(13)
+    a = rng.normal(size=(300, 400), chunks=(120, 90)).astype("f4")
+    b = rng.normal(size=(400, 200), chunks=(150, 60)).astype("f4")
+    with dask.config.set(scheduler="threads"):
+        c = multimm.matmul(a, b)
+        assert multimm.verify(a, b, c)
+        assert not multimm.verify(a, b, c[::-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"blocks": 0}, "blocks=0"),
+        ({"blocks": -3}, "blocks=-3"),
+        ({"blocks": (4, 0)}, "blocks=0"),
+        ({"blocks": (4, 5, 6)}, r"blocks=\(4, 5, 6\)"),
+        ({"blocks": 2.0}, r"blocks=2\.0"),
+        ({"blocks": "4"}, "blocks='4'"),
+        ({"blocks": True}, "blocks=True"),
+        ({"blocks": [4, 4]}, r"blocks=\[4, 4\]"),
+        ({"slabs": 0}, "slabs=0"),
+        ({"slabs": 1.5}, r"slabs=1\.5"),
+        ({"slabs": (3,)}, r"slabs=\(3,\)"),
+        ({"p_k": 0}, "p_k=0"),
+        ({"p_k": "2"}, "p_k='2'"),
+        ({"precision": "tf32"}, "precision='tf32'"),
+        ({"precision": "double"}, "precision='double'"),
+        ({"precision": None}, "precision=None"),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_options_out_of_range_are_refused_at_the_call(options, named, lazy):
+    x = np.ones((4, 4), np.float32)
+    x = da.from_array(x, 2) if lazy else x
+    for call in (multimm.matmul, lambda a, b, **given: multimm.gemm(1, a, b, **given)):
+        with pytest.raises(OptionError, match=named) as caught:
+            call(x, x, **options)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,565 @@
+from __future__ import annotations
+
+import itertools
+import sys
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import multimm
+from multimm.checks.operands import prepare
+from multimm.checks.sweep import sweep
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+
+verify = multimm.verify
+
+quick = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def dtype_of(name):
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def draw(rng, shape, name, scale=1.0):
+    dtype = dtype_of(name)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.1
+    values = rng.normal(size=shape) * scale
+    if dtype.kind == "c":
+        values = values + 1j * rng.normal(size=shape) * scale
+    return values.astype(dtype)
+
+
+def product(a, b):
+    """What a right product of these dtypes is: half formats summed in float32."""
+    if a.dtype.name in ("float16", "bfloat16"):
+        with np.errstate(over="ignore"):
+            return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
+    return np.matmul(a, b)
+
+
+def lazy(array, rng):
+    chunks = tuple(int(rng.integers(size // 4 + 1, size + 2)) for size in array.shape)
+    return da.from_array(array, chunks=chunks, name=False)
+
+
+def sequential(a, b):
+    """The sum in the order of k, each step rounded: the least lucky right product."""
+    c = np.zeros((a.shape[0], b.shape[1]), np.result_type(a, b))
+    for column, row in zip(a.T, b, strict=True):
+        c += column[:, None] * row
+    return c
+
+
+@quick
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from((*FLOATS, *INTEGERS, "bool")),
+    sizes=st.tuples(*[st.integers(1, 90)] * 3),
+    chunked=st.booleans(),
+)
+def test_right_products_pass_and_one_wrong_element_fails(seed, name, sizes, chunked):
+    rng = np.random.default_rng(seed)
+    m, k, n = sizes
+    a, b = draw(rng, (m, k), name), draw(rng, (k, n), name)
+    right = product(a, b)
+    wrong = right.copy()
+    at = rng.integers(m), rng.integers(n)
+    if name == "bool":
+        wrong[at] = not wrong[at]
+    elif name in INTEGERS:
+        with np.errstate(over="ignore"):
+            wrong[at] += wrong.dtype.type(1)
+    else:
+        result = verify(a, b, right)
+        error = max(1.5 * result.detects, 8 * float(np.abs(right[at])) * 2.0**-8)
+        value = complex(right[at]) + error
+        wrong[at] = value if right.dtype.kind == "c" else value.real
+    operands = [lazy(x, rng) if chunked else x for x in (a, b)]
+    with dask.config.set(scheduler="sync"):
+        assert verify(*operands, lazy(right, rng) if chunked else right)
+        if name == "bool" and m > 64:
+            return
+        assert not verify(*operands, lazy(wrong, rng) if chunked else wrong)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adversarial_right_products_pass(seed, dtype):
+    rng = np.random.default_rng(seed)
+    grade = np.logspace(-15, 15, 48)
+    a, b = rng.normal(size=(48, 1500)), rng.normal(size=(1500, 40))
+    cases = {
+        "graded rows": (grade[:, None] * a, b),
+        "graded columns": (a, b * np.logspace(-15, 15, 40)),
+        "graded along k": (a * np.logspace(-15, 15, 1500), b),
+        "lognormal": (rng.lognormal(0, 4, a.shape), rng.lognormal(0, 4, b.shape)),
+        "one sign": (np.abs(a), np.abs(b)),
+        "constant": (np.full(a.shape, 0.1), np.full(b.shape, 1 / 3)),
+        "cancelling": (np.hstack([a, -a]), np.vstack([b, b])),
+        "subnormal": (a * 1e-21, b * 1e-21),
+    }
+    for case, operands in cases.items():
+        a, b = (x.astype(dtype) for x in operands)
+        for multiply in (np.matmul, sequential):
+            result = verify(a, b, multiply(a, b), seed=seed)
+            assert result, (case, multiply, str(result))
+            assert result.unchecked == 0
+
+
+def test_biased_rounding_is_settled_element_by_element():
+    a, b = np.full((500, 3000), 0.1, np.float32), np.ones((3000, 40), np.float32)
+    right = sequential(a, b)
+    assert abs(right[0, 0] / (a[0].astype(float) @ b[:, 0]) - 1) > np.sqrt(3000) * 2.0**-24
+    result = verify(a, b, right)
+    assert result
+    assert result.recomputed == 16
+    assert result.suspects > 16
+    assert f"{result.suspects} rows differ more than rounding usually does" in str(result)
+    assert result.detects > verify(a, b, a @ b).detects
+    right[7, 3] += 2 * np.float32(result.detects)
+    assert not verify(a, b, right)
+
+
+@pytest.fixture(scope="module")
+def typical():
+    rng = np.random.default_rng(7)
+    a = rng.normal(size=(600, 1500)).astype(np.float32)
+    b = rng.normal(size=(1500, 500)).astype(np.float32)
+    return a, b, a @ b
+
+
+def omit_slab(a, b, c):
+    return c - a[:, 320:384] @ b[320:384]
+
+
+def swap_blocks(a, b, c):
+    c = c.copy()
+    c[:128, :128], c[128:256, :128] = c[128:256, :128].copy(), c[:128, :128].copy()
+    return c
+
+
+def transpose_block(a, b, c):
+    c = c.copy()
+    c[256:384, 256:384] = c[256:384, 256:384].T.copy()
+    return c
+
+
+def one_element(a, b, c):
+    c = c.copy()
+    c[411, 277] += c.std()
+    return c
+
+
+def half_sums(a, b, c):
+    total = np.zeros(c.shape, np.float16)
+    for start in range(0, a.shape[1], 50):
+        slab = slice(start, start + 50)
+        total += (a[:, slab] @ b[slab]).astype(np.float16)
+    return total.astype(np.float32)
+
+
+def add_slab_twice(a, b, c):
+    return c + a[:, :64] @ b[:64]
+
+
+def stale_row(a, b, c):
+    c = c.copy()
+    c[599] = c[598]
+    return c
+
+
+FAULTS = [
+    omit_slab,
+    swap_blocks,
+    transpose_block,
+    one_element,
+    half_sums,
+    add_slab_twice,
+    stale_row,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_realistic_faults_are_found(typical, fault, chunked):
+    a, b, c = typical
+    wrong = fault(a, b, c)
+    if chunked:
+        a, b = da.from_array(a, chunks=(200, 400)), da.from_array(b, chunks=(500, 250))
+        wrong = da.from_array(wrong, chunks=(300, 100))
+    assert verify(a, b, c)
+    result = verify(a, b, wrong)
+    assert not result
+    assert result.worst > 1
+    assert str(result).startswith("WRONG")
+
+
+def test_the_wrong_element_is_named(typical):
+    a, b, c = typical
+    result = verify(a, b, one_element(a, b, c))
+    assert "c[411, 277]" in str(result)
+
+
+def test_tf32_products_are_not_float32_products(typical):
+    a, b, _ = typical
+
+    def truncate(x):
+        return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+    # For a large k their error is within a float32 dot product's bound.
+    a, b = a[:, :16].copy(), b[:16].copy()
+    assert verify(a, b, a @ b)
+    assert not verify(a, b, truncate(a) @ truncate(b))
+
+
+def test_float32_sums_are_not_float64_products():
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(50, 700)), rng.normal(size=(700, 60))
+    assert verify(a, b, a @ b)
+    assert not verify(a, b, (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64))
+
+
+def test_float16_sums_are_not_float16_products():
+    a = b = np.ones((4096, 4096), np.float16)[:64]
+    b = b.T * np.float16(0.5)
+    assert verify(a, b, product(a, b))
+    total = np.zeros((64, 64), np.float16)
+    for i in range(4096):
+        total += a[:, i, None] * b[i]
+    assert total[0, 0] == 1024  # stuck: half a unit is rounded away
+    assert not verify(a, b, total)
+
+
+def test_a_large_product_shows_an_error_of_one_typical_element():
+    """The bound of 12000 x 9000 times 9000 x 11000, from a band of its rows."""
+    rng = np.random.default_rng(2)
+    a = rng.standard_normal((6, 9000), np.float32)
+    b = rng.standard_normal((9000, 11000), np.float32)
+    c = a @ b
+    typical = c.std()
+    c[5, 8000] -= typical
+    result = verify(a, b, c, rounds=10)
+    assert not result
+    assert result.detects < typical
+
+
+def test_detects_is_true_at_its_edge():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(30, 200)).astype("f4"), rng.normal(size=(200, 300)).astype("f4")
+    c = (a.astype(float) @ b).astype("f4")
+    detects = verify(a, b, c).detects
+    for seed in range(20):
+        wrong = c.copy()
+        wrong[seed, seed] += np.float32(1.01 * detects)
+        assert not verify(a, b, wrong, seed=seed)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_non_finite_values_from_nowhere_fail(typical, value, chunked):
+    a, b, c = typical
+    wrong = c.copy()
+    wrong[17, 400] = value
+    if chunked:
+        wrong = da.from_array(wrong, chunks=(100, 300))
+    result = verify(a, b, wrong)
+    assert not result
+    assert "c[17, 400]" in str(result)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value, chunked):
+    a, b, _ = (x.copy() for x in typical)
+    a[3, 5], a[3, 6], b[8, 9], b[10, 499] = value, -value, value, value
+    with np.errstate(invalid="ignore"):
+        c = a @ b
+    assert np.isfinite(c).sum() == 599 * 498
+
+    def check(c):
+        arrays = [da.from_array(x, chunks=211) for x in (a, b, c)] if chunked else (a, b, c)
+        return verify(*arrays)
+
+    assert check(c)
+    assert check(c).unchecked == 0
+    for at in [(3, 0), (200, 9), (599, 499)]:
+        swallowed = c.copy()
+        swallowed[at] = 1.0
+        assert not check(swallowed)
+    for value in (np.nan, 1e3):
+        spread = c.copy()
+        spread[200, 10] = value
+        assert not check(spread)
+    assert not check(typical[2])
+
+
+def test_non_finite_values_in_c0():
+    rng = np.random.default_rng(5)
+    a, b, c0 = rng.normal(size=(40, 30)), rng.normal(size=(30, 20)), rng.normal(size=(40, 20))
+    c0[4, 5] = np.nan
+    right = 2 * a @ b + 3 * c0
+    assert verify(a, b, right, alpha=2, beta=3, c0=c0)
+    for at, value in [((4, 5), 0.0), ((4, 6), 0.0), ((5, 5), np.nan)]:
+        wrong = right.copy()
+        wrong[at] = value
+        assert not verify(a, b, wrong, alpha=2, beta=3, c0=c0)
+    c0[:] = np.nan
+    result = verify(a, b, np.full_like(c0, np.nan), beta=1, c0=c0)
+    assert result.unchecked == (40 - 16) * 20
+    assert "480 elements were not checked" in str(result)
+
+
+def test_a_nan_of_c_is_seen_among_many_of_c0():
+    rng = np.random.default_rng(14)
+    a, b, c0 = rng.normal(size=(90, 30)), rng.normal(size=(30, 20)), rng.normal(size=(90, 20))
+    c0[:60, 3] = np.nan
+    right = a @ b + c0
+    assert verify(a, b, right, beta=1, c0=c0).unchecked == 44 * 20
+    for row in (50, 80):
+        wrong = right.copy()
+        wrong[row, 7] = np.nan
+        result = verify(a, b, wrong, beta=1, c0=c0)
+        assert not result
+        assert f"c[{row}, 7]" in str(result)
+
+
+def test_overflow_to_infinity_is_right_where_the_format_ends():
+    a, b = np.full((4, 100), 100, np.float16), np.full((100, 3), 10, np.float16)
+    a[0] = 1
+    right = product(a, b)
+    assert np.isinf(right[1:]).all()
+    assert np.isfinite(right[0]).all()
+    assert verify(a, b, right)
+    for at, value in [((1, 1), -np.inf), ((1, 1), np.nan), ((0, 1), np.inf), ((1, 1), 65504.0)]:
+        wrong = right.copy()
+        wrong[at] = value
+        assert not verify(a, b, wrong)
+
+
+def test_huge_and_tiny_float64_do_not_upset_the_bounds():
+    rng = np.random.default_rng(6)
+    for scale in (1e-170, 1e-150, 1e150):
+        a, b = rng.normal(size=(20, 30)) * scale, rng.normal(size=(30, 20)) * scale
+        c = a @ b
+        assert verify(a, b, c)
+        if scale > 1e-160:
+            c[3, 3] *= 1.001
+            assert not verify(a, b, c)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_wrap_around_exactly(name):
+    rng = np.random.default_rng(8)
+    a, b = draw(rng, (40, 60), name), draw(rng, (60, 30), name)
+    c = np.matmul(a, b)
+    c0 = draw(rng, c.shape, name)
+    result = verify(a, b, c)
+    assert result
+    assert result.detects == 1
+    three, five = c.dtype.type(3), c.dtype.type(5)
+    assert verify(a, b, three * c + five * c0, alpha=3, beta=5, c0=c0)
+    assert verify(a, b, three * c - five * c0, alpha=3, beta=-5, c0=c0)
+    assert not verify(a, b, three * c + five * c0, alpha=3, beta=4, c0=c0)
+    # Errors of half the range cancel in pairs under any choice of signs.
+    half = c.dtype.type(np.iinfo(c.dtype).max // 2 + 1)
+    c[7, 3] ^= half
+    c[7, 4] ^= half
+    assert not verify(a, b, c)
+
+
+def test_mixed_integers():
+    rng = np.random.default_rng(9)
+    names = ("bool", "int8", "uint16", "int32", "int64", "uint64")
+    for left, right in itertools.product(names, repeat=2):
+        a, b = draw(rng, (9, 8), left), draw(rng, (8, 7), right)
+        c = np.matmul(a, b)
+        assert verify(a, b, c)
+        wrong = c.copy()
+        wrong[1, 2] = not wrong[1, 2] if c.dtype == bool else wrong[1, 2] // 2 + 1
+        assert not verify(a, b, wrong)
+
+
+def test_bool_says_how_much_was_checked():
+    rng = np.random.default_rng(10)
+    a, b = draw(rng, (200, 30), "bool"), draw(rng, (30, 20), "bool")
+    c, c0 = a @ b, draw(rng, (200, 20), "bool")
+    result = verify(a, b, c)
+    assert result
+    assert result.unchecked == (200 - 64) * 20
+    assert "64 of 200 rows" in str(result)
+    assert verify(a, b, c | c0, beta=1, c0=c0)
+    assert not verify(a, b, ~c)
+    assert not verify(a, b, c, beta=1, c0=~c)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((30,), (30,)),
+        ((30,), (30, 20)),
+        ((20, 30), (30,)),
+        ((4, 20, 30), (30,)),
+        ((30,), (3, 30, 20)),
+        ((3, 20, 30), (3, 30, 10)),
+        ((4, 1, 20, 30), (3, 30, 10)),
+        ((20, 30), (2, 1, 30, 10)),
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_shapes_of_numpy_matmul(shape_a, shape_b, chunked):
+    rng = np.random.default_rng(11)
+    a, b = rng.normal(size=shape_a), rng.normal(size=shape_b)
+    c = np.asarray(a @ b)
+    wrong = c.copy()
+    wrong[tuple(rng.integers(size) for size in c.shape)] += 1e-6
+    hole = b.copy()
+    hole[(-1,) * b.ndim] = np.nan
+    if chunked:
+        a, b, c, wrong, hole = (lazy(x, rng) for x in (a, b, c, wrong, hole))
+    assert verify(a, b, c)
+    result = verify(a, b, wrong)
+    assert not result
+    assert "c[" in str(result)
+    assert not verify(a, hole, c)
+    assert verify(a, hole, np.matmul(np.asarray(a), np.asarray(hole)))
+
+
+def test_transposes_scalars_and_broadcast_c0(typical):
+    a, b, c = typical
+    for trans_a, trans_b in itertools.product((False, True), repeat=2):
+        left, right = (a.T if trans_a else a), (b.T if trans_b else b)
+        assert verify(left, right, c, trans_a=trans_a, trans_b=trans_b)
+        assert verify(da.from_array(left), right, c, trans_a=trans_a, trans_b=trans_b)
+    row = np.arange(500, dtype=np.float32)
+    whole = (np.float32(0.5) * c - np.float32(2) * row).astype(np.float32)
+    assert verify(a, b, whole, alpha=0.5, beta=-2, c0=row)
+    assert not verify(a, b, whole, alpha=0.5, beta=-2, c0=row[::-1])
+    assert not verify(a, b, whole, alpha=0.5)
+    nan = np.full_like(a, np.nan)
+    assert verify(nan, b, 3 * c, alpha=0, beta=3, c0=c)
+    assert verify(a, b, c, beta=0, c0=np.full_like(c, np.nan))
+    z = (1 + 2j) * c.astype(np.complex64)
+    assert verify(a, b, z, alpha=1 + 2j)
+    assert not verify(a, b, z.conj(), alpha=1 + 2j)
+
+
+def test_empty_products():
+    assert verify(np.ones((0, 3)), np.ones((3, 2)), np.ones((0, 2)))
+    assert verify(np.ones((2, 0)), np.ones((0, 3)), np.zeros((2, 3)))
+    assert not verify(np.ones((2, 0)), np.ones((0, 3)), np.ones((2, 3)))
+    lazy_c = da.zeros((2, 3), chunks=1)
+    assert verify(da.ones((2, 0)), da.ones((0, 3), chunks=1), lazy_c)
+    assert not verify(da.ones((2, 0)), da.ones((0, 3), chunks=1), lazy_c + 1)
+
+
+def test_same_verdict_on_numpy_and_dask(typical):
+    a, b, c = typical
+    own = verify(a, b, c)
+    chunked = verify(
+        da.from_array(a, chunks=(600, 7)), da.from_array(b, chunks=(1000, 99)), da.from_array(c)
+    )
+    assert (own.ok, own.detects) == (chunked.ok, pytest.approx(chunked.detects))
+    assert str(own) == str(verify(a, b, c))
+
+
+def test_no_task_sees_more_than_one_block_and_only_rows_of_numbers_are_added():
+    rng = np.random.default_rng(12)
+    seen = []
+
+    def note(block):
+        seen.append(block.nbytes)
+        return block
+
+    a, b = (da.from_array(rng.normal(size=(640, 640)), chunks=80) for _ in range(2))
+    c = da.from_array((a @ b).compute(), chunks=80)
+    c = c.map_blocks(note, meta=np.empty((0, 0)))
+    job = prepare(a, b, c, None, (False, False), (1, 0), 20)
+    largest = []
+
+    class Largest(dask.callbacks.Callback):
+        def _posttask(self, key, result, dsk, state, worker_id):
+            largest.append(getattr(result, "nbytes", 0))
+
+    with Largest(), dask.config.set(scheduler="sync"):
+        sweep(job, 0)
+    assert seen == [80 * 80 * 8] * 64
+    # A row panel of all columns would be 640 * 80 * 8; what is kept beside blocks is 25 wide.
+    assert max(largest) <= max(80 * 80 * 8, 640 * 25 * 8)
+
+
+def test_one_pass_where_rounding_explains_everything(typical):
+    a, b, c = typical
+    computed = []
+
+    def note(block):
+        computed.append(block.shape)
+        return block
+
+    lazy_c = da.from_array(c, chunks=(300, 250)).map_blocks(note, meta=np.empty((0, 0), "f4"))
+    assert verify(a, b, lazy_c)
+    assert len(computed) == 4
+
+
+def test_nothing_of_cupy_is_imported(typical):
+    verify(*typical)
+    assert "cupy" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"a": np.ones((4, 4))}, ShapeError, "4 columns and b has 5 rows"),
+        ({"c": np.ones((4, 7))}, ShapeError, r"\(4, 7\), but a @ b has \(4, 6\)"),
+        ({"a": np.float64(1)}, ShapeError, "0-D"),
+        ({"a": np.ones(5), "trans_a": True}, ShapeError, "trans_a"),
+        ({"a": np.ones((3, 4, 5)), "b": np.ones((2, 5, 6))}, ShapeError, "broadcast"),
+        ({"c": np.ones((4, 6), np.int64)}, DTypeError, "int64"),
+        ({"c": np.ones((4, 6), bool)}, DTypeError, "bool"),
+        ({"a": np.ones((4, 5), complex)}, DTypeError, "complex128"),
+        ({"a": np.ones((4, 5), object)}, DTypeError, "object"),
+        ({"a": np.ones((4, 5), "U3")}, DTypeError, "<U3"),
+        ({"a": np.ma.ones((4, 5))}, ArrayTypeError, "Masked"),
+        ({"beta": 1}, OptionError, "c0"),
+        ({"beta": 1, "c0": np.ones((3, 6))}, ShapeError, "broadcast"),
+        ({"alpha": np.nan}, OptionError, "finite"),
+        ({"alpha": 1j}, OptionError, "real"),
+        ({"alpha": np.ones(3)}, OptionError, "alpha"),
+        ({"alpha": "2"}, OptionError, "alpha"),
+        ({"rounds": 0}, OptionError, "rounds=0"),
+        ({"rounds": 2.5}, OptionError, r"rounds=2\.5"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(change, error, message):
+    arguments = {"a": np.ones((4, 5)), "b": np.ones((5, 6)), "c": np.full((4, 6), 5.0)} | change
+    operands = [arguments.pop(name) for name in "abc"]
+    with pytest.raises(error, match=message) as caught:
+        verify(*operands, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_integer_and_bool_scalars_must_be_of_their_kind():
+    a = np.ones((2, 2), np.int64)
+    with pytest.raises(OptionError, match=r"alpha=0\.5"):
+        verify(a, a, a, alpha=0.5)
+    with pytest.raises(OptionError, match="beta=2"):
+        verify(a > 0, a > 0, a > 0, beta=2, c0=a > 0)
+
+
+def test_unknown_chunk_sizes_are_refused():
+    a = da.ones((6, 6), chunks=3)
+    with pytest.raises(ShapeError, match="compute_chunk_sizes"):
+        verify(a[a[:, 0] > 0], a, np.ones((6, 6)))
