@@ -8,11 +8,15 @@
 
 from __future__ import annotations
 
-from multimm import cluster
-from multimm.api import gemm, matmul, plan, transpose
-from multimm.dispatch import accelerate
-from multimm.errors import MultimmError
-from multimm.verify import verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multimm import cluster
+    from multimm.api import gemm, matmul, plan, transpose
+    from multimm.checks.verify import verify
+    from multimm.dispatch import accelerate
+    from multimm.errors import MultimmError
 
 __all__ = [
     "MultimmError",
@@ -24,3 +28,29 @@ __all__ = [
     "transpose",
     "verify",
 ]
+
+#: Where each name lives. They are imported when first used: `dask.array` alone takes a
+#: second, which a command line that only prints its help should not spend.
+_HOMES = {
+    "MultimmError": "multimm.errors",
+    "accelerate": "multimm.dispatch",
+    "gemm": "multimm.api",
+    "matmul": "multimm.api",
+    "plan": "multimm.api",
+    "transpose": "multimm.api",
+    "verify": "multimm.checks.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "cluster":
+        return import_module("multimm.cluster")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'multimm' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

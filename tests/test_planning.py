@@ -124,7 +124,7 @@ def test_merges_add_every_part_once_in_an_order_that_turn_does_not_change(parts,
 
 def test_merges_spread_the_sums_over_the_parts():
     last = Counter(merges(4, turn)[-1].keeper for turn in range(16))
-    assert last == {part: 4 for part in range(4)}
+    assert last == dict.fromkeys(range(4), 4)
 
 
 def test_parts_are_contiguous_and_even():

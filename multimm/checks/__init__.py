@@ -1,1 +1,1 @@
-"""The parts of `multimm.verify`: operands, error bounds, block tasks, verdicts, graph."""
+"""`multimm.verify` and its parts: operands, error bounds, block tasks, verdicts, graph."""

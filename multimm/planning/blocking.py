@@ -165,7 +165,10 @@ def _choose(
     """The given chunks, joined, if they serve as well as `count` even blocks; else those."""
     if fixed is not None:
         return regular(size, fixed)
-    blocks = even(size, count)
+    # All of one size but the last, where that gives as many: files are chunked so.
+    blocks = regular(size, -(-size // count))
+    if len(blocks) != count:
+        blocks = even(size, count)
     for chunks in hints:
         joined = group(chunks, max(blocks))
         few_enough = len(joined) <= 2 * len(blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import launch, reference
 from multimm.gpu.registry import REGISTRY
 
-cupy = pytest.importorskip("cupy", reason="the kernels are launched by CuPy")
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
 pytestmark = pytest.mark.gpu
 
 GRID = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 1000)

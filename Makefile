@@ -1,0 +1,69 @@
+# make demo    a first product: on the GPUs of this machine, or on CPU workers
+# make test    lint, types and all tests that this machine can run
+# make lint    lint and types only
+# make wheel-check   build, install the wheel elsewhere, read the kernels from there
+# make clean   remove what the commands above made
+#
+# Each sets up what it needs in .venv. To use other interpreters or places:
+#   make test BASE_PYTHON=python3.13     the interpreter that .venv is made with
+#   make test VENV=/somewhere/else       where the environment goes
+#   make test PYTHON=/usr/bin/python3    an interpreter that has everything: nothing is installed
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+BASE_PYTHON ?= python3
+VENV ?= .venv
+
+ifdef PYTHON
+RUN := $(PYTHON)
+DEV :=
+DEMO :=
+else
+RUN := $(VENV)/bin/python
+DEV := $(VENV)/.installed-dev
+DEMO := $(VENV)/.installed-demo
+endif
+# The checkout comes first also where nothing is installed, and in worker processes.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: help demo test lint wheel-check clean
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: $(DEMO)
+	$(RUN) -m multimm demo
+
+test: lint
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+	$(RUN) -m codespell_lib
+
+wheel-check: $(DEV)
+	$(RUN) .ci/wheel_check.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -not -path './.git/*' -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "multimm needs Python 3.11 or newer, but $(BASE_PYTHON) is" \
+	        "$$($(BASE_PYTHON) --version 2>&1). Name another: make BASE_PYTHON=python3.12" >&2; \
+	    exit 1; }
+	@$(BASE_PYTHON) -m venv $(VENV) || { \
+	    echo "No virtual environment could be made: on Debian and Ubuntu install python3-venv" >&2; \
+	    rm -rf $(VENV); exit 1; }
+
+# A stamp per set of packages, as old as its installation: redone when pyproject.toml changes.
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable ".[$$(.ci/extras)]"
+	@touch $@

@@ -1,0 +1,90 @@
+"""The command line: one file per command, imported when it is asked for.
+
+Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C. Whatever goes wrong
+is one line on stderr; ``--debug`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from multimm.cli.options import DEBUG
+from multimm.errors import KernelError, MultimmError
+
+#: Command -> the module in this package that holds a click command of the same name.
+COMMANDS = ("matmul", "plan", "demo", "doctor")
+FAILED_RUN, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class Commands(click.Group):
+    """Commands that are imported on first use, and the one place that turns errors into exits."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"multimm.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run a command line and exit with its code, unless ``standalone_mode=False``."""
+        run: Any = super().main
+        if not extra.pop("standalone_mode", True):
+            return run(args, *rest, standalone_mode=False, **extra)
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            code = run(given, *rest, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except Exception as error:  # KeyboardInterrupt comes as click.Abort
+            if "--debug" in given:
+                traceback.print_exc()
+            text, code = explain(error)
+            click.echo(f"multimm: {text}", err=True)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """One line for the user, and the exit code."""
+    if isinstance(error, click.Abort):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "multimm"
+        return f"error: {error.format_message()} (see {command} --help)", BAD_INPUT
+    if isinstance(error, click.ClickException):
+        return f"error: {error.format_message()}", error.exit_code
+    if isinstance(error, MultimmError):
+        code = FAILED_RUN if isinstance(error, KernelError) else BAD_INPUT
+        return f"error: {one_line(error)}", code
+    return f"error: {type(error).__name__}: {one_line(error)} (--debug shows more)", FAILED_RUN
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _version() -> str:
+    try:
+        return version("multimm")
+    except PackageNotFoundError:
+        return "not installed: run from a checkout"
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="multimm")
+@DEBUG
+def main() -> None:
+    """Multiply matrices that are too large, or too urgent, for one GPU."""

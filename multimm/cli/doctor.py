@@ -1,0 +1,70 @@
+"""``multimm doctor``: what this host has, what does not fit together, what to install."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multimm.cluster.facts import Facts
+
+
+@click.command()
+def doctor() -> None:
+    """Show GPUs, driver, links and versions, and what does not fit together.
+
+    Exit code 1 where something found makes multimm fail on this host.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from multimm.cluster.facts import findings, gather, usable
+
+    console = Console()
+    facts = gather()
+    console.print(report(facts))
+    found = findings(facts)
+    for finding in found:
+        mark = "[red]problem[/]" if finding.level == "problem" else "[yellow]note[/]"
+        console.print(f"{mark}: {escape(finding.text)}", soft_wrap=True)
+        if finding.remedy:
+            console.print(f"  do: {escape(finding.remedy)}", soft_wrap=True)
+    if not usable(found):
+        raise SystemExit(1)
+    workers = f"{len(facts.gpus)} GPU worker(s)" if facts.gpus else "CPU workers"
+    console.print(f"[green]ready[/]: multimm.cluster.start() will use {workers}", soft_wrap=True)
+
+
+def report(facts: Facts) -> Table:
+    """The facts as a table of names and values."""
+    from rich.table import Table
+
+    table = Table("what", "found", show_edge=False)
+    table.add_row("Python", facts.python)
+    table.add_row("system", facts.system)
+    table.add_row("CPU", f"{facts.cores} cores, {facts.memory_bytes / 2**30:.1f} GiB")
+    for i, gpu in enumerate(facts.gpus):
+        table.add_row(f"GPU {i}", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB")
+    if not facts.gpus:
+        table.add_row("GPU", "none")
+    table.add_row("driver", facts.driver or "none")
+    table.add_row(
+        "CUDA of the driver", "none" if facts.cuda is None else "{}.{}".format(*facts.cuda)
+    )
+    if len(facts.gpus) > 1:
+        table.add_row("NVLink", _links(facts))
+    for name, builds in facts.packages.items():
+        table.add_row(name, ", ".join(_build(name, *build) for build in builds) or "not installed")
+    return table
+
+
+def _links(facts: Facts) -> str:
+    pairs = [f"{i}-{j}: {count} links" for (i, j), count in sorted(facts.nvlinks.items())]
+    return ", ".join(pairs) or "none: blocks travel through host memory"
+
+
+def _build(package: str, distribution: str, number: str) -> str:
+    return number if distribution == package else f"{number} ({distribution})"

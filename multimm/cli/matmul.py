@@ -1,0 +1,188 @@
+"""``multimm matmul A B -o C``: multiply two matrix files into a third."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add
+from multimm.cli.run import RunError, compute, failed_run
+from multimm.errors import ClusterError, OptionError, ShapeError
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from distributed import Client
+
+    from multimm.io import Output
+    from multimm.planning.plan import MatmulPlan
+    from multimm.planning.spec import ClusterSpec
+
+#: The check holds a few blocks per task in float64, and Dask reads ahead; arbitrary, seen to
+#: work with workers of 500 MB.
+BLOCKS_PER_WORKER = 32
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("-o", "--output", metavar="C", help="Where to write: .npy, .zarr or .h5.")
+@add(*PRODUCT)
+@click.option("--alpha", type=float, default=1.0, help="Factor of the product.")
+@add(*CLUSTER)
+@click.option("--dataset-a", metavar="NAME", help="Array inside A; A.h5:/NAME says the same.")
+@click.option("--dataset-b", metavar="NAME", help="Array inside B.")
+@click.option("--dataset-c", metavar="NAME", help="Array inside the output.")
+@click.option("--explain", is_flag=True, help="Print the plan and stop.")
+@click.option("--verify/--no-verify", default=True, help="Check the written file (default).")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@DEBUG
+def matmul(
+    a: str,
+    b: str,
+    output: str | None,
+    alpha: float,
+    dataset_a: str | None,
+    dataset_b: str | None,
+    dataset_c: str | None,
+    explain: bool,
+    verify: bool,
+    overwrite: bool,
+    **options: Any,
+) -> None:
+    """Multiply the matrices in files A and B (.npy, .zarr, .h5), block by block.
+
+    Neither the files nor the result need to fit in memory. The output gets its name when it
+    is complete and verified, and not before.
+    """
+    from multimm.io import Output
+
+    product = {name: options.pop(name) for name in PRODUCT_NAMES}
+    files = Factors(a, b, dataset_a, dataset_b)
+    files.check(product)
+    workers = Workers(**options)
+    if explain:
+        with workers.open() as client:
+            click.echo(files.plan(client, product))
+        return
+    if output is None:
+        raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
+    # The output is the outer one: it is cleaned up when no worker can write into it any more.
+    with (
+        Output(output, dataset=dataset_c, overwrite=overwrite) as target,
+        workers.open() as client,
+    ):
+        multiply(client, files, target, alpha, product, verify=verify)
+        target.commit()
+    click.echo(f"written   {target.path}")
+
+
+PRODUCT_NAMES = ("precision", "trans_a", "trans_b", "blocks", "slabs")
+
+
+class Factors:
+    """The two input files."""
+
+    def __init__(self, a: str, b: str, dataset_a: str | None, dataset_b: str | None) -> None:
+        self.paths = ((a, dataset_a), (b, dataset_b))
+
+    def open(self, *, gpu: bool, memory: int | None = None) -> list[da.Array]:
+        """Both as lazy arrays, in blocks that a worker with that much memory can check."""
+        import dask
+
+        from multimm.io import open_array
+
+        with dask.config.set({"array.chunk-size": block_bytes(memory)}):
+            return [open_array(path, dataset=dataset, gpu=gpu) for path, dataset in self.paths]
+
+    def check(self, product: dict[str, Any]) -> None:
+        """Raise what is wrong with the files before any worker is started."""
+        import multimm
+
+        arrays = self.open(gpu=False)
+        for (path, _), array in zip(self.paths, arrays, strict=True):
+            if array.ndim != 2:
+                raise ShapeError(f"{path}: shape {array.shape}; a matrix of 2 dimensions is needed")
+        multimm.plan(*arrays, **product, cluster=multimm.cluster.local())
+
+    def plan(self, client: Client, product: dict[str, Any]) -> MatmulPlan:
+        """The plan for the client's workers."""
+        import multimm
+
+        spec = described(client)
+        arrays = self.open(gpu=on_gpu(spec), memory=spec.budget_bytes)
+        return multimm.plan(*arrays, **product)
+
+
+def block_bytes(memory: int | None) -> int:
+    """Dask's block size for arrays, or less where workers are small."""
+    import dask
+    from dask.utils import parse_bytes
+
+    usual = int(parse_bytes(dask.config.get("array.chunk-size")))
+    return usual if memory is None else min(usual, memory // BLOCKS_PER_WORKER)
+
+
+def described(client: Client) -> ClusterSpec:
+    """The client's workers; an error where there are none."""
+    from multimm import cluster
+
+    spec = cluster.describe(client)
+    if spec is None:
+        raise ClusterError("the cluster has no workers: start some, or leave out --scheduler")
+    return spec
+
+
+def on_gpu(spec: ClusterSpec) -> bool:
+    """Whether all workers compute on GPUs."""
+    return all(device.kind == "gpu" for device in spec.devices)
+
+
+def multiply(
+    client: Client,
+    files: Factors,
+    target: Output,
+    alpha: float,
+    product: dict[str, Any],
+    *,
+    verify: bool,
+) -> None:
+    """Plan, compute into the unfinished output, and check what was written."""
+    import dask
+
+    import multimm
+
+    spec = described(client)
+    gpu = on_gpu(spec)
+    a, b = files.open(gpu=gpu, memory=spec.budget_bytes)
+    plan = multimm.plan(a, b, **product)
+    if target.regular:
+        product, plan = with_regular_blocks(a, b, product, plan)
+    click.echo(f"{plan}\n")
+    plan.check()
+    written = target.store(multimm.gemm(alpha, a, b, **product))
+    _, seconds = compute(client, written, "multiplying")
+    rate = plan.flops / seconds / 1e9
+    click.echo(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
+    if verify:
+        sides = {name: product[name] for name in ("trans_a", "trans_b")}
+        with failed_run(), dask.config.set({"array.chunk-size": block_bytes(spec.budget_bytes)}):
+            result = multimm.verify(a, b, target.open(gpu=gpu), alpha=alpha, **sides)
+        if not result:
+            raise RunError(f"{result}; nothing was written to {target.path}")
+        click.echo(f"checked   {result}")
+
+
+def with_regular_blocks(
+    a: da.Array, b: da.Array, product: dict[str, Any], plan: MatmulPlan
+) -> tuple[dict[str, Any], MatmulPlan]:
+    """The same plan with C's blocks all of one size, so that none is cut again for the file."""
+    import multimm
+    from multimm.files.graph import regular
+
+    layout = plan.layout
+    if regular(layout.m_blocks) and regular(layout.n_blocks):
+        return product, plan
+    blocks = max(layout.m_blocks), max(layout.n_blocks)
+    product = product | {"blocks": blocks, "slabs": max(layout.slabs), "p_k": plan.grid.p_k}
+    return product, multimm.plan(a, b, **product)

@@ -1,0 +1,135 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multimm.errors import OptionError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from multimm.planning.spec import ClusterSpec
+
+Command = Callable[..., Any]
+
+DEBUG = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+)
+PRODUCT = (
+    click.option(
+        "--precision",
+        default="float32",
+        show_default=True,
+        help='"float32": at least an FP32 dot product\'s accuracy; "ieee": FP32 multiply-adds.',
+    ),
+    click.option("--trans-a", is_flag=True, help="Multiply the transpose of A."),
+    click.option("--trans-b", is_flag=True, help="Multiply the transpose of B."),
+    click.option("--blocks", type=int, metavar="N", help="Edge of C's blocks. Default: planned."),
+    click.option("--slabs", type=int, metavar="N", help="Length of slabs of k. Default: planned."),
+)
+WORKERS = (
+    click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs."),
+    click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs."),
+    click.option("--memory-limit", metavar="SIZE", help="Memory of one worker, such as 2GB."),
+    click.option("--threads", type=int, metavar="N", help="Tasks at a time per worker."),
+)
+CLUSTER = (
+    *WORKERS,
+    click.option("--protocol", help='"ucxx" (GPU) or "tcp" between workers.'),
+    click.option("--scheduler", metavar="ADDRESS", help="Use a running cluster: tcp://host:8786."),
+)
+
+
+def add(*options: Command) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order in which --help shows them."""
+    return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits until the end, and never reaches the processes that are started inside.
+
+    A terminal sends it to every process in the foreground. Workers that get it die with a
+    traceback each, before the command that started them can end the run in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Threads and processes inherit the mask; starting multiprocessing's tracker would lift it.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where a command computes: a cluster of its own, or a running one."""
+
+    gpus: int | None = None
+    workers: int | None = None
+    memory_limit: str | None = None
+    threads: int | None = None
+    protocol: str | None = None
+    scheduler: str | None = None
+
+    def open(self) -> Client:
+        """Start or reach the workers; closing the client gives them back.
+
+        Raises
+        ------
+        OptionError
+            Numbers out of range, or options that exclude each other.
+        ClusterError
+            Nothing answers at the address, or the workers do not start.
+        """
+        from multimm import cluster
+
+        own = {
+            name: getattr(self, name)
+            for name in ("gpus", "workers", "memory_limit", "threads", "protocol")
+            if getattr(self, name) is not None
+        }
+        if self.scheduler is None:
+            with interrupts_held_back():
+                return cluster.start(**own)
+        if own:
+            names = ", ".join("--" + name.replace("_", "-") for name in own)
+            raise OptionError(
+                f"--scheduler uses the workers of a running cluster; {names} would start others: "
+                "leave out one or the other"
+            )
+        return cluster.connect(self.scheduler)
+
+    def on_paper(self) -> ClusterSpec:
+        """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
+        from dask.utils import parse_bytes
+
+        from multimm.cluster.devices import cpu_device
+        from multimm.cluster.options import check, cores
+        from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec
+
+        threads = self.threads or 1
+        if self.workers is None and self.gpus != 0:
+            if self.memory_limit is not None:
+                raise OptionError("--memory-limit is for CPU workers: give --workers as well")
+            return ClusterSpec.homogeneous(
+                H200, 1 if self.gpus is None else self.gpus, NVLINK, threads
+            )
+        decided = check(self.gpus, self.workers, threads, self.memory_limit, None, None, None, None)
+        device = cpu_device(
+            parse_bytes(decided.memory_limit), max(1, cores() // decided.workers), spills=True
+        )
+        return ClusterSpec.homogeneous(device, decided.workers, LOCAL_TCP, threads)

@@ -1,0 +1,137 @@
+"""Running a graph on workers in front of a user: progress, failures, Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multimm.cli import FAILED_RUN, one_line
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from distributed import Client, Future
+
+#: Seconds between two looks at the workers; arbitrary.
+INTERVAL = 0.1
+#: Seconds without a single worker before a run is given up; a killed worker process is
+#: replaced within a few.
+NO_WORKERS_SECONDS = 60.0
+#: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
+SETTLE_SECONDS = 20.0
+OPEN_STATES = ("waiting", "processing", "queued", "no-worker")
+
+
+class RunError(click.ClickException):
+    """A run that was started and did not succeed."""
+
+    exit_code = FAILED_RUN
+
+
+@contextmanager
+def failed_run() -> Iterator[None]:
+    """Turn whatever a run dies of into exit code 1."""
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except Exception as error:
+        raise RunError(f"the run failed: {type(error).__name__}: {one_line(error)}") from error
+
+
+def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, float]:
+    """Persist an array on the workers, with a progress bar where stdout is a terminal.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    array : dask.array.Array
+    label : str
+        In front of the bar.
+
+    Returns
+    -------
+    dask.array.Array, float
+        The array on the workers, and the seconds it took.
+
+    Raises
+    ------
+    RunError
+        A task failed, or all workers have left.
+    """
+    from distributed import futures_of
+
+    start = time.perf_counter()
+    with failed_run():
+        names = {str(name) for name in array.dask.layers}
+        persisted = client.persist(array)
+        futures = futures_of(persisted)
+        try:
+            _wait(client, futures, names, label)
+        except BaseException:
+            client.cancel(futures, force=True)
+            if client.cluster is None:  # others' workers go on, our own end with the command
+                settle(client, names)
+            else:
+                client.run(be_quiet)
+            raise
+    return persisted, time.perf_counter() - start
+
+
+def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: str) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(label, total=None)
+        seen = time.monotonic()
+        while not _finished(futures):
+            if client.scheduler_info()["workers"]:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > NO_WORKERS_SECONDS:
+                raise RunError(f"no worker left for {NO_WORKERS_SECONDS:.0f} s: look at their logs")
+            if console.is_terminal:
+                left, total = client.run_on_scheduler(tasks_left, names)
+                progress.update(bar, total=total, completed=total - left)
+            time.sleep(INTERVAL)
+        progress.update(bar, total=1, completed=1)
+
+
+def _finished(futures: list[Future[Any]]) -> bool:
+    for future in futures:
+        if future.status == "error":
+            future.result()
+        if future.status in ("cancelled", "lost"):
+            raise RunError("the scheduler dropped the run: connection lost, or cancelled")
+    return all(future.status == "finished" for future in futures)
+
+
+def be_quiet() -> None:
+    """Runs on a worker that is about to be closed: its complaints would hide the one line."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
+def settle(client: Client, names: set[str]) -> None:
+    """Wait for cancelled tasks that are still running, which might yet write to a file."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline and any(client.run(is_busy, names).values()):
+        time.sleep(INTERVAL)
+
+
+def is_busy(names: set[str], dask_worker: Any) -> bool:
+    """Runs on a worker: whether it still executes a task of these layers."""
+    keys = (task.key for task in dask_worker.state.executing)
+    return any(isinstance(key, tuple) and key[0] in names for key in keys)
+
+
+def tasks_left(names: set[str], dask_scheduler: Any) -> tuple[int, int]:
+    """Runs on the scheduler: unfinished and all tasks of these layers."""
+    groups = [dask_scheduler.task_groups[n] for n in names if n in dask_scheduler.task_groups]
+    left = sum(group.states[state] for group in groups for state in OPEN_STATES)
+    return left, sum(len(group) for group in groups)

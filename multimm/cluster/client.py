@@ -1,0 +1,74 @@
+"""The client that `start` and `connect` hand out, and what they install on its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from distributed import Client
+
+from multimm.errors import ClusterError
+
+
+class ClusterClient(Client):
+    """A `distributed.Client` that takes its own cluster down and leaves no thread behind.
+
+    Parameters
+    ----------
+    address : str or distributed cluster
+        Where the scheduler is. A cluster object is owned: closing the client closes it.
+    timeout : float
+        Seconds to wait for the scheduler.
+    security : distributed.Security or None
+        TLS credentials.
+    """
+
+    def __init__(self, address: Any, *, timeout: float, security: Any) -> None:
+        super().__init__(address, timeout=timeout, security=security)
+
+    async def _start(self, timeout: Any = None, **kwargs: Any) -> Any:
+        # distributed bounds the connection but not the handshake that follows: a listener
+        # that accepts and stays silent would be waited for without end.
+        return await asyncio.wait_for(super()._start(timeout=timeout, **kwargs), timeout)
+
+    def start(self, **kwargs: Any) -> None:
+        """Connect; stop the event loop's thread again when that fails.
+
+        distributed leaves that thread running for good after a failed connection.
+        """
+        try:
+            super().start(**kwargs)
+        except BaseException:
+            with suppress(Exception):
+                super().close(timeout=2)
+            self._loop_runner.stop()
+            raise
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Close the client, then the cluster it owns."""
+        super().close(*args, **kwargs)
+        if self.cluster is not None:
+            self.cluster.close()
+
+
+def prepare(client: Client) -> None:
+    """Install multimm's plugins on the cluster; a second call changes nothing.
+
+    Raises
+    ------
+    ClusterError
+        Where the scheduler or a worker cannot load them.
+    """
+    from multimm.cluster.worker import TransferCounter
+    from multimm.graph.placement import install
+
+    try:
+        install(client)
+        client.register_plugin(TransferCounter())
+    except Exception as error:
+        # distributed re-raises here whatever went wrong on a worker, of any class.
+        raise ClusterError(
+            f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
+            "versions of multimm, dask and distributed on scheduler, workers and client"
+        ) from error

@@ -1,0 +1,209 @@
+"""Read a running cluster into the value that plans are made from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from multimm.cluster.devices import cpu_device, current_gpu
+from multimm.planning.spec import (
+    H200,
+    LOCAL_TCP,
+    NVLINK,
+    SHARED_MEMORY,
+    ClusterSpec,
+    DeviceSpec,
+    Link,
+)
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait for workers that were not asked before; they answer from their event
+#: loop, in milliseconds, also while they compute.
+ANSWER_SECONDS = 5.0
+#: Scheduler time per task within one process: a tenth of distributed's millisecond.
+LOCAL_TASK_OVERHEAD_S = 1e-4
+
+
+class Answer(NamedTuple):
+    """What a worker process says about itself."""
+
+    gpu: DeviceSpec | None  #: its GPU, where dask-cuda gave it one
+    cores: int  #: cores that its block products keep busy
+    host_memory: int  #: all memory of its host, bytes
+
+
+#: Answers by worker address: a process never changes what it is.
+_answers: WeakKeyDictionary[Client, dict[str, Answer]] = WeakKeyDictionary()
+
+
+def describe(client: Client) -> ClusterSpec | None:
+    """Read the workers, their memory, their kind and their links from a client.
+
+    Never waits for workers to arrive. A worker counts as a GPU worker where dask-cuda
+    started it; a plain worker on a host with GPUs is a CPU worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        An asynchronous client cannot be asked from synchronous code: what its cluster
+        object (``Client(cluster, asynchronous=True)``) knows is used, and GPU workers are
+        told by their ``ucxx`` address.
+
+    Returns
+    -------
+    ClusterSpec or None
+        Workers sorted by address. None while there are no workers, after the client was
+        closed, and for an asynchronous client that was given an address only.
+    """
+    if client.status != "running":
+        return None
+    if not client.asynchronous:
+        info = dict(client.scheduler_info(-1))
+    else:
+        # The client itself knows the number of its workers only, a cluster object all of them.
+        info = getattr(client.cluster, "scheduler_info", {})
+    workers: Mapping[str, Any] = info.get("workers", {})
+    if not workers:
+        return None
+    answers = _answers.setdefault(client, {})
+    if not client.asynchronous:
+        answers.update(_ask(client, [address for address in workers if address not in answers]))
+    return spec_of(workers, answers)
+
+
+def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> ClusterSpec:
+    """The spec of workers as the scheduler lists them, with what they said themselves.
+
+    Parameters
+    ----------
+    workers : mapping
+        By address, as in ``client.scheduler_info()["workers"]``; at least one.
+    answers : mapping
+        By address; a worker without an answer is judged by the scheduler's list alone.
+    """
+    neighbours = Counter(worker["host"] for worker in workers.values())
+    addresses = tuple(sorted(workers))
+    devices = tuple(
+        _device(address, workers[address], answers.get(address), neighbours)
+        for address in addresses
+    )
+    threads = min(worker["nthreads"] for worker in workers.values())
+    return ClusterSpec(devices, _link(addresses[0], devices), addresses, max(1, threads))
+
+
+def local(*, threads: int | None = None, gpu: bool = False) -> ClusterSpec:
+    """This process as a cluster of one worker, for Dask's threaded and synchronous schedulers.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Tasks that run at the same time: 1 for the synchronous scheduler. Default: one per
+        core, as the threaded scheduler does.
+    gpu : bool
+        Describe the current CUDA device (imports CuPy) instead of the CPU.
+    """
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    # Nothing spills without distributed.
+    device = (
+        current_gpu(spills=False) if gpu else cpu_device(memory_limit(), CPU_COUNT, spills=False)
+    )
+    return ClusterSpec(
+        (device,),
+        SHARED_MEMORY,
+        threads=threads or CPU_COUNT,
+        task_overhead_s=LOCAL_TASK_OVERHEAD_S,
+    )
+
+
+def _device(
+    address: str, worker: Mapping[str, Any], answer: Answer | None, neighbours: Mapping[str, int]
+) -> DeviceSpec:
+    if answer is not None and answer.gpu is not None:
+        return answer.gpu
+    if answer is None and _looks_like_gpu(address, worker):
+        return _unknown_gpu(worker)
+    limit = worker["memory_limit"]
+    if limit:
+        memory = int(limit)
+    elif answer is not None:
+        # No limit: an even share of the host, as if every worker there took one.
+        memory = answer.host_memory // neighbours[worker["host"]]
+    else:
+        from distributed.system import memory_limit
+
+        memory = memory_limit() // neighbours[worker["host"]]
+    cores = answer.cores if answer is not None else worker["nthreads"]
+    return cpu_device(memory, cores, spills=bool(limit))
+
+
+def _looks_like_gpu(address: str, worker: Mapping[str, Any]) -> bool:
+    # "gpu" alone only says that the host has one.
+    return address.startswith("ucx") and bool(worker.get("gpu"))
+
+
+def _unknown_gpu(worker: Mapping[str, Any]) -> DeviceSpec:
+    # Rates of another chip: they cancel out in comparisons between plans for equal workers.
+    gpu = worker["gpu"]
+    return DeviceSpec(
+        str(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
+    )
+
+
+def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:
+    scheme = address.partition("://")[0]
+    if scheme == "inproc":
+        return SHARED_MEMORY
+    on_gpus = all(device.kind == "gpu" for device in devices)
+    return NVLINK if scheme.startswith("ucx") and on_gpus else LOCAL_TCP
+
+
+def _ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
+    if not addresses:
+        return {}
+
+    async def ask() -> dict[str, Any]:
+        # Workers that die meanwhile answer with their error.
+        call = client.run(answer, workers=addresses, on_error="return")
+        result: dict[str, Any] = await asyncio.wait_for(call, ANSWER_SECONDS)
+        return result
+
+    try:
+        replies = client.sync(ask)
+    except (TimeoutError, OSError):
+        logger.warning("workers did not answer in %g s: their kind is a guess", ANSWER_SECONDS)
+        return {}
+    return {address: reply for address, reply in replies.items() if isinstance(reply, Answer)}
+
+
+def answer(dask_worker: Worker) -> Answer:
+    """Runs on a worker: what it computes with."""
+    import os
+
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    blas_threads = int(os.environ.get("OMP_NUM_THREADS") or CPU_COUNT)
+    cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
+    gpu = current_gpu(spills=_spills(dask_worker)) if _by_dask_cuda(dask_worker) else None
+    return Answer(gpu, cores, memory_limit())
+
+
+def _by_dask_cuda(worker: Worker) -> bool:
+    # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
+    # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
+    plugins = worker.plugins.values()
+    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)
+
+
+def _spills(worker: Worker) -> bool:
+    return type(worker.data).__module__.partition(".")[0] == "dask_cuda"

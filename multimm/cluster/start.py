@@ -1,0 +1,208 @@
+"""Start workers on this host: one per GPU, or CPU processes where there is no GPU."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from multimm.cluster.devices import driver_cuda, install_command
+from multimm.cluster.options import LOOPBACK, Options, check, cores
+from multimm.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
+
+logger = logging.getLogger(__name__)
+
+#: Share of a GPU's memory that its worker takes at the start and shares between CuPy and
+#: UCXX; arbitrary: it leaves room for the CUDA context and for libraries that allocate past it.
+RMM_POOL_SHARE = 0.75
+#: Seconds to wait for a scheduler in this very process, on a busy machine.
+CONNECT_SECONDS = 60.0
+BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MAIN_GUARD = (
+    'In a script, start() belongs under `if __name__ == "__main__":`, because worker processes '
+    "import the script again."
+)
+OPEN_LISTENERS = (
+    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
+    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
+)
+
+
+def start(
+    *,
+    gpus: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    memory_limit: int | str | None = None,
+    protocol: str | None = None,
+    rmm_pool: float | int | str | None = RMM_POOL_SHARE,
+    security: Security | None = None,
+    dashboard_address: str | None = None,
+) -> Client:
+    """Start a cluster on this host and return a client that owns it.
+
+    With GPUs: one dask-cuda worker each, blocks travelling through UCXX (NVLink where there
+    is one) and one RMM memory pool per GPU that CuPy and UCXX share. Without: CPU worker
+    processes that talk TCP on the loopback interface. ``with start() as client:`` and
+    ``client.close()`` both end the workers too.
+
+    UCXX listens on all network interfaces, unencrypted, and cannot do otherwise;
+    ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
+
+    A script must call this under ``if __name__ == "__main__":``, because worker processes
+    import the script again.
+
+    Parameters
+    ----------
+    gpus : int, optional
+        Number of GPU workers, at most the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+        0: CPU workers. Default: all GPUs, unless `workers` is given.
+    workers : int, optional
+        Number of CPU worker processes; asks for CPU workers also where there are GPUs.
+        Default: one per core, at most 4.
+    threads : int
+        Tasks that one worker runs at the same time. Each CPU worker's BLAS gets an even
+        share of the cores, divided by this, unless ``OMP_NUM_THREADS`` and its like are set.
+    memory_limit : int or str, optional
+        Host memory of one worker, bytes or such as ``"2GB"``, past which Dask spills to disk.
+        Default: an even share of this host's memory, for GPU workers at least a quarter of
+        their GPU's memory.
+    protocol : {"ucxx", "tcp"}, optional
+        Default: ``"ucxx"`` for GPUs, ``"tcp"`` for CPUs and with `security`.
+    rmm_pool : float, int or str, optional
+        Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
+        None: no pool; CuPy then allocates by itself.
+    security : distributed.Security, optional
+        TLS credentials. Default: no encryption.
+    dashboard_address : str, optional
+        ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
+        ``"host:8787"`` on that address. Default: no dashboard.
+
+    Returns
+    -------
+    distributed.Client
+        The current client from now on; multimm's plugins are installed.
+
+    Raises
+    ------
+    OptionError
+        A number out of range, an unknown protocol, or options that exclude each other.
+    ClusterError
+        GPU packages are missing, or the workers do not start.
+    """
+    options = check(
+        gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
+    )
+    _require_main_guard()
+    if options.gpus:
+        _require_gpu_packages(options.protocol)
+    from multimm.cluster.client import ClusterClient, prepare
+
+    try:
+        cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
+    except Exception as error:
+        # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
+        raise ClusterError(
+            f"the workers did not start ({_root(error)}). {MAIN_GUARD} Otherwise see "
+            "`multimm doctor`."
+        ) from error
+    client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
+    try:
+        prepare(client)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _require_main_guard() -> None:
+    # A worker process that is still importing the user's script: going on would hang, as
+    # each of the two processes waits for the other.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ClusterError(f"a worker process called multimm.cluster.start(). {MAIN_GUARD}")
+
+
+def _require_gpu_packages(protocol: str) -> None:
+    needed = ["cupy", "dask_cuda", "rmm", "numba"]
+    if protocol == "ucxx":
+        needed.append("distributed_ucxx")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise ClusterError(
+            f"this host has GPUs, but {', '.join(missing)} cannot be imported: run "
+            f"{install_command(driver_cuda())}, or ask for CPU workers with gpus=0"
+        )
+
+
+def _common(options: Options) -> dict[str, Any]:
+    return {
+        "threads_per_worker": options.threads,
+        # Never "auto": where memory is added on demand, the first reading is far too small.
+        "memory_limit": options.memory_limit,
+        "protocol": options.protocol,
+        "host": LOOPBACK,
+        "security": options.security,
+        # The scheduler serves HTTP (health, metrics) in any case: a free port on loopback.
+        "dashboard_address": options.dashboard_address or f"{LOOPBACK}:0",
+        "scheduler_kwargs": {"dashboard": options.dashboard_address is not None},
+        "silence_logs": logging.ERROR,
+    }
+
+
+def _cpu_cluster(options: Options) -> Any:
+    from distributed import LocalCluster
+
+    blas_threads = max(1, cores() // (options.workers * options.threads))
+    with _blas_threads(blas_threads):
+        return LocalCluster(n_workers=options.workers, processes=True, **_common(options))
+
+
+def _gpu_cluster(options: Options) -> Any:
+    from dask_cuda import LocalCUDACluster
+
+    if options.protocol == "ucxx":
+        logger.warning(OPEN_LISTENERS)
+    return LocalCUDACluster(
+        CUDA_VISIBLE_DEVICES=[gpu.ident for gpu in options.gpus],
+        rmm_pool_size=options.rmm_pool,
+        # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
+        rmm_allocator_external_lib_list=None if options.rmm_pool is None else "cupy",
+        **_common(options),
+    )
+
+
+@contextmanager
+def _blas_threads(count: int) -> Iterator[None]:
+    """Worker processes started inside give their BLAS `count` threads.
+
+    distributed's default is one thread per process, which leaves cores idle when there are
+    fewer workers than cores; BLAS's own default, all cores in each, has them fight for them.
+    BLAS reads the variable when it is loaded, so it must be set before the process starts.
+    """
+    import dask
+
+    # distributed lets the environment win over its configuration, and writes the values it
+    # used into this process's environment: without clean-up, the first call would decide
+    # for all later ones.
+    missing = [name for name in BLAS_VARIABLES if name not in os.environ]
+    settings = {f"distributed.nanny.pre-spawn-environ.{name}": count for name in BLAS_VARIABLES}
+    try:
+        with dask.config.set(settings):
+            yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _root(error: BaseException) -> str:
+    """The first cause, in one line: distributed wraps what went wrong several times."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,77 @@
+"""What all tests share: hardware marks, the guard against computing, hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import dask
+import pytest
+from hypothesis import HealthCheck, settings
+
+from multimm.cluster.devices import visible_gpus
+
+#: Deadlines are off: the first example pays for imports and compilation.
+settings.register_profile(
+    "dev", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "ci", parent=settings.get_profile("dev"), max_examples=60, derandomize=True, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+_left_out = pytest.StashKey[Counter[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what this machine cannot run; skips by the hundred would hide real ones."""
+    count = len(visible_gpus())
+    reasons = Counter[str]()
+    kept, dropped = [], []
+    for item in items:
+        reason = _missing(item, count)
+        if reason:
+            reasons[reason] += 1
+        (dropped if reason else kept).append(item)
+    config.stash[_left_out] = reasons
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """One line that says how many tests were left out and why."""
+    reasons = config.stash.get(_left_out, Counter())
+    if not reasons:
+        return []
+    details = "; ".join(f"{count} for lack of {reason}" for reason, count in reasons.items())
+    return [f"left out {sum(reasons.values())} hardware tests: {details}"]
+
+
+def _missing(item: pytest.Item, gpus: int) -> str:
+    """What `item` needs and this machine lacks; empty where it can run."""
+    several = item.get_closest_marker("multigpu")
+    if several is None and item.get_closest_marker("gpu") is None:
+        return ""
+    needed = several.args[0] if several is not None else 1
+    if gpus < needed:
+        return f"{needed} GPU(s), found {gpus}"
+    modules = ("cupy", "dask_cuda") if several is not None else ("cupy",)
+    return " and ".join(name for name in modules if find_spec(name) is None)
+
+
+class ComputedTooEarlyError(Exception):
+    """A graph was computed where only building it was expected."""
+
+
+@pytest.fixture
+def no_compute() -> Iterator[None]:
+    """Whoever computes a Dask collection during this test fails it."""
+
+    def refuse(graph: object, keys: object, **_: object) -> None:
+        raise ComputedTooEarlyError(f"computed {keys!r} while only a graph was to be built")
+
+    with dask.config.set(scheduler=refuse):
+        yield

@@ -1,0 +1,120 @@
+"""matmul, gemm and transpose on CuPy arrays and on Dask arrays of CuPy blocks, no cluster."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import multimm
+from multimm.errors import ArrayTypeError
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+
+pytestmark = pytest.mark.gpu
+
+
+def integers(shape, seed, dtype="float32"):
+    """Small integers: float32 is exact in any order, results must match bit for bit."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(dtype)
+
+
+def on_gpu(x, chunks):
+    return da.from_array(cupy.asarray(x), chunks=chunks, asarray=False)
+
+
+def same(result, expected):
+    assert isinstance(result, cupy.ndarray)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(cupy.asnumpy(result), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((130, 70), (70, 50)),
+        ((70,), (70, 50)),
+        ((130, 70), (70,)),
+        ((70,), (70,)),
+        ((3, 1, 20, 30), (2, 30, 10)),
+        ((5, 0), (0, 4)),
+        ((0, 5), (5, 4)),
+    ],
+)
+def test_matmul_follows_numpy(shape_a, shape_b):
+    x, y = integers(shape_a, 1), integers(shape_b, 2)
+    same(multimm.matmul(cupy.asarray(x), cupy.asarray(y)), np.matmul(x, y))
+    lazy = multimm.matmul(on_gpu(x, 16), on_gpu(y, 23), blocks=16, slabs=11)
+    assert isinstance(lazy._meta, cupy.ndarray)
+    same(lazy.compute(scheduler="sync"), np.matmul(x, y))
+
+
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("int32", "int8"), ("float16",) * 2,
+                                    ("complex64", "float32")])  # fmt: skip
+def test_other_dtypes_follow_numpy(dtypes):
+    x, y = integers((60, 50), 3, dtypes[0]), integers((50, 40), 4, dtypes[1])
+    expected = np.matmul(x, y)
+    same(multimm.matmul(cupy.asarray(x), cupy.asarray(y)), expected)
+    same(multimm.matmul(on_gpu(x, 16), on_gpu(y, 23)).compute(scheduler="sync"), expected)
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("p_k", [1, 3])
+def test_gemm_in_blocks(trans_a, trans_b, p_k):
+    x, y, z = integers((130, 70), 5), integers((70, 50), 6), integers((130, 50), 7)
+    a = on_gpu(x.T if trans_a else x, 32)
+    b = on_gpu(y.T if trans_b else y, 32)
+    result = multimm.gemm(
+        2, a, b, -3, on_gpu(z, 40), trans_a=trans_a, trans_b=trans_b,
+        blocks=33, slabs=16, p_k=p_k,
+    )  # fmt: skip
+    same(result.compute(scheduler="sync"), (2 * (x @ y) - 3 * z).astype("float32"))
+
+
+def test_fortran_order_slices_and_lazy_transposes_are_taken_as_they_are():
+    x = integers((96, 64), 8)
+    a = da.from_array(cupy.asarray(np.asfortranarray(x)), chunks=32, asarray=False)
+    same(multimm.matmul(a.T, a, blocks=20).compute(scheduler="sync"), x.T @ x)
+    same(multimm.matmul(a[5:, 3:33], a[5:35]).compute(scheduler="sync"), x[5:, 3:33] @ x[5:35])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64", "complex128"])
+def test_transpose(dtype):
+    x = integers((3, 70, 45), 9, dtype)
+    result = multimm.transpose(cupy.asarray(x))
+    assert result.flags.c_contiguous
+    same(result, x.swapaxes(1, 2))
+    same(multimm.transpose(on_gpu(x, 32)).compute(scheduler="sync"), x.swapaxes(1, 2))
+
+
+def test_random_products_keep_the_contract_and_verify_says_so():
+    rng = np.random.default_rng(10)
+    x, y = (rng.standard_normal(shape, dtype="float32") for shape in ((700, 3000), (3000, 500)))
+    a, b = cupy.asarray(x), cupy.asarray(y)
+    c = multimm.matmul(a, b)
+    bound = (3000 + 2) * 2.0**-24 * (abs(x).astype(float) @ abs(y)) + 2.0**-20
+    assert not (abs(cupy.asnumpy(c).astype(float) - x.astype(float) @ y) > bound).any()
+    assert multimm.verify(a, b, c)
+    c[123, 45] += 50
+    assert not multimm.verify(a, b, c)
+
+
+def test_cpu_and_gpu_do_not_mix():
+    x = integers((4, 4), 11)
+    with pytest.raises(ArrayTypeError, match="a on the GPU, b on the CPU"):
+        multimm.matmul(cupy.asarray(x), x)
+    with pytest.raises(ArrayTypeError, match="a on the CPU, b on the GPU"):
+        multimm.matmul(da.from_array(x), on_gpu(x, 2))
+
+
+def test_accelerate_reaches_gpu_blocks():
+    x = integers((64, 64), 12)
+    a = on_gpu(x, 32)
+    with multimm.accelerate():
+        c = a @ a
+    assert any(str(name).startswith("multimm-matmul") for name in c.dask.layers)
+    same(c.compute(scheduler="sync"), x @ x)

@@ -1,0 +1,89 @@
+"""Products on dask-cuda workers through UCXX: placed, counted, verified, and after a loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+
+import multimm
+from multimm.cluster.worker import received_bytes, reset_received_bytes
+
+pytestmark = pytest.mark.gpu
+
+SIZE, BLOCK = 4096, 512
+POOL = 8 * 2**30
+
+
+def matrix(seed):
+    import cupy
+
+    rng = da.random.default_rng(cupy.random.default_rng(seed))
+    return rng.standard_normal((SIZE, SIZE), chunks=BLOCK, dtype="float32")
+
+
+def integers(seed):
+    """Small integers, made on the GPUs again whenever a block is lost."""
+    return da.map_blocks(_some, matrix(seed), dtype="float32", meta=matrix(seed)._meta)
+
+
+def _some(block):
+    return (block * 4).round()
+
+
+@pytest.mark.multigpu(1)
+@pytest.mark.parametrize("protocol", ["ucxx", "tcp"])
+def test_one_gpu(protocol):
+    with multimm.cluster.start(gpus=1, protocol=protocol, rmm_pool=POOL):
+        a, b = matrix(1).persist(), matrix(2).persist()
+        c = multimm.matmul(a, b, blocks=BLOCK).persist()
+        assert type(c._meta).__module__.startswith("cupy")
+        assert multimm.verify(a, b, c)
+        assert bool((multimm.transpose(c) == c.T).all().compute())
+
+
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("protocol", ["ucxx", "tcp"])
+def test_two_gpus_move_the_2d_bound(protocol):
+    with multimm.cluster.start(gpus=2, protocol=protocol, rmm_pool=POOL) as client:
+        reset_received_bytes(client)
+        a, b = matrix(1), matrix(2)
+        plan = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK)
+        c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK).persist()
+        wait(c)
+        received = received_bytes(client)
+        assert sum(received.values()) <= 1.05 * plan.bytes_bound
+        assert plan.bytes_bound == SIZE * SIZE * 4
+        assert multimm.verify(a, b, c)
+
+
+@pytest.mark.multigpu(2)
+def test_parts_of_k_on_two_gpus_have_the_bits_of_one():
+    results = []
+    for gpus in (1, 2):
+        with multimm.cluster.start(gpus=gpus, rmm_pool=POOL):
+            c = multimm.matmul(matrix(3), matrix(4), blocks=1024, slabs=600, p_k=3)
+            results.append(c.map_blocks(lambda x: x.get(), meta=np.empty((0, 0), "f4")).compute())
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.multigpu(2)
+def test_a_killed_gpu_worker_does_not_change_the_product():
+    with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
+        a, b = integers(5), integers(6)
+        c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+        future = client.compute(c.map_blocks(lambda x: x.get(), meta=np.empty((0, 0), "f4")))
+        time.sleep(0.3)
+        pids = client.run(os.getpid)
+        os.kill(pids[max(pids)], signal.SIGKILL)
+        result = future.result(timeout=120)
+        x, y = (
+            operand.map_blocks(lambda x: x.get(), meta=np.empty((0, 0), "f4")).compute()
+            for operand in (a, b)
+        )
+        np.testing.assert_array_equal(result, x @ y)

@@ -1,0 +1,486 @@
+"""The command line, from files to files, and every mistake a user can make with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import h5py
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client, LocalCluster
+
+import multimm
+from multimm.cli import Commands, main
+from multimm.cli import run as cli_run
+from multimm.errors import KernelError, MultimmError
+
+FORMATS = ["npy", "zarr", "h5"]
+
+
+def integers(*shape, seed=0):
+    """float32 whose products are exact in any order."""
+    return np.random.default_rng(seed).integers(-5, 5, shape).astype("float32")
+
+
+def put(path, array):
+    if path.suffix == ".npy":
+        np.save(path, array)
+    elif path.suffix == ".zarr":
+        zarr.create_array(store=path, data=array, chunks=(8, 8))
+    else:
+        with h5py.File(path, "w") as file:
+            file["M"] = array
+    return path
+
+
+def get(path):
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".zarr":
+        return zarr.open_array(path, mode="r")[:]
+    with h5py.File(path) as file:
+        return file["C"][:]
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A running cluster of two worker processes."""
+    with multimm.cluster.start(workers=2, memory_limit="1GB") as client:
+        yield client.scheduler.address
+
+
+@pytest.fixture
+def cli():
+    def run(*args):
+        return CliRunner().invoke(main, [str(arg) for arg in args])
+
+    return run
+
+
+@pytest.fixture
+def factors(tmp_path):
+    """A and B as .npy files, and the folder is otherwise empty."""
+    return put(tmp_path / "a.npy", integers(40, 30)), put(tmp_path / "b.npy", integers(30, 50))
+
+
+def assert_one_line(result, code, *texts):
+    assert result.exit_code == code, result.output
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("multimm: error: ")
+    for text in texts:
+        assert text in lines[0]
+
+
+# Products -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form_a", "form_b", "form_c"), list(itertools.product(FORMATS, repeat=3)))
+def test_a_product_from_files_to_a_file(tmp_path, cli, address, form_a, form_b, form_c):
+    a, b = integers(40, 30), integers(30, 50, seed=1)
+    path_a, path_b = put(tmp_path / f"a.{form_a}", a), put(tmp_path / f"b.{form_b}", b)
+    path_c = tmp_path / f"c.{form_c}"
+    result = cli("matmul", path_a, path_b, "-o", path_c, "--scheduler", address)
+    assert result.exit_code == 0, result.output
+    for text in ("40 x 30 @ 30 x 50", "GFLOP/s", "verified", str(path_c)):
+        assert text in result.stdout
+    assert "\x1b" not in result.output  # no progress bar where stdout is no terminal
+    np.testing.assert_array_equal(get(path_c), a @ b)
+    assert names(tmp_path) == sorted({path_a.name, path_b.name, path_c.name})
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, order):
+    a, b = integers(40, 30), integers(30, 50, seed=1)
+    files = [
+        put(tmp_path / "a.npy", np.asarray(a.T if trans_a else a, order=order)),
+        put(tmp_path / "b.npy", np.asarray(b.T if trans_b else b, order=order)),
+    ]
+    flags = ["--trans-a"] * trans_a + ["--trans-b"] * trans_b
+    blocks = ["--blocks", 16, "--slabs", 7, "--alpha", -0.5]
+    output = tmp_path / "c.zarr"
+    result = cli("matmul", *files, "-o", output, "--scheduler", address, *flags, *blocks)
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(get(output), -0.5 * (a @ b))
+    assert zarr.open_array(output, mode="r").chunks == (16, 16)
+
+
+def test_datasets_are_named(tmp_path, cli, address):
+    a, b = integers(12, 9), integers(9, 7)
+    with h5py.File(tmp_path / "ab.h5", "w") as file:
+        file["left"], file["right"] = a, b
+    result = cli(
+        *("matmul", tmp_path / "ab.h5", f"{tmp_path / 'ab.h5'}:/right", "--dataset-a", "left"),
+        *("-o", tmp_path / "c.h5", "--dataset-c", "out/product", "--scheduler", address),
+    )
+    assert result.exit_code == 0, result.output
+    with h5py.File(tmp_path / "c.h5") as file:
+        np.testing.assert_array_equal(file["out/product"][:], a @ b)
+
+
+def test_explain_plans_and_computes_nothing(factors, cli, address, tmp_path):
+    result = cli("matmul", *factors, "--explain", "--scheduler", address)
+    assert result.exit_code == 0, result.output
+    assert "40 x 30 @ 30 x 50" in result.stdout
+    assert "computed" not in result.stdout
+    assert names(tmp_path) == ["a.npy", "b.npy"]
+
+
+def test_no_verify_says_nothing_about_correctness(factors, cli, address, tmp_path):
+    output = tmp_path / "c.npy"
+    result = cli("matmul", *factors, "-o", output, "--no-verify", "--scheduler", address)
+    assert result.exit_code == 0, result.output
+    assert "verified" not in result.stdout
+    assert output.exists()
+
+
+def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
+    output = put(tmp_path / "c.npy", integers(2, 2))
+    args = ("matmul", *factors, "-o", output, "--scheduler", address)
+    assert_one_line(cli(*args), 2, "exists already")
+    np.testing.assert_array_equal(get(output), integers(2, 2))
+    assert cli(*args, "--overwrite").exit_code == 0
+    assert get(output).shape == (40, 50)
+    # The output may be one of the inputs: it is replaced after it was read.
+    square = put(tmp_path / "s.npy", integers(20, 20))
+    same = cli("matmul", square, square, "-o", square, "--overwrite", "--scheduler", address)
+    assert same.exit_code == 0
+    np.testing.assert_array_equal(get(square), integers(20, 20) @ integers(20, 20))
+
+
+# Bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "output", "options", "texts"),
+    [
+        ("a.npy", "a.npy", "c.npy", [], ["30 columns", "40 rows"]),
+        ("a.npy", "b.npy", "c.npy", ["--trans-b"], ["30 columns", "50 rows"]),
+        ("no.npy", "b.npy", "c.npy", [], ["no.npy: no such file"]),
+        ("a.txt", "b.npy", "c.npy", [], ["supported are .npy, .zarr, .h5"]),
+        ("zero.npy", "b.npy", "c.npy", [], ["0-d"]),
+        ("vector.npy", "b.npy", "c.npy", [], ["(30,)", "2 dimensions"]),
+        ("object.npy", "b.npy", "c.npy", [], ["elements are object"]),
+        ("string.npy", "b.npy", "c.npy", [], ["elements are <U1"]),
+        ("m.h5", "b.npy", "c.npy", ["--dataset-a", "X"], ["no dataset 'X'", "M (40, 30)"]),
+        ("a.npy", "b.npy", "c.csv", [], ["c.csv", "supported are"]),
+        ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
+        ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
+        ("a.npy", "b.npy", "c.npy", ["--precision", "tf32"], ["tf32", "'float32' and 'ieee'"]),
+        ("a.npy", "b.npy", "c.npy", ["--blocks", "0"], ["blocks=0"]),
+        ("a.npy", "b.npy", "c.npy", ["--blocks", "x"], ["'x' is not a valid integer", "--help"]),
+        ("a.npy", "b.npy", "c.npy", ["--workers", "0"], ["workers=0"]),
+        ("a.npy", "b.npy", "c.npy", ["--gpus", "1", "--workers", "1"], ["not both"]),
+        ("a.npy", "b.npy", "c.npy", ["--gpus", "0", "--memory-limit", "lots"], ["'lots'"]),
+        ("a.npy", "b.npy", "c.npy", ["--gpus", "0", "--protocol", "smoke"], ["'smoke'"]),
+        ("a.npy", "b.npy", "c.npy", ["--scheduler", "nowhere"], ["nowhere", "tcp://host:8786"]),
+        (
+            *("a.npy", "b.npy", "c.npy"),
+            ["--scheduler", "tcp://127.0.0.1:9", "--workers", "2"],
+            ["--scheduler", "--workers"],
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(tmp_path, factors, cli, a, b, output, options, texts):
+    put(tmp_path / "zero.npy", np.float32(1))
+    put(tmp_path / "vector.npy", integers(30))
+    put(tmp_path / "object.npy", np.array([[None]]))
+    put(tmp_path / "string.npy", np.array([["x"]]))
+    put(tmp_path / "m.h5", integers(40, 30))
+    before = names(tmp_path)
+    result = cli("matmul", tmp_path / a, tmp_path / b, "-o", tmp_path / output, *options)
+    assert_one_line(result, 2, *texts)
+    assert names(tmp_path) == before
+
+
+def test_a_dead_scheduler_is_noticed_soon(factors, cli, tmp_path):
+    start = time.monotonic()
+    result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")
+    assert_one_line(result, 2, "127.0.0.1:9")
+    assert time.monotonic() - start < 15
+    assert names(tmp_path) == ["a.npy", "b.npy"]
+
+
+def in_process(*, workers, **options):
+    """A cluster of threads that is reached through TCP."""
+    return LocalCluster(
+        n_workers=workers,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        **options,
+    )
+
+
+def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
+    big = put(tmp_path / "big.npy", np.zeros((2000, 2000), "float32"))
+    with in_process(workers=1, memory_limit=10**6) as cluster:
+        result = cli(
+            *("matmul", big, big, "-o", tmp_path / "c.npy", "--blocks", 2000),
+            *("--scheduler", cluster.scheduler_address),
+        )
+    assert_one_line(result, 2, "may use 600 kB of its 1 MB")
+    assert names(tmp_path) == ["big.npy"]
+
+
+def test_a_cluster_without_workers_is_refused(factors, cli, tmp_path):
+    with in_process(workers=0) as cluster:
+        address = cluster.scheduler_address
+        result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", address)
+    assert_one_line(result, 2, "no workers")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["matmul"], "Missing argument 'A'"),
+        (["matmul", "a.npy", "b.npy", "--nope"], "No such option"),
+        (["nope"], "No such command"),
+        (["--nope"], "No such option"),
+    ],
+)
+def test_a_wrong_command_line_points_to_help(cli, args, text):
+    assert_one_line(cli(*args), 2, text, "--help")
+
+
+def test_an_output_is_needed(factors, cli):
+    assert_one_line(cli("matmul", *factors), 2, "-o C.npy")
+
+
+def test_debug_shows_the_traceback(factors, cli, tmp_path):
+    for args in (
+        ["--debug", "matmul", *factors, "-o", tmp_path / "c.x"],
+        ["matmul", *factors, "-o", tmp_path / "c.x", "--debug"],
+    ):
+        result = cli(*args)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr
+        assert "FileFormatError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (MultimmError("wrong\n  input"), 2, "error: wrong input\n"),
+        (KernelError("no image"), 1, "error: no image\n"),
+        (ZeroDivisionError("oops"), 1, "error: ZeroDivisionError: oops (--debug shows more)\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_exit_codes(error, code, text):
+    def fail():
+        raise error
+
+    group = Commands("multimm")
+    group.get_command = lambda ctx, name: click.Command(name, callback=fail)
+    result = CliRunner().invoke(group, ["fail"])
+    assert result.exit_code == code
+    assert result.stderr.endswith(f"multimm: {text}")
+
+
+# Runs that fail -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
+    a = put(tmp_path / "a.zarr", integers(40, 30))
+    b = put(tmp_path / "b.npy", integers(30, 50))
+    chunk = a / "c" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:5])
+    output = tmp_path / f"c.{form}"
+    result = cli("matmul", a, b, "-o", output, "--scheduler", address)
+    assert_one_line(result, 1, "the run failed")
+    assert names(tmp_path) == ["a.zarr", "b.npy"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_wrong_product_never_gets_its_name(factors, tmp_path, cli, address, form, monkeypatch):
+    truth = multimm.verify
+
+    def verify(a, b, c, **options):
+        return truth(a, b, c + 1, **options)
+
+    monkeypatch.setattr(multimm, "verify", verify)
+    output = tmp_path / f"c.{form}"
+    result = cli("matmul", *factors, "-o", output, "--scheduler", address)
+    assert_one_line(result, 1, "WRONG")
+    assert names(tmp_path) == ["a.npy", "b.npy"]
+
+
+def test_an_interrupted_run_leaves_nothing(factors, tmp_path, cli, address, monkeypatch):
+    def interrupt(futures):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_run, "_finished", interrupt)
+    result = cli("matmul", *factors, "-o", tmp_path / "c.zarr", "--scheduler", address)
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "multimm: interrupted"
+    assert names(tmp_path) == ["a.npy", "b.npy"]
+
+
+def test_a_cancelled_task_is_waited_for(address):
+    with Client(address) as client:
+        start = time.monotonic()
+        future = client.submit(time.sleep, 1.5, key=("slow", 0))
+        while not client.run_on_scheduler(cli_run.tasks_left, {"slow"})[1]:
+            time.sleep(0.01)
+        while not any(client.run(cli_run.is_busy, {"slow"}).values()):
+            time.sleep(0.01)
+        future.cancel(force=True)
+        cli_run.settle(client, {"slow"})
+        assert time.monotonic() - start > 1.4
+
+
+def test_a_run_without_workers_is_given_up(factors, tmp_path, cli, monkeypatch):
+    monkeypatch.setattr(cli_run, "NO_WORKERS_SECONDS", 0.5)
+    compute = cli_run.compute
+    with in_process(workers=1) as cluster:
+
+        def lose(client, array, label):
+            cluster.scale(0)
+            while client.scheduler_info()["workers"]:
+                time.sleep(0.05)
+            return compute(client, array, label)
+
+        monkeypatch.setattr(sys.modules["multimm.cli.matmul"], "compute", lose)
+        address = cluster.scheduler_address
+        result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", address)
+    assert_one_line(result, 1, "no worker left")
+    assert names(tmp_path) == ["a.npy", "b.npy"]
+
+
+def test_a_terminal_shows_a_progress_bar(factors, tmp_path, address):
+    args = ["matmul", *map(str, factors), "-o", str(tmp_path / "c.npy"), "--scheduler", address]
+    result = CliRunner().invoke(main, args, env={"FORCE_COLOR": "1", "TERM": "xterm"})
+    assert result.exit_code == 0, result.output
+    assert "multiplying" in result.stdout
+    assert "100%" in result.stdout
+
+
+def command(*args, **options):
+    """``python -m multimm`` in a process group of its own, as a shell starts it."""
+    root = Path(multimm.__file__).parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "multimm", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_the_command_starts_its_own_workers(tmp_path):
+    a, b = integers(300, 200), integers(200, 100)
+    put(tmp_path / "a.npy", a)
+    put(tmp_path / "b.zarr", b)
+    process = command(
+        *("matmul", "a.npy", "b.zarr", "-o", "c.h5", "--workers", 2, "--memory-limit", "1GB"),
+        cwd=tmp_path,
+    )
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    assert "workers   2 of" in output
+    assert "verified" in output
+    np.testing.assert_array_equal(get(tmp_path / "c.h5"), a @ b)
+    assert names(tmp_path) == ["a.npy", "b.zarr", "c.h5"]
+
+
+def test_ctrl_c_in_mid_run(tmp_path):
+    size = 8000
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "float32", (size, size))
+    process = command(
+        *("matmul", tmp_path / "a.npy", tmp_path / "a.npy", "-o", tmp_path / "c.zarr"),
+        *("--workers", 2, "--memory-limit", "1GB"),
+    )
+    deadline = time.monotonic() + 60
+    while len(names(tmp_path)) < 2:  # until the unfinished output is there
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)  # into the run; 10**12 operations take much longer
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the workers as well
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.strip() == "multimm: interrupted"
+    assert names(tmp_path) == ["a.npy"]
+
+
+# The other commands ---------------------------------------------------------------------
+
+
+def test_plan_for_many_gpus_on_a_laptop(cli):
+    result = cli("plan", "65536x65536", "65536x32768", "--gpus", 1024, "--chunks", 4096)
+    assert result.exit_code == 0, result.output
+    assert "65536 x 65536 @ 65536 x 32768 -> float32" in result.stdout
+    assert "1024 of NVIDIA H200, nvlink" in result.stdout
+
+
+def test_plan_for_cpu_workers_and_files(cli, factors):
+    result = cli("plan", *factors, "--workers", 3, "--memory-limit", "2GB", "--threads", 2)
+    assert result.exit_code == 0, result.output
+    assert "40 x 30 @ 30 x 50" in result.stdout
+    assert "3 of " in result.stdout
+    assert "2 threads each" in result.stdout
+
+
+def test_plan_of_integers_and_transposes(cli):
+    result = cli("plan", "30x40", "30x50", "--trans-a", "--dtype", "int16")
+    assert result.exit_code == 0, result.output
+    assert "40 x 30 @ 30 x 50 -> int16" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "texts"),
+    [
+        (["3x4", "5x6"], ["A's 4 columns must equal B's 5 rows"]),
+        (["3x4", "no.npy"], ["no.npy: no such file"]),
+        (["3x4", "4x5x6"], ["supported are"]),
+        (["3x4", "4x5", "--gpus", "-1"], ["workers=-1"]),
+        (["3x4", "4x5", "--dtype", "cat"], ["--dtype cat"]),
+        (["3x4", "4x5", "--dtype", "object"], ["object"]),
+        (["3x4", "4x5", "--chunks", "0"], ["--chunks 0"]),
+        (["3x4", "4x5", "--memory-limit", "2GB"], ["--workers"]),
+        (["3x4", "4x5", "--precision", "half"], ["'half'"]),
+    ],
+)
+def test_plan_refuses_in_one_line(cli, args, texts):
+    assert_one_line(cli("plan", *args), 2, *texts)
+
+
+def test_plan_that_does_not_fit_is_shown_and_refused(cli):
+    result = cli("plan", "65536x65536", "65536x65536", "--workers", 2, "--memory-limit", "1MB")
+    assert "memory " in result.stdout
+    assert_one_line(result, 2, "may use 600 kB")
+
+
+def test_help_and_version(cli):
+    assert "matmul" in cli("--help").output
+    assert cli("--version").output.startswith("multimm, version")
+    for name in ("matmul", "plan", "demo", "doctor"):
+        result = cli(name, "--help")
+        assert result.exit_code == 0
+        assert result.stdout.startswith(f"Usage: main {name}")
+    bare = cli()
+    assert bare.exit_code == 2
+    assert "Commands:" in bare.stderr

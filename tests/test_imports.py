@@ -1,0 +1,131 @@
+"""What `import multimm` loads, and which way the imports between its modules point."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import multimm
+
+ROOT = Path(multimm.__file__).parent
+#: Loaded by the function that needs them, not by the import.
+HEAVY = {"cupy", "dask_cuda", "distributed", "rmm", "ucxx", "zarr", "h5py", "click", "rich"}
+#: Stand at the top of no module, because the package works without them.
+OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py", "sklearn"}
+
+#: Part of the package -> the parts that it may import besides itself and `errors`.
+ALLOWED: dict[str, set[str]] = {
+    "__main__": {"cli"},
+    "cli": {"__init__", "api", "cluster", "dispatch", "files", "graph", "io", "planning"},
+    "__init__": {"api", "checks", "cluster", "dispatch"},
+    "dispatch": {"api", "operands"},
+    "api": {"operands", "graph", "cluster", "planning", "gpu"},
+    "checks": {"operands", "gpu"},
+    "io": {"files"},
+    "files": set(),
+    "cluster": {"graph", "planning"},
+    "graph": {"operands", "planning", "gpu"},
+    "gpu": set(),
+    "operands": set(),
+    "planning": set(),
+    "errors": set(),
+}
+MODULES = sorted(path for path in ROOT.rglob("*.py") if "cuda" not in path.parts)
+
+
+def module_name(path: Path) -> str:
+    names = ("multimm", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(names)
+
+
+def part_of(dotted: str) -> str:
+    """The part of the package that a name belongs to: multimm.graph.build -> graph."""
+    name = dotted.split(".")[1] if "." in dotted else "__init__"
+    # `from multimm import matmul` asks the package itself.
+    is_module = (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
+    return name if is_module else "__init__"
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of what is imported; names taken from `multimm` itself one by one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "multimm":
+            yield from (f"multimm.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+
+
+def at_import_time(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements that run when the module is imported, without those for type checkers."""
+    for node in tree.body:
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not is_definition and not is_typing:
+            yield node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_downwards(path):
+    part = part_of(module_name(path))
+    assert part in ALLOWED, f"multimm.{part} has no place in the layout: give it one here"
+    allowed = ALLOWED[part] | {part, "errors"}
+    ours = {name for name in imports(ast.parse(path.read_text())) if name.startswith("multimm")}
+    upwards = sorted(name for name in ours if part_of(name) not in allowed)
+    assert not upwards, f"{module_name(path)} imports {upwards}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_optional_packages_are_imported_inside_functions(path):
+    nodes = at_import_time(ast.parse(path.read_text()))
+    names = {name.split(".")[0] for node in nodes for name in imports(node)}
+    assert not names & OPTIONAL
+
+
+def test_planning_knows_neither_dask_nor_numpy_nor_cuda():
+    for path in (ROOT / "planning").glob("*.py"):
+        names = {name.split(".")[0] for name in imports(ast.parse(path.read_text()))}
+        assert not names & {"dask", "distributed", "cupy", "numpy"}, path
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of all modules loaded by a fresh interpreter that runs `statement`."""
+    code = f"{statement}\nimport sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    return set(run.stdout.split())
+
+
+def test_import_multimm_loads_itself_only():
+    added = modules_after("import multimm") - modules_after("pass")
+    assert {name.split(".")[0] for name in added} & (HEAVY | {"dask", "numpy"}) == set()
+
+
+def test_the_public_names_load_nothing_heavy():
+    # dask.array itself imports CuPy where it is installed; the rest would be ours.
+    names = "matmul", "gemm", "transpose", "plan", "verify", "accelerate", "cluster"
+    statement = "import multimm; " + "; ".join(f"multimm.{name}" for name in names)
+    added = modules_after(statement) - modules_after("import dask.array")
+    assert {"multimm.api", "multimm.checks.verify", "multimm.cluster"} <= added
+    assert not added & HEAVY
+
+
+def test_every_public_name_is_there_and_no_other():
+    assert set(multimm.__all__) <= set(dir(multimm))
+    assert all(getattr(multimm, name) is not None for name in multimm.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'matmull'"):
+        multimm.matmull  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["multimm", "multimm.graph.placement", "multimm.graph.tasks"])
+def test_import_works_without_gpu_packages(module):
+    # None in sys.modules makes an import fail, whatever is installed.
+    block = "import sys; sys.modules.update(dict.fromkeys(['cupy', 'dask_cuda', 'rmm', 'ucxx']))"
+    assert module in modules_after(f"{block}; import {module}")

@@ -1,0 +1,526 @@
+"""Matrices through files: exact round trips, one block at a time, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import dask.array as da
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+
+from multimm import io
+from multimm.errors import FileFormatError, OptionError, ShapeError
+from multimm.files import graph, stored
+from multimm.graph.operand import reader_of
+
+FORMATS = ["npy", "zarr", "h5", "hdf5"]
+
+
+def numbers(*shape, dtype="float32", seed=0):
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype(dtype)
+
+
+def put(path, array, **options):
+    """Write a file with the format's own library, not with ours."""
+    if path.suffix == ".npy":
+        np.save(path, array)
+    elif path.suffix == ".zarr":
+        options.setdefault("chunks", array.shape)
+        zarr.create_array(store=path, data=array, **options)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("M", data=array, **options)
+    return path
+
+
+def get(path):
+    """Read a file with the format's own library, not with ours."""
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".zarr":
+        return zarr.open_array(path, mode="r")[:]
+    with h5py.File(path) as file:
+        return file["C"][:]
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+# Reading --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("shape", [(13, 7), (1, 5), (17,), (3, 4, 5), (0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64", "bool", ">f8"])
+def test_open_gives_the_stored_values(tmp_path, suffix, shape, dtype):
+    if suffix == "zarr" and 0 in shape:
+        path = tmp_path / "m.zarr"
+        zarr.create_array(store=path, shape=shape, chunks=(1, 2), dtype=dtype)
+        expected = np.zeros(shape, dtype)
+    else:
+        expected = numbers(*shape, dtype=dtype)
+        path = put(tmp_path / f"m.{suffix}", expected)
+    array = io.open_array(path, chunks=tuple(max(1, size // 2) for size in shape))
+    assert array.dtype == expected.dtype.newbyteorder("=")
+    result = array.compute(scheduler="sync")
+    assert result.dtype == array.dtype
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("chunks", [None, "auto", 4, (4, -1), ((5, 8), (7,))])
+def test_chunks_are_taken_as_dask_takes_them(tmp_path, chunks):
+    matrix = numbers(13, 7)
+    array = io.open_array(put(tmp_path / "m.npy", matrix), chunks=chunks)
+    np.testing.assert_array_equal(array.compute(scheduler="sync"), matrix)
+    if chunks == 4:
+        assert array.chunks == ((4, 4, 4, 1), (4, 3))
+
+
+def test_chunks_that_do_not_fit(tmp_path):
+    path = put(tmp_path / "m.npy", numbers(13, 7))
+    with pytest.raises(ShapeError, match="chunks"):
+        io.open_array(path, chunks=((5, 5), (7,)))
+
+
+def test_fortran_order_stays_fortran_order(tmp_path):
+    matrix = np.asfortranarray(numbers(12, 10))
+    array = io.open_array(put(tmp_path / "m.npy", matrix), chunks=(5, 4))
+    np.testing.assert_array_equal(array.compute(scheduler="sync"), matrix)
+    block = dict(array.__dask_graph__())[array.name, 1, 1]()
+    assert block.flags.f_contiguous
+    assert not block.flags.c_contiguous
+    assert type(block) is np.ndarray
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+def test_every_block_is_one_small_root_task(tmp_path, suffix):
+    array = io.open_array(put(tmp_path / f"m.{suffix}", numbers(64, 64)), chunks=(16, 32))
+    tasks = dict(array.__dask_graph__())
+    assert set(tasks) == {(array.name, i, j) for i in range(4) for j in range(2)}
+    assert all(not task.dependencies for task in tasks.values())
+    assert all(len(pickle.dumps(task)) < 2000 for task in tasks.values())
+
+
+def test_the_name_follows_the_file_and_its_blocks(tmp_path):
+    path = put(tmp_path / "m.npy", numbers(8, 8))
+    name = io.open_array(path).name
+    assert io.open_array(str(path)).name == name
+    assert io.open_array(path, chunks=4).name != name
+    os.utime(path, ns=(1, 1))
+    assert io.open_array(path).name != name
+
+
+def test_the_name_follows_a_chunk_inside_a_zarr_store(tmp_path):
+    path = put(tmp_path / "m.zarr", numbers(8, 8), chunks=(4, 4))
+    name = io.open_array(path).name
+    zarr.open_array(path, mode="r+")[:4, :4] = 1
+    assert io.open_array(path).name != name
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("1kiB", (16, 16)), ("8kiB", (64, 32)), ("1MiB", (100, 70))]
+)
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_tiny_storage_chunks_are_grouped(tmp_path, suffix, limit, expected):
+    path = put(tmp_path / f"m.{suffix}", numbers(100, 70), chunks=(8, 16))
+    with dask.config.set({"array.chunk-size": limit}):
+        assert io.open_array(path).chunksize == expected
+
+
+def test_large_storage_chunks_are_never_split(tmp_path):
+    path = put(tmp_path / "m.zarr", numbers(100, 70), chunks=(50, 70))
+    with dask.config.set({"array.chunk-size": "1kiB"}):
+        assert io.open_array(path).chunks == ((50, 50), (70,))
+
+
+READ_CORNER = """
+import os, resource, sys
+import numpy as np
+from multimm import io
+array = io.open_array(sys.argv[1], chunks=(1000, 1000))
+mapped = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+limit = mapped + 500_000_000
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    np.load(sys.argv[1], mmap_mode="r")
+except OSError:
+    pass
+else:
+    sys.exit("the limit does not bind")
+corner = array[-1000:, -1000:].compute(scheduler="sync")
+assert corner.shape == (1000, 1000) and corner[-1, -1] == 7 and corner.sum() == 7
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_block_of_a_file_larger_than_memory(tmp_path, order):
+    path = tmp_path / "huge.npy"
+    matrix = np.lib.format.open_memmap(  # 8 GB, all of it a hole in the file
+        path, mode="w+", dtype="float32", shape=(50_000, 40_000), fortran_order=order == "F"
+    )
+    matrix[-1, -1] = 7
+    del matrix
+    subprocess.run([sys.executable, "-c", READ_CORNER, str(path)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+def test_a_product_reads_its_own_blocks_from_the_file(tmp_path, suffix):
+    matrix = numbers(20, 30)
+    array = io.open_array(put(tmp_path / f"m.{suffix}", matrix), chunks=10)
+    reader = pickle.loads(pickle.dumps(reader_of(array)))
+    np.testing.assert_array_equal(reader((slice(5, 17), slice(2, 23))), matrix[5:17, 2:23])
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+def test_only_the_blocks_asked_for_are_read(tmp_path, suffix, monkeypatch):
+    path = put(tmp_path / f"m.{suffix}", numbers(40, 40))
+    array = io.open_array(path, chunks=10)
+    form = graph.FORMATS[f".{suffix}"]
+    seen = []
+
+    def read(matrix, index):
+        seen.append(index)
+        return form.read(matrix, index)
+
+    monkeypatch.setitem(graph.FORMATS, f".{suffix}", form._replace(read=read))
+    array[12:15, 25:38].compute(scheduler="sync")
+    assert sorted(seen, key=str) == [(slice(10, 20), slice(20, 30)), (slice(10, 20), slice(30, 40))]
+
+
+# Datasets -------------------------------------------------------------------------------
+
+
+def several(path):
+    if path.suffix == ".zarr":
+        group = zarr.create_group(path)
+        group.create_array("A", data=numbers(4, 5), chunks=(4, 5))
+        group.create_group("deep").create_array("B", data=numbers(5, 6), chunks=(5, 6))
+        group.create_array("v", data=numbers(5), chunks=(5,))
+    else:
+        with h5py.File(path, "w") as file:
+            file["A"], file["deep/B"], file["v"] = numbers(4, 5), numbers(5, 6), numbers(5)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_a_dataset_is_named_by_option_or_path(tmp_path, suffix):
+    path = several(tmp_path / f"m.{suffix}")
+    assert io.open_array(path, dataset="A").shape == (4, 5)
+    assert io.open_array(path, dataset="/deep/B").shape == (5, 6)
+    assert io.open_array(f"{path}:/deep/B").shape == (5, 6)
+    assert io.open_array(f"{path}:v").shape == (5,)
+    assert io.open_array(f"{path}:/A", dataset="A").shape == (4, 5)
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_the_only_matrix_needs_no_name(tmp_path, suffix):
+    path = several(tmp_path / f"m.{suffix}")
+    if suffix == "zarr":
+        del zarr.open_group(path)["deep/B"]
+    else:
+        with h5py.File(path, "r+") as file:
+            del file["deep/B"]
+    assert io.open_array(path).shape == (4, 5)
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_a_wrong_dataset_lists_the_right_ones(tmp_path, suffix):
+    path = several(tmp_path / f"m.{suffix}")
+    for options in ({"dataset": "nope"}, {"dataset": "deep"}, {}):
+        with pytest.raises(FileFormatError, match=r"A \(4, 5\), deep/B \(5, 6\), v \(5,\)"):
+            io.open_array(path, **options)
+    with pytest.raises(FileFormatError, match="name it once"):
+        io.open_array(f"{path}:/A", dataset="deep/B")
+
+
+# Bad files ------------------------------------------------------------------------------
+
+
+def truncated(path):
+    put(path, numbers(50, 50))
+    os.truncate(path, 5000)
+
+
+def text(path):
+    path.write_text("1 2 3\n")
+
+
+def nothing(path):
+    path.write_bytes(b"")
+
+
+def folder(path):
+    path.mkdir()
+
+
+def broken_zarr(path):
+    path.mkdir()
+    (path / "zarr.json").write_text("{")
+
+
+def archive(path):
+    with open(path, "wb") as file:
+        np.savez(file, a=numbers(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("m.npy", None, "no such file"),
+        ("m.csv", text, "supported are .npy, .zarr, .h5, .hdf5"),
+        ("m", text, "supported are"),
+        ("m.npy", truncated, "truncated: 10,000 bytes"),
+        ("m.npy", text, "not a readable .npy"),
+        ("m.npy", nothing, "not a readable .npy"),
+        ("m.npy", folder, "Is a directory"),
+        ("m.npy", archive, "not a readable .npy"),
+        ("m.npy", lambda path: put(path, np.float32(3)), "0-d"),
+        ("m.npy", lambda path: put(path, np.array([[1, "a"]], dtype=object)), "object"),
+        ("m.npy", lambda path: put(path, np.array([["a"]])), "<U1"),
+        ("m.npy", lambda path: put(path, np.zeros(2, "f4,i4")), "elements are"),
+        ("m.npy", lambda path: put(path, np.zeros(2, "M8[s]")), "datetime64"),
+        ("m.zarr", None, "no such file"),
+        ("m.zarr", text, "only .zarr directories"),
+        ("m.zarr", folder, "without Zarr metadata"),
+        ("m.zarr", broken_zarr, "not a readable .zarr"),
+        ("m.h5", text, "not a readable .h5"),
+        ("m.h5", folder, "not a readable .h5"),
+        ("m.h5", lambda path: put(path, np.array([[b"a"]], dtype="S1")), "elements are"),
+        ("m.h5:/M", lambda path: put(path, numbers(3, 3)[0, 0]), "0-d"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, name, make, message):
+    if make:
+        make(tmp_path / name.partition(":")[0])
+    with pytest.raises(FileFormatError, match=message) as caught:
+        io.open_array(f"{tmp_path}/{name}")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_npy_file_has_no_datasets(tmp_path):
+    with pytest.raises(FileFormatError, match="leave out the dataset"):
+        io.open_array(put(tmp_path / "m.npy", numbers(2, 2)), dataset="A")
+
+
+@pytest.mark.parametrize(("name", "package"), [("m.zarr", "zarr"), ("m.h5", "h5py")])
+def test_a_missing_package_says_what_to_install(tmp_path, name, package, monkeypatch):
+    path = put(tmp_path / name, numbers(2, 2))
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(stored, "import_module", missing)
+    with pytest.raises(FileFormatError, match=rf'{package}.*pip install "multimm\[io\]"'):
+        io.open_array(path)
+
+
+# Writing --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("chunks", [(5, 4), (13, 10), ((3, 7, 3), (1, 9)), ((5, 8), (10,))])
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_save_writes_every_block(tmp_path, suffix, chunks, scheduler):
+    matrix = numbers(13, 10)
+    with dask.config.set(scheduler=scheduler):
+        path = io.save_array(da.from_array(matrix, chunks=chunks), tmp_path / f"c.{suffix}")
+    assert path == tmp_path / f"c.{suffix}"
+    np.testing.assert_array_equal(get(path), matrix)
+    assert names(tmp_path) == [f"c.{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        numbers(6, 4, dtype="complex128"),
+        numbers(6, 4, dtype="float16"),
+        numbers(6, 4, dtype="bool"),
+        numbers(9),
+        numbers(2, 3, 4),
+        numbers(0, 4),
+        np.asfortranarray(numbers(6, 4)),
+    ],
+    ids=lambda matrix: f"{matrix.dtype}-{matrix.shape}",
+)
+def test_save_keeps_shape_and_dtype(tmp_path, suffix, matrix):
+    with dask.config.set(scheduler="sync"):
+        result = get(io.save_array(matrix, tmp_path / f"c.{suffix}"))
+    assert (result.shape, result.dtype) == (matrix.shape, matrix.dtype)
+    np.testing.assert_array_equal(result, matrix)
+
+
+@pytest.mark.parametrize("target", ["c.h5", "c.zarr"])
+@pytest.mark.parametrize("by_path", [True, False])
+def test_save_under_a_dataset_name(tmp_path, target, by_path):
+    matrix = numbers(6, 4)
+    path = tmp_path / target
+    if by_path:
+        assert io.save_array(matrix, f"{path}:/deep/gram") == path
+    else:
+        io.save_array(matrix, path, dataset="deep/gram")
+    np.testing.assert_array_equal(io.open_array(path, dataset="deep/gram").compute(), matrix)
+
+
+def test_zarr_chunks_divide_the_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "ZARR_CHUNK_BYTES", 100)
+    io.save_array(da.from_array(numbers(50, 30), chunks=(12, 30)), tmp_path / "c.zarr")
+    chunks = zarr.open_array(tmp_path / "c.zarr", mode="r").chunks
+    assert chunks[0] * chunks[1] * 4 <= 200
+    assert (12 % chunks[0], 30 % chunks[1]) == (0, 0)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_existing_target_needs_overwrite(tmp_path, suffix):
+    path = tmp_path / f"c.{suffix}"
+    io.save_array(numbers(4, 4), path)
+    with pytest.raises(FileFormatError, match="exists already"):
+        io.save_array(numbers(4, 4, seed=1), path)
+    np.testing.assert_array_equal(get(path), numbers(4, 4))
+    io.save_array(numbers(5, 4, seed=2), path, overwrite=True)
+    np.testing.assert_array_equal(get(path), numbers(5, 4, seed=2))
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_target_that_appears_meanwhile_is_kept(tmp_path):
+    path = tmp_path / "c.npy"
+    with io.Output(path) as output:
+        output.store(numbers(4, 4)).compute(scheduler="sync")
+        np.save(path, numbers(2, 2))
+        with pytest.raises(FileFormatError, match="exists already"):
+            output.commit()
+    assert get(path).shape == (2, 2)
+    assert names(tmp_path) == ["c.npy"]
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c.npy").symlink_to(tmp_path / "disk" / "real.npy")
+    io.save_array(numbers(4, 4), tmp_path / "c.npy")
+    assert (tmp_path / "c.npy").is_symlink()
+    np.testing.assert_array_equal(get(tmp_path / "disk" / "real.npy"), numbers(4, 4))
+
+
+def fail(block, exception):
+    raise exception("on purpose")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("exception", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failure_leaves_nothing_and_spoils_nothing(tmp_path, suffix, exception, existing):
+    path = tmp_path / f"c.{suffix}"
+    if existing:
+        io.save_array(numbers(4, 4), path)
+    source = da.from_array(numbers(8, 4), chunks=(4, 4))
+    broken = source.map_blocks(fail, exception, dtype="f4", meta=np.empty((0, 0), "f4"))
+    array = da.concatenate([source, broken])
+    with dask.config.set(scheduler="sync"), pytest.raises(exception, match="on purpose"):
+        io.save_array(array, path, overwrite=existing)
+    assert names(tmp_path) == ([path.name] if existing else [])
+    if existing:
+        np.testing.assert_array_equal(get(path), numbers(4, 4))
+
+
+def test_what_is_written_can_be_read_before_it_is_committed(tmp_path):
+    matrix = numbers(8, 6)
+    with io.Output(tmp_path / "c.zarr") as output:
+        with pytest.raises(OptionError, match="store"):
+            output.open()
+        written = output.store(da.from_array(matrix, chunks=4))
+        assert written.shape == written.numblocks == (2, 2)
+        assert written.compute(scheduler="sync").all()
+        np.testing.assert_array_equal(output.open().compute(scheduler="sync"), matrix)
+        assert not (tmp_path / "c.zarr").exists()
+    assert names(tmp_path) == []
+
+
+def guard(block):
+    pytest.fail("computed before the output was checked")
+
+
+def lazy(shape=(4, 4), dtype="float32", chunks=4):
+    return da.zeros(shape, dtype=dtype, chunks=chunks).map_blocks(
+        guard, meta=np.empty((0, 0), dtype)
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("missing/c.npy", "no folder"), ("file/c.npy", "no folder"), ("c.txt", "supported are")],
+)
+def test_an_impossible_target_is_refused_at_once(tmp_path, target, message):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileFormatError, match=message):
+        io.save_array(lazy(), tmp_path / target)
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr"])
+def test_a_foreign_directory_is_never_replaced(tmp_path, suffix):
+    (tmp_path / f"c.{suffix}" / "precious").mkdir(parents=True)
+    with pytest.raises(FileFormatError, match="never replaced"):
+        io.save_array(lazy(), tmp_path / f"c.{suffix}", overwrite=True)
+    assert (tmp_path / f"c.{suffix}" / "precious").exists()
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FileFormatError, match="no permission"):
+        io.save_array(lazy(), tmp_path / "c.npy")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_full_disk_is_noticed_before_computing(tmp_path, suffix):
+    huge = lazy((2**24, 2**24), chunks=(2**23, 2**24))
+    with pytest.raises(FileFormatError, match=r"needs 1.00 PiB .* are free"):
+        io.save_array(huge, tmp_path / f"c.{suffix}")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_dtype_the_format_lacks_is_refused(tmp_path, suffix):
+    with pytest.raises(FileFormatError, match="bfloat16"):
+        io.save_array(lazy(dtype=ml_dtypes.bfloat16), tmp_path / f"c.{suffix}")
+    assert names(tmp_path) == []
+
+
+def test_unknown_sizes_are_refused(tmp_path):
+    array = da.from_array(numbers(8), chunks=4)
+    with pytest.raises(ShapeError, match="compute_chunk_sizes"):
+        io.save_array(array[array > 0], tmp_path / "c.npy")
+    with pytest.raises(ShapeError, match="at least one dimension"):
+        io.save_array(np.float32(3), tmp_path / "c.npy")
+    assert names(tmp_path) == []
+
+
+class FakeDeviceBlock:
+    """What a CuPy block looks like to the writing task."""
+
+    __cuda_array_interface__ = {}  # noqa: RUF012 - an attribute is all that is looked for
+
+    def __init__(self, values):
+        self.values = values
+
+    def get(self):
+        return self.values
+
+
+def test_device_blocks_are_moved_to_the_host(tmp_path):
+    matrix = numbers(4, 3)
+    with io.Output(tmp_path / "c.npy") as output:
+        output.store(np.zeros_like(matrix))
+        index = (slice(0, 4), slice(0, 3))
+        assert graph.write_block(output._matrix, index, FakeDeviceBlock(matrix)).all()
+        np.testing.assert_array_equal(np.load(Path(output._matrix.path)), matrix)
