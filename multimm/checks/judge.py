@@ -11,13 +11,18 @@ from multimm.checks.rule import SHARP, U64, Rule
 from multimm.checks.tasks import SIZES, STATS, host
 
 #: What one block of rows tells: how many rows are wrong and the worst ratio of those; how many
-#: are suspect, and how many of these the sketch cannot settle (open); worst ratios of the rows
-#: that pass the sharp bound and of the suspects that keep the certain one; the errors of one
-#: element that both bounds would show; largest element of C; non-finite elements of B.
+#: are suspect, how many of these the sketch cannot settle (open), and how many others stand
+#: apart; worst ratios of the rows that pass the sharp bound and of the suspects that keep the
+#: certain one; the errors of one element that standing apart and the two bounds would show;
+#: largest element of C; non-finite elements of B.
 FIELDS = (
-    *("wrong", "worst", "suspects", "open", "passed", "kept"),
-    *("sharp", "certain", "largest", "bad_b"),
+    *("wrong", "worst", "suspects", "open", "apart", "passed", "kept"),
+    *("outlier", "sharp", "certain", "largest", "bad_b"),
 )
+#: A row stands apart if it differs by this many times the median of its block, both in units
+#: of the sharp bound. Arbitrary: the largest of many right rows stays below 4 on normal data,
+#: and a row that is right costs no more than a second look.
+OUTLIER = 16
 #: Rows that are recomputed (arbitrary: one bug shows in one row as well as in many).
 ROWS = 16
 #: Length of a verdict: FIELDS, the scores of the worst rows, their places in the block.
@@ -41,7 +46,8 @@ def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         if part is not None:
             residual -= np.uint64(factor % 2**64) * part
     wrong = (residual & np.uint64(2**rule.bits - 1)).any(axis=-1).ravel()
-    found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum(), "sharp": 1.0, "certain": 1.0}
+    found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum(), "outlier": 1.0, "sharp": 1.0}
+    found["certain"] = 1.0
     found["worst"] = math.inf if wrong.any() else 0.0
     return _pack(found, np.where(wrong, math.inf, 0.0))
 
@@ -63,20 +69,24 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     unsettled = np.where(own["bad"] > added["bad"], math.inf, 1e300)
     score = np.where(decided, residual / np.maximum(sharp, 1e-300), unsettled)
     ratio = np.where(decided, residual / np.maximum(certain, 1e-300), 0.0)
+    usual = OUTLIER * _median(score[compare & decided])
+    apart = compare & decided & ~suspect & (score > usual)
     found = {
         "wrong": wrong.sum(),
         "worst": math.inf if broken.any() else _largest(ratio[wrong]),
         "suspects": suspect.sum(),
         "open": (suspect & ~decided).sum(),
+        "apart": apart.sum(),
         "passed": _largest(score[compare & ~suspect]),
         "kept": _largest(ratio[suspect & decided]),
         # One element off by d moves the difference by d, less what the check rounds.
+        "outlier": _largest(np.maximum(usual * sharp + check, element)[compare]),
         "sharp": _largest(np.maximum(sharp + check, element)[compare]),
         "certain": _largest(np.maximum(certain + check, element)[compare]),
         "largest": _largest(own["peak"]),
         "bad_b": _largest(sizes["bad_b"]),
     }
-    return _pack(found, np.where(wrong, math.inf, np.where(suspect, score, 0.0)))
+    return _pack(found, np.where(wrong, math.inf, np.where(suspect | apart, score, 0.0)))
 
 
 def _bounds(c: Any, product: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any, Any, Any]:
@@ -104,6 +114,10 @@ def _columns(array: Any, names: tuple[str, ...], rule: Rule) -> dict[str, Any]:
 
 def _largest(values: Any) -> float:
     return float(values.max()) if values.size else 0.0
+
+
+def _median(values: Any) -> float:
+    return float(np.median(values)) if values.size else 0.0
 
 
 def _pack(found: dict[str, Any], score: Any) -> Any:

@@ -38,7 +38,7 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
         parts.append(_contract(sketch_rows, job.c0, vectors, width, total, rule))
     verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
     columns = verdicts.reshape(-1, WIDTH).T
-    counted = ("wrong", "suspects", "open")
+    counted = ("wrong", "suspects", "open", "apart")
     found = {
         name: float(values.sum() if name in counted else values.max())
         for name, values in zip(FIELDS, columns, strict=False)

@@ -10,7 +10,9 @@ difference is held against what the contract of `multimm.checks.rule` allows its
   B's rows bounds ||e[i, :]||, so |A| |B| is never formed;
 * *sharp*: rounding errors mostly cancel and grow as sqrt(k), not as k (N. Higham and T. Mary,
   SIAM J. Sci. Comput. 41, 2019, A2815). A row above it is not wrong yet, it is suspect;
-* *elementwise*: the worst suspects are recomputed in float64 and every element is held
+* *apart*: a row that differs far more than most rows of its block does is worth a second look
+  as well, however far below the bounds all of them are;
+* *elementwise*: the worst suspects, then those apart, are recomputed in float64 and every element is held
   against its own e. That decides, and names the element.
 
 Sums of constant or one-signed data may round with a bias that makes every row suspect. Rows that
@@ -170,10 +172,11 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
     found, suspects = sweep(job, seed)
     if found["bad_b"]:
         found, suspects = sweep(job, seed, hidden_columns(job))
+    settled = found["suspects"] + found["apart"] <= len(suspects)
     result = Verification(
         ok=not found["wrong"],
         worst=max(found["worst"], found["passed"]),
-        detects=found["sharp"],
+        detects=found["outlier" if settled else "sharp"],
         largest=found["largest"],
         rounds=job.rule.rounds,
         seed=seed,
@@ -201,7 +204,7 @@ def _second_look(
     return replace(
         result,
         worst=max(worst, result.worst, found["kept"] if left else 0.0),
-        detects=found["certain"] if left else found["sharp"],
+        detects=found["certain"] if left else result.detects,
         unchecked=max(0, int(found["open"]) - ROWS) * job.rule.n,
     )
 

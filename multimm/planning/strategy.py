@@ -109,7 +109,7 @@ def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, 
     moved = cost.volume(layout.problem, layout.grid)
     stay, _ = cost.memory(layout, cluster)
     terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
-    seconds = float(f"{cost.total_seconds(terms):.2g}")  # closer than 1 % is equal
+    seconds = float(f"{cost.total_seconds(terms):.3g}")  # closer than about 1 % is equal
     too_big = sum(stay.values()) > cluster.budget_bytes
     return too_big, seconds, moved, layout.parts, layout.grid.p_n
 
