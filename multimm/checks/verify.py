@@ -12,8 +12,8 @@ difference is held against what the contract of `multimm.checks.rule` allows its
   SIAM J. Sci. Comput. 41, 2019, A2815). A row above it is not wrong yet, it is suspect;
 * *apart*: a row that differs far more than most rows of its block does is worth a second look
   as well, however far below the bounds all of them are;
-* *elementwise*: the worst suspects, then those apart, are recomputed in float64 and every element is held
-  against its own e. That decides, and names the element.
+* *elementwise*: the worst suspects, then those apart, are recomputed in float64 and every
+  element is held against its own e. That decides, and names the element.
 
 Sums of constant or one-signed data may round with a bias that makes every row suspect. Rows that
 are not recomputed then pass while they keep the certain bound, and `detects` grows to match.
