@@ -17,6 +17,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
+from foreign_files import get, names, put
 
 import multimm
 from multimm.cli import Commands, main
@@ -29,30 +30,6 @@ FORMATS = ["npy", "zarr", "h5"]
 def integers(*shape, seed=0):
     """float32 whose products are exact in any order."""
     return np.random.default_rng(seed).integers(-5, 5, shape).astype("float32")
-
-
-def put(path, array):
-    if path.suffix == ".npy":
-        np.save(path, array)
-    elif path.suffix == ".zarr":
-        zarr.create_array(store=path, data=array, chunks=(8, 8))
-    else:
-        with h5py.File(path, "w") as file:
-            file["M"] = array
-    return path
-
-
-def get(path):
-    if path.suffix == ".npy":
-        return np.load(path)
-    if path.suffix == ".zarr":
-        return zarr.open_array(path, mode="r")[:]
-    with h5py.File(path) as file:
-        return file["C"][:]
-
-
-def names(folder):
-    return sorted(os.listdir(folder))
 
 
 @pytest.fixture(scope="module")

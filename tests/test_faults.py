@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 import dask.array as da
 import numpy as np
@@ -30,6 +31,23 @@ def operands():
     a = da.random.default_rng(0).integers(-8, 9, (SIZE, SIZE), chunks=BLOCK).astype("float32")
     b = da.random.default_rng(1).integers(-8, 9, (SIZE, SIZE), chunks=BLOCK).astype("float32")
     return a.map_blocks(slow, meta=a._meta), b.map_blocks(slow, meta=b._meta)
+
+
+@contextmanager
+def workers(count):
+    """Worker processes, under nannies that start a lost one again."""
+    with (
+        LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            memory_limit="500MB",
+            dashboard_address=":0",
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(count, timeout=60)
+        yield cluster, client
 
 
 class KillOne:
@@ -72,17 +90,7 @@ class KillOne:
 @pytest.mark.parametrize("p_k", [1, 3])
 def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
     x, y = (operand.compute(scheduler="threads") for operand in operands())
-    with (
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            memory_limit="500MB",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(3, timeout=60)
+    with workers(3) as (cluster, client):
         a, b = operands()
         c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK, p_k=p_k)
         killer = KillOne(cluster, client, after=12, for_good=not restarts)
@@ -107,17 +115,7 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
 
 
 def test_losing_every_worker_is_survived():
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            memory_limit="500MB",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(2, timeout=60)
+    with workers(2) as (_, client):
         x, y = (operand.compute(scheduler="threads") for operand in operands())
         a, b = operands()
         future = client.compute(multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK))

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import zarr
+from foreign_files import get, names, put
 
 from multimm import io
 from multimm.errors import FileFormatError, OptionError, ShapeError
@@ -26,33 +27,6 @@ FORMATS = ["npy", "zarr", "h5", "hdf5"]
 
 def numbers(*shape, dtype="float32", seed=0):
     return np.random.default_rng(seed).integers(-9, 9, shape).astype(dtype)
-
-
-def put(path, array, **options):
-    """Write a file with the format's own library, not with ours."""
-    if path.suffix == ".npy":
-        np.save(path, array)
-    elif path.suffix == ".zarr":
-        options.setdefault("chunks", array.shape)
-        zarr.create_array(store=path, data=array, **options)
-    else:
-        with h5py.File(path, "w") as file:
-            file.create_dataset("M", data=array, **options)
-    return path
-
-
-def get(path):
-    """Read a file with the format's own library, not with ours."""
-    if path.suffix == ".npy":
-        return np.load(path)
-    if path.suffix == ".zarr":
-        return zarr.open_array(path, mode="r")[:]
-    with h5py.File(path) as file:
-        return file["C"][:]
-
-
-def names(folder):
-    return sorted(os.listdir(folder))
 
 
 # Reading --------------------------------------------------------------------------------

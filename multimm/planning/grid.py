@@ -123,7 +123,7 @@ def group(chunks: Sequence[int], target: int) -> Blocks:
     for chunk in chunks:
         # The next group begins where its ideal start lies nearer to this boundary than the
         # middle of the chunk ahead.
-        if joined[-1] and (2 * taken + chunk) * count > 2 * total * len(joined):
+        if chunk and joined[-1] and (2 * taken + chunk) * count > 2 * total * len(joined):
             joined.append(0)
         joined[-1] += chunk
         taken += chunk
