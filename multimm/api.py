@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import dask.array as da
@@ -34,6 +35,7 @@ from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
 Scalar = complex
+NOTHING_FIXED = Options()
 
 
 def matmul(
@@ -91,7 +93,7 @@ def matmul(
            [14, 50]])
     """
     a, b = pair(a, b, precision)
-    options = Options(blocks, slabs, p_k)
+    options = _options(blocks, slabs, p_k)
     if min(a.ndim, b.ndim) == 0:
         raise ShapeError(
             f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
@@ -156,7 +158,7 @@ def gemm(
            [25., 36.]])
     """
     a, b = pair(a, b, precision)
-    options = Options(blocks, slabs, p_k)
+    options = _options(blocks, slabs, p_k)
     if (a.ndim, b.ndim) != (2, 2):
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
     if beta != 0 and c is None:
@@ -258,7 +260,7 @@ def plan(
     arrays = [None if isinstance(x, MatrixSpec) else x for x in (a, b)]
     readable = tuple(is_dask(x) and reader_of(x) is not None for x in arrays)
     gpu = any(on_gpu(x) for x in arrays)
-    options = Options(blocks, slabs, p_k)
+    options = _options(blocks, slabs, p_k)
     return _plan(specs[0], specs[1], step, options, cluster or _cluster(gpu), readable, False)
 
 
@@ -280,8 +282,20 @@ def _step(
     alpha: Scalar = 1,
     beta: Scalar = 0,
 ) -> tasks.Step:
-    accumulate = str(reference.accumulate_dtype(a.dtype, b.dtype))
-    return tasks.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
+    return _cached_step(a.dtype, b.dtype, dtype, trans_a, trans_b, alpha, beta, precision)
+
+
+# Names of dtypes and the checks of a new value cost more than a small product on a GPU.
+@lru_cache(maxsize=1024)
+def _cached_step(
+    dtype_a: np.dtype[Any], dtype_b: np.dtype[Any], dtype: np.dtype[Any], *rest: Any
+) -> tasks.Step:
+    return tasks.Step(str(reference.accumulate_dtype(dtype_a, dtype_b)), str(dtype), *rest)
+
+
+def _options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
+    nothing_given = blocks is None and slabs is None and p_k is None
+    return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
 
 
 def _gemm_dtype(
@@ -298,7 +312,7 @@ def _gemm_dtype(
 
 
 def _product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Options) -> Array:
-    if not any(map(is_dask, (a, b, c))):
+    if not (is_dask(a) or is_dask(b) or is_dask(c)):
         return tasks.gemm(a, b, c=c, step=step)
     a, b = as_dask(a), as_dask(b)
     c = None if c is None else as_dask(c)

@@ -5,6 +5,7 @@ Knows NumPy, Dask arrays and, by name only, CuPy; knows no plans and no kernels.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -49,6 +50,8 @@ def as_array(x: Any, name: str) -> Array:
     ShapeError
         For Dask arrays with unknown chunk sizes.
     """
+    if type(x) is np.ndarray:
+        return x
     if is_dask(x):
         return _checked_dask(x, name)
     if isinstance(x, np.ndarray) or _library(x) == "cupy":
@@ -70,8 +73,13 @@ def _from_sequence(x: Any, name: str) -> Array:
 
 def is_dask(x: Any) -> bool:
     """Whether `x` is a Dask array, of either of Dask's two kinds."""
-    return isinstance(x, da.Array) or (
-        type(x).__module__.startswith("dask.array") and hasattr(x, "__dask_graph__")
+    return _is_dask_type(type(x))  # type: ignore[arg-type]  # types are hashable
+
+
+@functools.cache
+def _is_dask_type(kind: type) -> bool:
+    return issubclass(kind, da.Array) or (
+        kind.__module__.startswith("dask.array") and hasattr(kind, "__dask_graph__")
     )
 
 
@@ -102,7 +110,12 @@ def _check_block_type(block: Any, name: str) -> None:
 
 
 def _library(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
+    return _library_of(type(x))  # type: ignore[arg-type]  # types are hashable
+
+
+@functools.cache
+def _library_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def on_gpu(x: Array) -> bool:
@@ -130,12 +143,15 @@ def pair(a: Any, b: Any, precision: str) -> tuple[Array, Array]:
     """Both operands as arrays: the checks that need no shapes and no dtypes."""
     check_precision(precision)
     a, b = as_array(a, "a"), as_array(b, "b")
-    check_same_device(a=a, b=b)
+    if type(a) is not type(b) or is_dask(a):
+        check_same_device(a=a, b=b)
     return a, b
 
 
 def check_fit(a: Array, b: Array, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
     """Raise `ShapeError` unless shapes (..., m, k) and (..., k, n) can be multiplied."""
+    if shape_a[-1] == shape_b[-2] and len(shape_a) == len(shape_b) == 2:
+        return
     if shape_a[-1] != shape_b[-2]:
         raise ShapeError(
             f"a has shape {a.shape} and b has shape {b.shape}: the {shape_a[-1]} columns of the "

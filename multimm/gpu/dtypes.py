@@ -19,7 +19,7 @@ def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
     DTypeError
         For dtypes that are no numbers.
     """
-    return _result_dtype(_numeric("a", np.dtype(a)), _numeric("b", np.dtype(b)))
+    return _result_dtype(np.dtype(a), np.dtype(b))
 
 
 def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
@@ -27,12 +27,18 @@ def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
 
     That is `result_dtype`, but float32 for float16 and bfloat16.
     """
-    out = result_dtype(a, b)
+    return _accumulate_dtype(np.dtype(a), np.dtype(b))
+
+
+@functools.cache
+def _accumulate_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    out = _result_dtype(a, b)
     return np.dtype(np.float32) if out.name in ("float16", "bfloat16") else out
 
 
 @functools.cache
 def _result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    a, b = _numeric("a", a), _numeric("b", b)
     try:
         product: np.dtype[Any] = np.matmul(np.zeros((1, 1), a), np.zeros((1, 1), b)).dtype
     except TypeError:  # no loop for a pair with bfloat16, in some versions of ml_dtypes

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from dask._task_spec import Task
 
 from multimm.gpu import reference
 from multimm.planning.grid import Coordinate, Grid
+
+FLOAT32 = np.dtype("float32")
 
 Block = Any  #: a NumPy or CuPy array
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
@@ -136,9 +139,10 @@ def gemm(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: St
 
 def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     """Our kernels compute float32; cupy.matmul serves every other dtype well."""
-    dtypes = {str(block.dtype) for block in (a, b, c) if block is not None}
     return (
-        dtypes | {step.accumulate, step.dtype} == {"float32"}
+        step.accumulate == step.dtype == "float32"
+        and a.dtype == b.dtype == FLOAT32
+        and (c is None or c.dtype == FLOAT32)
         and a.ndim >= 2
         and b.ndim >= 2
         and not isinstance(step.alpha, complex)
