@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from itertools import pairwise, product
+from itertools import product
 
 import dask
 import dask.array as da
@@ -24,23 +24,23 @@ COUNT = SIZE // BLOCK
 
 
 class Recorder(SchedulerPlugin):
-    """Notes where each task ran, and what it was."""
+    """Notes where each task ran, and its priority."""
 
     name = "recorder"
 
     def __init__(self, scheduler):
         self.scheduler = scheduler
         self.ran = {}
-        self.order = []
+        self.priority = {}
 
     def transition(self, key, start, finish, *args, worker=None, **kwargs):
+        if start == "released" and key in self.scheduler.tasks:
+            self.priority[key] = self.scheduler.tasks[key].priority
         if finish == "memory" and worker is not None:
             self.ran[key] = worker
-            self.order.append(key)
 
     def clear(self):
         self.ran.clear()
-        self.order.clear()
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +169,19 @@ def test_idle_workers_do_not_steal(client, recorder):
     assert not misplaced(recorder, c, Grid(1, 1, 3), workers_of(client))
 
 
-def test_slabs_come_one_after_the_other(client, recorder):
+def test_priorities_go_slab_by_slab(client, recorder):
     (x, a), (y, b) = matrix(7), matrix(8)
     c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
     np.testing.assert_array_equal(c.compute(), x @ y)
-    per_worker = {}
-    for key in recorder.order:
-        task = dict(c.dask).get(key)
-        if isinstance(task, BlockTask):
-            per_worker.setdefault(recorder.ran[key], []).append(task.place.order[1])
-    for steps in per_worker.values():
-        # A worker with two tasks in hand may finish them in either order, no more than that.
-        assert all(later >= earlier - 1 for earlier, later in pairwise(steps))
+    tasks = {key: task for key, task in dict(c.dask).items() if isinstance(task, BlockTask)}
+    by_priority = sorted(tasks, key=lambda key: recorder.priority[key])
+    steps = [tasks[key].place.order for key in by_priority]
+    assert steps == sorted(steps)
+    assert len(set(steps)) == COUNT**3
+    # What makes an operand block comes right before the first product that uses it.
+    for task in tasks.values():
+        for key, _ in task.place.inputs:
+            assert recorder.priority[key] < recorder.priority[task.key]
 
 
 def test_two_products_in_one_compute_and_a_product_of_products(client, recorder):
