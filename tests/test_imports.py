@@ -21,7 +21,7 @@ OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py"
 #: Part of the package -> the parts that it may import besides itself and `errors`.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"__init__", "api", "cluster", "dispatch", "files", "graph", "io", "planning"},
+    "cli": {"__init__", "api", "cluster", "dispatch", "files", "gpu", "graph", "io", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch"},
     "dispatch": {"api", "operands"},
     "api": {"operands", "graph", "cluster", "planning", "gpu"},

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, launch
+from multimm.gpu import compiled, launch, recall, tuning
+from multimm.gpu.registry import REGISTRY
 
 
 class GPUArray(np.ndarray):
@@ -34,7 +35,8 @@ class GPUArray(np.ndarray):
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.__array_interface__["data"][0])
+        address = self.__array_interface__["data"][0]
+        return SimpleNamespace(ptr=address, device_id=self.device_id)
 
 
 def matrices(pointer, height, width, ld, itemsize, kind):
@@ -49,7 +51,7 @@ def matrices(pointer, height, width, ld, itemsize, kind):
 
 
 class Kernel:
-    """What kernels/sgemm_tiled.cu and kernels/transpose.cu compute, in NumPy."""
+    """What kernels/sgemm_ffma.cu computes, in NumPy."""
 
     launches: list
 
@@ -58,20 +60,24 @@ class Kernel:
         self.defines = {k: int(v) for k, v in re.findall(r"^#define (\w+) (\d+)$", text, re.M)}
         self.name = name
 
-    def __call__(self, grid, block, args):
+    def __call__(self, grid, block, args, shared_mem=0):
         Kernel.launches.append((self, grid, block, args))
-        assert all(isinstance(value, np.generic) for value in args)
+        assert all(isinstance(value, int | np.float32) for value in args)
         assert 1 <= grid[0] < 2**31
         assert grid[1] == 1
         assert 1 <= grid[2] <= 65535
         for z in range(grid[2]):
             getattr(self, self.name)(z, *args)
 
-    def sgemm_tiled(self, z, m, n, k, alpha, beta, *operands):
+    def sgemm_ffma(self, z, m, n, k, k_step, alpha, beta, *operands):
         def at(operand, height, width):
             pointer, ld, stride = operands[3 * operand : 3 * operand + 3]
+            if operand < 2 and self.defines["WIDE_" + "AB"[operand]]:
+                assert not any(int(value) % 4 for value in (pointer // 4, ld, stride, width))
+                assert pointer % 16 == 0
             return matrices(int(pointer) + z * int(stride) * 4, height, width, ld, 4, np.float32)
 
+        k = min(k_step, k - z * k_step) if k_step else k
         a = at(0, k, m).T if self.defines["TRANS_A"] else at(0, m, k)
         b = at(1, n, k).T if self.defines["TRANS_B"] else at(1, k, n)
         total = a @ b if alpha != 0 else np.zeros((m, n), np.float32)
@@ -79,16 +85,6 @@ class Kernel:
             total = total + at(3, m, n)
         total = alpha * total
         at(4, m, n)[...] = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
-
-    def transpose(self, z, rows, cols, a, lda, stride_a, b, ldb, stride_b):
-        word, words = self.defines["WORD_BYTES"], self.defines["WORDS"]
-        assert int(a) % word == 0
-        assert int(b) % word == 0
-        size = word * words
-        source = matrices(int(a) + z * int(stride_a) * size, rows, cols, lda, size, f"V{size}")
-        matrices(int(b) + z * int(stride_b) * size, cols, rows, ldb, size, f"V{size}")[...] = (
-            source.T
-        )
 
 
 class Device(contextlib.nullcontext):
@@ -105,7 +101,9 @@ def fake_cupy() -> ModuleType:
     module.ascontiguousarray = lambda x: np.ascontiguousarray(x).view(GPUArray)
     module.copyto = np.copyto
     module.RawKernel = Kernel
-    module.cuda = SimpleNamespace(Device=Device)
+    module.ndarray = GPUArray
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    module.cuda = SimpleNamespace(Device=Device, runtime=runtime)
     return module
 
 
@@ -114,9 +112,13 @@ def cupy():
     """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", fake_cupy())
+        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        patch.setattr(tuning, "winners_on", lambda device: {})
         compiled.kernel_for.cache_clear()
         compiled.device_of.cache_clear()
+        recall.forget()
         yield
+    recall.forget()
     compiled.kernel_for.cache_clear()
     compiled.device_of.cache_clear()
 
@@ -199,8 +201,8 @@ def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
     launch.gemm(a, b)
     ((kernel, _, _, args),) = launches
     assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
-    assert (args[5], args[6]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
-    assert (args[8], args[9]) == (b.data.ptr, 6)
+    assert (args[6], args[7]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
+    assert (args[9], args[10]) == (b.data.ptr, 6)
     assert "copied" not in caplog.text
     launch.gemm(integers(1, (5, 7), "reversed"), b)
     assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
@@ -209,9 +211,9 @@ def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
 def test_arguments_have_the_kernel_types(launches):
     launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
     ((*_, args),) = launches
-    assert [type(value) for value in args] == list(compiled.GEMM_SIGNATURE)
-    assert args[:5] == (2, 5, 3, 2.0, 1.0)
-    assert args[11] == 0  # no C: null
+    assert [type(value) for value in args] == list(launch._SIGNATURE)
+    assert args[:6] == (2, 5, 3, 0, 2.0, 1.0)
+    assert args[12] == 0  # no C: null
 
 
 def test_stacks_take_one_launch_where_strides_allow(launches):
@@ -235,7 +237,56 @@ def test_kernels_are_made_once_per_configuration(launches):
     launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
     first, second, third = (kernel for kernel, *_ in launches)
     assert first is second
-    assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 32)
+    assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 64)
+
+
+def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
+    whole = np.zeros(4096, np.float32).view(GPUArray)
+    first = -whole.data.ptr // 4 % 4
+
+    def matrix(rows, cols, ld, offset=0):
+        flat = whole[first + offset : first + offset + rows * ld]
+        return flat.reshape(rows, ld)[:, :cols]
+
+    for a, b, wide in (
+        (matrix(7, 8, 8), matrix(7, 12, 16), (1, 1)),
+        (matrix(7, 8, 8, offset=1), matrix(7, 12, 12), (0, 1)),  # base
+        (matrix(7, 8, 8), matrix(7, 12, 13), (1, 0)),  # rows
+        (matrix(7, 8, 8), matrix(7, 11, 12), (1, 0)),  # edge
+    ):
+        launches.clear()
+        launch.gemm(a, b, trans_a=True)
+        ((kernel, *_),) = launches
+        assert (kernel.defines["WIDE_A"], kernel.defines["WIDE_B"]) == wide
+    launch.gemm(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
+    assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
+
+
+@pytest.mark.parametrize("with_c", [False, True])
+@pytest.mark.parametrize("with_partial", [False, True])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
+def test_long_sums_are_cut_into_slices(
+    launches, monkeypatch, trans_a, trans_b, with_c, with_partial
+):
+    def add(parts, *, alpha, beta, c, out):
+        out[...] = alpha * sum(parts) + (0 if c is None else beta * c)
+
+    monkeypatch.setattr(launch, "add_partials", add)
+    m, n, k = 5, 3, 5003
+    a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
+    b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
+    batch = () if trans_a else (1,)
+    c = integers(3, (*batch, m, n), "wide rows") if with_c else None
+    partial = integers(4, (m, n)) if with_partial else None
+    out = laid_out(np.zeros((*batch, m, n), np.float32), "wide rows")
+    launch.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
+                partial=partial, out=out)  # fmt: skip
+    left, right = np.asarray(a.T if trans_a else a), np.asarray(b.T if trans_b else b)
+    expected = 2 * (left @ right + (np.asarray(partial) if with_partial else 0))
+    np.testing.assert_array_equal(np.asarray(out), expected + (3 * np.asarray(c) if with_c else 0))
+    ((_, grid, _, args),) = launches
+    assert grid[2] == -(-k // args[3]) > 1
+    assert args[3] % 32 == 0
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
@@ -267,12 +318,6 @@ def test_operands_are_checked_before_anything_runs(launches):
         (ArrayTypeError, "b is a numpy.ndarray", lambda: launch.gemm(a, np.asarray(b))),
         (ArrayTypeError, "several devices", lambda: launch.gemm(a, elsewhere)),
         (KernelError, "'best' is unknown", lambda: launch.gemm(a, b, config="best")),
-        (ShapeError, "a matrix or a stack", lambda: launch.transpose(a[0])),
-        (ShapeError, "contiguous columns", lambda: launch.transpose(
-            a, out=integers(1, (3, 2), "F"))),
-        (ShapeError, "may share", lambda: launch.transpose(big[:3, :3], out=big[2:5, 2:5])),
-        (DTypeError, "out has dtype", lambda: launch.transpose(
-            a, out=np.zeros((3, 2)).view(GPUArray))),
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             call()
@@ -287,29 +332,30 @@ def test_neighbouring_columns_of_one_matrix_do_not_overlap():
     np.testing.assert_array_equal(np.asarray(big[:, :8]), a)
 
 
-@given(
-    st.sampled_from(["i1", "f2", "f4", "c8", "f8", "c16", "V12"]),
-    st.sampled_from([(), (3,), (2, 3)]), sizes, sizes, st.sampled_from(LAYOUTS), st.booleans(),
-)  # fmt: skip
-def test_transpose(dtype, batch, rows, cols, layout, into):
-    size = np.dtype(dtype).itemsize
-    data = np.random.default_rng(5).integers(0, 100, (*batch, rows, cols, size)).astype("u1")
-    values = data.view(dtype)[..., 0] if data.size else np.zeros((*batch, rows, cols), dtype)
-    if dtype == "V12" and layout not in "CF":
-        layout = "C"  # void has no NaN to fill gaps with
-    x = laid_out(values, layout) if np.dtype(dtype).kind in "fcV" else values.view(GPUArray)
-    out = np.empty((*batch, cols, rows), dtype).view(GPUArray) if into else None
-    result = launch.transpose(x, out=out)
-    assert result.flags.c_contiguous
-    assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
-    assert out is None or result is out
+def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
+    a, b = integers(1, (20, 30)), integers(2, (30, 40))
+    launch.gemm(a, b)
+    monkeypatch.setattr(launch, "choose", None)
+    for seed in (3, 4):
+        a[...], b[...] = integers(seed, a.shape), integers(seed + 10, b.shape)
+        result = launch.gemm(a, b)
+        np.testing.assert_array_equal(np.asarray(result), np.asarray(a) @ np.asarray(b))
+    assert len(launches) == 3
 
 
-def test_transpose_words_fit_every_address(launches):
-    halves = np.arange(2 * 9, dtype=np.float32)
-    x = halves[1:17].view(np.complex64).reshape(2, 4).view(GPUArray)
-    expected = 4 if x.data.ptr % 8 else 8
-    np.testing.assert_array_equal(np.asarray(launch.transpose(x)), np.asarray(x).T)
-    ((kernel, *_),) = launches
-    assert kernel.defines["WORD_BYTES"] == expected
-    assert kernel.defines["WORD_BYTES"] * kernel.defines["WORDS"] == 8
+def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeypatch):
+    a, b = integers(1, (24, 30)), integers(2, (40, 30))
+    asked = []
+
+    def lookup(device, problem, *sides):
+        asked.append((device, problem.m, problem.n, problem.k, sides))
+        return REGISTRY[0].config
+
+    monkeypatch.setattr(tuning, "lookup", lookup)
+    launch.gemm(a, b, trans_b=True)
+    launch.gemm(a, b, trans_b=True, tuned=False)
+    launch.gemm(a, b, trans_b=True, config=REGISTRY[1].name)
+    blocks = [kernel.defines["BLOCK_K"] for kernel, *_ in launches]
+    assert asked == [(0, 24, 40, 30, (False, True))]
+    assert blocks[0] == REGISTRY[0].config.block_k
+    assert blocks[2] == REGISTRY[1].config.block_k

@@ -5,15 +5,15 @@ from the compiler's report. A missing compiler fails: pip install nvidia-cuda-nv
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 
 import pytest
 from cuda.bindings import nvrtc
 
+from multimm.gpu.add_config import AddConfig
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import TransposeConfig
+from multimm.gpu.transpose_config import TransposeConfig
 
 # A few registers around the loop; one that spills inside it spills hundreds of bytes.
 SPILLED_BYTES = 96
@@ -56,32 +56,39 @@ def usage(report: str) -> dict[str, int]:
     patterns = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores",
                 "shared": r"(\d+) bytes smem"}  # fmt: skip
     found = {what: re.findall(pattern, report) for what, pattern in patterns.items()}
+    found["shared"] = found["shared"] or ["0"]  # not mentioned where there is none
     assert all(len(values) == 1 for values in found.values()), report
     return {what: int(values[0]) for what, values in found.items()}
 
 
-@pytest.mark.parametrize("entry", REGISTRY, ids=lambda entry: entry.name)
-@pytest.mark.parametrize("family", range(4), ids=["sm_75", "sm_80", "sm_90", "newest"])
-def test_gemm_fits_its_registers(entry, family):
-    if len(architectures()) < 4 and family == 0:
-        # CUDA 13 still compiles for sm_75; a later one that does not leaves three families.
-        assert 75 not in checked(nvrtc.nvrtcGetSupportedArchs())
+#: Which operands are stored transposed, and which are copied 16 bytes at a time.
+PATHS = [
+    {"TRANS_A": trans_a, "TRANS_B": trans_b, "WIDE_A": wide * trans_a,
+     "WIDE_B": wide * (1 - trans_b)}
+    for trans_a, trans_b, wide in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (1, 0, 0))
+]  # fmt: skip
+CASES = [
+    (entry, 90, PATHS[0]) for entry in REGISTRY
+] + [
+    (REGISTRY[-1], 90, path) for path in PATHS[1:]
+] + [
+    (REGISTRY[i], arch, PATHS[i % len(PATHS)]) for i, arch in ((-2, 75), (-1, 80), (-1, 120))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "arch", "path"), CASES, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_gemm_fits_its_registers(entry, arch, path):
+    if arch not in checked(nvrtc.nvrtcGetSupportedArchs()):
+        assert arch == 75  # a compiler after CUDA 13 may have dropped it
         return
-    arch = architectures()[family - 4]
-    # The ways to store the operands differ in their loads only: each family gets another one,
-    # and the configuration of large products all four for the chip it is meant for.
-    ways = list(itertools.product((0, 1), repeat=2))
-    for trans_a, trans_b in ways if (entry.name, arch) == ("large", 90) else [ways[family]]:
-        defines = {**entry.config.defines(), "TRANS_A": trans_a, "TRANS_B": trans_b}
-        report, cubin = compile_text(
-            kernel_text("sgemm_tiled.cu", defines), f"sm_{arch}", "--ptxas-options=-v"
-        )
-        assert cubin[:4] == b"\x7fELF"
-        used = usage(report)
-        assert used["registers"] <= entry.config.registers_per_thread
-        assert used["spilled"] <= SPILLED_BYTES
-        # Newer chips reserve 1024 bytes for the driver, and say so here.
-        assert used["shared"] - entry.config.shared_bytes in (0, 1024)
+    text = kernel_text("sgemm_ffma.cu", {**entry.config.defines(), **path})
+    report, cubin = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
+    assert cubin[:4] == b"\x7fELF"
+    used = usage(report)
+    assert used["registers"] <= entry.config.registers_per_thread
+    assert used["spilled"] <= SPILLED_BYTES
 
 
 @pytest.mark.parametrize("words", [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (4, 3)], ids=str)
@@ -95,10 +102,26 @@ def test_transpose_compiles(words):
         assert used["shared"] - config.shared_bytes in (0, 1024)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "config"),
+    [
+        ("transpose.cu", TransposeConfig(4, vector=4, slots=16)),
+        ("transpose_skewed.cu", TransposeConfig(4, vector=4, slots=16, threads=128, skew=8)),
+        *(("add_partials.cu", AddConfig(4, parts, 4)) for parts in (2, 8, 64)),
+        ("add_partials.cu", AddConfig(8, 2, 2)),
+    ],
+    ids=str,
+)
+def test_vector_kernels_compile_without_spills(kernel, config):
+    for arch in architectures():
+        text = kernel_text(kernel, config.defines())
+        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
+        assert usage(report)["spilled"] == 0
+
+
 def test_no_option_flushes_subnormals():
     """CuPy compiles with -ftz=true; the arithmetic must not notice."""
-    defines = {**REGISTRY[-1].config.defines(), "TRANS_A": 0, "TRANS_B": 0}
-    text = kernel_text("sgemm_tiled.cu", defines)
+    text = kernel_text("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0]})
     _, ptx = compile_text(text, "compute_90", "-ftz=true")
     assert b"fma.rn.f32" in ptx
     assert b".ftz" not in ptx
@@ -106,7 +129,7 @@ def test_no_option_flushes_subnormals():
 
 def test_a_missing_define_is_an_error():
     for name, defines in (
-        ("sgemm_tiled.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}),
+        ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}),
         ("transpose.cu", {"WORDS": 1}),
     ):
         with pytest.raises(AssertionError, match="must be defined"):
@@ -114,6 +137,6 @@ def test_a_missing_define_is_an_error():
 
 
 def test_rules_hold_in_the_kernel_too():
-    defines = {**REGISTRY[0].config.defines(), "BLOCK_K": 12, "TRANS_A": 0, "TRANS_B": 0}
-    with pytest.raises(AssertionError, match=r"sgemm_tiled\.cu\(\d+\).*whole sectors"):
-        compile_text(kernel_text("sgemm_tiled.cu", defines), "sm_90")
+    defines = {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12}
+    with pytest.raises(AssertionError, match=r"sgemm_ffma\.cu\(\d+\).*whole sectors"):
+        compile_text(kernel_text("sgemm_ffma.cu", defines), "sm_90")

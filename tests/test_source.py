@@ -11,10 +11,10 @@ import multimm.gpu
 from multimm.errors import KernelError
 from multimm.gpu import source
 from multimm.gpu.registry import config_named
-from multimm.gpu.tiles import TransposeConfig
+from multimm.gpu.transpose_config import TransposeConfig
 
-GEMM = {**config_named("large").defines(), "TRANS_A": 0, "TRANS_B": 1}
-KERNELS = [("sgemm_tiled.cu", GEMM), ("transpose.cu", TransposeConfig(4, 1).defines())]
+GEMM = {**config_named("large").defines(), "TRANS_A": 0, "TRANS_B": 1, "WIDE_A": 0, "WIDE_B": 0}
+KERNELS = [("sgemm_ffma.cu", GEMM), ("transpose.cu", TransposeConfig(4, 1).defines())]
 kernels = pytest.mark.parametrize(("name", "defines"), KERNELS)
 
 
@@ -86,7 +86,7 @@ def test_missing_file_is_named():
 
 def test_sources_lie_inside_the_package():
     folder = Path(multimm.gpu.__file__).parent / "cuda"
-    assert (folder / "common" / "thread_map.cuh").is_file()
+    assert (folder / "common" / "warp_map.cuh").is_file()
     # In a checkout it is a link, and a relative one: the tree may be moved.
     if folder.is_symlink():
         assert folder.readlink() == Path("../../kernels")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multimm.errors import KernelError
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import ARCHITECTURES, ArchLimits, TileConfig, TransposeConfig, limits_for
+from multimm.gpu.tiles import ARCHITECTURES, ArchLimits, TileConfig, limits_for
 
 CONFIGS = [entry.config for entry in REGISTRY]
 names = pytest.mark.parametrize("config", CONFIGS, ids=[entry.name for entry in REGISTRY])
@@ -25,11 +25,11 @@ _FUNCTION = re.compile(
 
 
 def thread_map(config: TileConfig) -> dict:
-    """The functions of kernels/common/thread_map.cuh, read from there and run as Python.
+    """The functions of kernels/common/warp_map.cuh, read from there and run as Python.
 
     They are single expressions of non-negative ints, for which C's / is Python's //.
     """
-    text = kernel_text("common/thread_map.cuh", config.defines())
+    text = kernel_text("common/warp_map.cuh", config.defines())
     scope: dict = dict(config.defines())
     for name, value in _CONSTANT.findall(text):
         scope[name] = eval(value.replace("/", "//"), scope)
@@ -37,6 +37,18 @@ def thread_map(config: TileConfig) -> dict:
         arguments = ", ".join(re.findall(r"int (\w+)", parameters))
         scope[name] = eval(f"lambda {arguments}: {body.replace('/', '//')}", scope)
     return scope
+
+
+def copied(config: TileConfig, side: str, way: str, floats: int = 1):
+    """For every copy and thread of a k tile: x and k of its first float."""
+    f, span = thread_map(config), getattr(config, side)
+    for copy in range(span * config.block_k // (config.threads * floats)):
+        for thread in range(config.threads):
+            if way == "along_k":
+                yield copy, thread, f["along_k_x"](thread, copy), f["along_k_k"](thread, copy)
+            else:
+                yield (copy, thread, f["along_x_x"](thread, span, floats),
+                       f["along_x_k"](thread, copy, span, floats))  # fmt: skip
 
 
 def wavefronts(addresses: list[int]) -> int:
@@ -51,7 +63,7 @@ def warps(config: TileConfig) -> list[range]:
 @names
 def test_map_is_read_from_the_kernel_file(config):
     scope = thread_map(config)
-    expected = {"owned_row", "owned_col", "strip_row", "strip_col", "pitch"}
+    expected = {"owned_row", "owned_col", "strip_row", "strip_col", "pitch", "lane_m", "lane_n"}
     expected |= {"along_k_x", "along_k_k", "along_x_x", "along_x_k"}
     assert expected <= scope.keys()
     assert scope["THREADS"] == config.threads
@@ -70,45 +82,67 @@ def test_every_value_of_a_tile_is_owned_once(config):
     assert set(owned.values()) == {1}
 
 
+ways = pytest.mark.parametrize(
+    ("way", "floats"), [("along_k", 1), ("along_x", 1), ("along_x", 4)], ids=str
+)
+
+
 @names
-@pytest.mark.parametrize("way", ["along_k", "along_x"])
+@ways
 @pytest.mark.parametrize("side", ["block_m", "block_n"])
-def test_every_element_of_a_k_tile_is_loaded_once(config, way, side):
-    f, span = thread_map(config), getattr(config, side)
-    loads = span * config.block_k // config.threads
+def test_every_element_of_a_k_tile_is_copied_once(config, way, floats, side):
     seen = Counter(
-        (f[f"{way}_x"](thread, load, span), f[f"{way}_k"](thread, load, span))
-        for thread in range(config.threads)
-        for load in range(loads)
+        (x + i, k) for _, _, x, k in copied(config, side, way, floats) for i in range(floats)
     )
-    assert set(seen) == set(itertools.product(range(span), range(config.block_k)))
+    assert set(seen) == set(itertools.product(range(getattr(config, side)), range(config.block_k)))
     assert set(seen.values()) == {1}
 
 
 @names
-@pytest.mark.parametrize("way", ["along_k", "along_x"])
+@ways
 @pytest.mark.parametrize("side", ["block_m", "block_n"])
-def test_shared_writes_are_conflict_free_and_global_reads_whole_sectors(config, way, side):
-    f, span = thread_map(config), getattr(config, side)
-    for load, warp in itertools.product(
-        range(span * config.block_k // config.threads), warps(config)
-    ):
-        at = [(f[f"{way}_x"](t, load, span), f[f"{way}_k"](t, load, span)) for t in warp]
-        assert wavefronts([k * f["pitch"](span) + x for x, k in at]) == 1
+def test_shared_writes_are_conflict_free_and_global_reads_whole_sectors(config, way, floats, side):
+    pitch = thread_map(config)["pitch"](getattr(config, side), int(way == "along_k"))
+    assert pitch % 4 == 0  # 16-byte reads stay aligned in every row
+    requests: dict = {}
+    for copy, thread, x, k in copied(config, side, way, floats):
+        # Copies of 16 bytes are served 8 lanes at a time.
+        requests.setdefault((copy, thread * floats // 32), []).append((x, k))
+    for at in requests.values():
+        words = [k * pitch + x + i for x, k in at for i in range(floats)]
+        assert len(words) == 32
+        assert wavefronts(words) == 1
         # In memory the contiguous index runs over whole, aligned runs of 8 floats.
         runs = Counter((k // 8, x) if way == "along_k" else (x // 8, k) for x, k in at)
-        assert set(runs.values()) == {8}
+        assert set(runs.values()) == {8 // floats}
 
 
 @names
-def test_shared_reads_are_conflict_free(config):
+@pytest.mark.parametrize("way", ["along_k", "along_x"])
+@pytest.mark.parametrize("side", ["block_m", "block_n"])
+def test_offsets_of_copies_are_the_same_for_all_threads(config, way, side):
+    """The kernel adds constants to a thread's first place; the map must allow that."""
+    steps: dict = {}
+    start: dict = {}
+    for copy, thread, x, k in copied(config, side, way):
+        first_x, first_k = start.setdefault(thread, (x, k))
+        steps.setdefault(copy, set()).add((x - first_x, k - first_k))
+    assert all(len(step) == 1 for step in steps.values())
+
+
+@names
+def test_shared_reads_are_conflict_free_for_16_lanes_at_a_time(config):
     f = thread_map(config)
     for warp in warps(config):
-        for first, span in (("strip_row", config.block_m), ("strip_col", config.block_n)):
-            words = {f[first](thread) + word for thread in warp for word in range(4)}
-            assert f["pitch"](span) % 4 == 0  # 16-byte reads stay aligned in every row
-            assert all(f[first](thread) % 4 == 0 for thread in warp)
-            assert wavefronts(list(words)) == -(-len(words) // 32)
+        for first in ("strip_row", "strip_col"):
+            for lanes in (warp[:16], warp[16:]):
+                words = {f[first](thread) + word for thread in lanes for word in range(4)}
+                assert wavefronts(list(words)) == 1
+                at = [f[first](thread) for thread in lanes]
+                # Two groups of 8 lanes are served together where pairs of lanes read the same.
+                neighbours = all(at[i] == at[i + 1] for i in range(0, 16, 2))
+                next_but_one = all(at[i] == at[i + 2] for i in (0, 1, 4, 5, 8, 9, 12, 13))
+                assert neighbours or next_but_one
 
 
 @given(st.sampled_from(CONFIGS), st.integers(1, 300), st.integers(1, 300), st.integers(1, 9))
@@ -124,19 +158,21 @@ def test_banded_grid_visits_every_tile_once(config, m, n, band):
 
 
 def test_budgets_by_hand():
-    config = TileConfig(128, 128, 8, 8, 8, 2)
-    assert config.threads == 16 * 16
-    assert config.accumulators_per_thread == 64
-    assert config.shared_bytes == 2 * 8 * (132 + 132) * 4
-    assert config.registers_per_thread == 128  # 65536 / (2 blocks * 256 threads)
-    wide = TileConfig(32, 128, 16, 4, 8, 4)
-    assert wide.threads == 8 * 16
-    assert wide.accumulators_per_thread == 32
-    assert wide.shared_bytes == 2 * 16 * (36 + 132) * 4
+    config = TileConfig(128, 256, 32, 16, 8, 3, 2, 0, 1)
+    assert config.threads == 8 * 32
+    assert config.accumulators_per_thread == 128
+    assert (config.lanes_m, config.lanes_n) == (4, 8)
+    assert config.shared_bytes == 3 * 2 * 32 * (132 + 260) * 4
+    assert config.registers_per_thread == 255  # 65536 / 256 threads is one too many
+    turned = TileConfig(32, 64, 16, 4, 8, 2, 1, 0, 5)
+    assert (turned.lanes_m, turned.lanes_n) == (8, 4)
+    assert turned.threads == 8 * 8
+    assert turned.shared_bytes == 2 * 16 * (36 + 68) * 4
+    assert turned.registers_per_thread == 200  # 65536 / (5 * 64) = 204.8, handed out by eights
 
 
 def test_residency_is_the_scarcest_resource():
-    config = TileConfig(128, 128, 8, 8, 8, 2)  # 256 threads, 128 registers, 16896 + 1024 bytes
+    config = TileConfig(128, 128, 8, 8, 8, 2, 1, 0, 2)  # 256 threads, 128 registers, 16896 + 1024
     plenty = {"shared_bytes": 10**9, "threads": 10**6, "registers": 10**9, "blocks": 10**3}
     for scarce, expected in (
         ({"shared_bytes": 5 * 17_920 + 17}, 5),
@@ -149,60 +185,44 @@ def test_residency_is_the_scarcest_resource():
 
 
 @names
+def test_every_configuration_is_resident_as_promised(config):
+    assert config.blocks_per_multiprocessor(limits_for(90)) >= config.min_blocks
+
+
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
-def test_every_configuration_is_resident_as_promised(config, limits):
-    # Turing holds half the threads of Ampere; elsewhere min_blocks is kept.
-    promised = 1 if limits.capability == 75 else config.min_blocks
-    assert config.blocks_per_multiprocessor(limits) >= promised
+def test_every_chip_has_configurations_for_large_and_small_products(limits):
+    legal = [config for config in CONFIGS if config.blocks_per_multiprocessor(limits)]
+    assert max(config.block_m * config.block_n for config in legal) >= 128 * 128
+    assert min(config.block_m * config.block_n for config in legal) <= 32 * 64
 
 
 def test_defines_name_every_field():
-    assert TileConfig(128, 32, 16, 8, 4, 3).defines() == {
-        "BLOCK_M": 128, "BLOCK_N": 32, "BLOCK_K": 16, "THREAD_M": 8, "THREAD_N": 4,
-        "MIN_BLOCKS": 3,
+    assert TileConfig(128, 32, 16, 8, 4, 3, 2, 1, 5).defines() == {
+        "BLOCK_M": 128, "BLOCK_N": 32, "BLOCK_K": 16, "THREAD_M": 8, "THREAD_N": 4, "STAGES": 3,
+        "GROUP": 2, "ORDER": 1, "MIN_BLOCKS": 5, "LANES_M": 4,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ((0, 64, 16, 4, 4, 1), "block_m must be positive"),
-        ((64, 64, 16, 4, 4, 0), "min_blocks must be positive"),
-        ((60, 64, 16, 6, 4, 1), "multiples of 4"),
-        ((40, 64, 16, 4, 4, 1), "block_m must be a multiple of thread_m"),
-        ((64, 48, 16, 4, 4, 1), "block_n must be a multiple of thread_n"),
-        ((64, 64, 12, 4, 4, 1), "block_k must be a multiple of 8"),
-        ((256, 256, 8, 4, 4, 1), "4096 threads"),
-        ((256, 64, 16, 16, 8, 1), "must be a multiple of block_m"),
-        ((128, 128, 64, 8, 8, 1), "49152 are allowed"),
+        ((0, 64, 16, 4, 4, 2, 1, 0, 1), "block_m must be positive"),
+        ((64, 64, 16, 4, 4, 2, 0, 0, 1), "group must be positive"),
+        ((64, 64, 16, 4, 4, 1, 1, 0, 1), "stages must be at least 2"),
+        ((64, 64, 16, 4, 4, 2, 1, 2, 1), "order must be 0"),
+        ((60, 64, 16, 6, 4, 2, 1, 0, 1), "multiples of 4"),
+        ((40, 64, 16, 4, 4, 2, 1, 0, 1), "block_m must be a multiple of thread_m"),
+        ((64, 48, 16, 4, 4, 2, 1, 0, 1), "block_n must be a multiple of thread_n"),
+        ((64, 64, 12, 4, 4, 2, 1, 0, 1), "block_k must be a multiple of 8"),
+        ((256, 256, 8, 4, 4, 2, 1, 0, 1), "4096 threads"),
+        ((256, 64, 16, 16, 8, 2, 1, 0, 1), "must be a multiple of block_m"),
+        ((64, 64, 8, 4, 4, 2, 1, 0, 1), "4 \\* 256 threads must divide"),
     ],
 )
 def test_rules_name_the_values(values, sentence):
     with pytest.raises(KernelError, match=sentence) as caught:
         TileConfig(*values)
     assert f"block_m={values[0]}" in str(caught.value)
-
-
-def test_transpose_elements():
-    assert TransposeConfig(8, 2).defines() == {"WORD_BYTES": 8, "WORDS": 2}
-    assert TransposeConfig(8, 2).shared_bytes == 32 * 33 * 16
-    for word_bytes, words in ((3, 1), (4, 0), (8, 6)):
-        with pytest.raises(KernelError):
-            TransposeConfig(word_bytes, words)
-
-
-@pytest.mark.parametrize("word_bytes", [1, 2, 4, 8])
-def test_transpose_reads_columns_without_conflicts(word_bytes):
-    """tile[lane][col], as PAD in kernels/transpose.cu has it; 8-byte words take two turns."""
-    pitch = TransposeConfig(word_bytes, 1).shared_bytes // word_bytes // 32
-    for group in (range(16), range(16, 32)) if word_bytes == 8 else (range(32),):
-        for col in range(32):
-            words = [
-                ((lane * pitch + col) * word_bytes + byte) // 4
-                for lane in group
-                for byte in range(0, word_bytes, 4)
-            ]
-            assert wavefronts(words) == 1
 
 
 def test_limits_fall_back_to_the_nearest_older():

@@ -1,7 +1,7 @@
 """Compiled kernels by device and parameters, and how they are launched over stacks.
 
-CuPy compiles a kernel at its first launch, keeps the binary on disk, and launches on the current
-stream. Kernels are never pickled: what travels is a configuration, and each process has its own.
+Kernels come from `compile`, are loaded once per process and device, and run on the current
+stream. They are never pickled: what travels is a configuration, and each process has its own.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
+import threading
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from multimm.errors import KernelError
+from multimm.gpu.compile import LINE_INFO, compiled_file, target_for
 from multimm.gpu.layout import Axis, Shape, Stack, batch_strides, collapse
 from multimm.gpu.registry import Device
 from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import limits_for
+from multimm.gpu.tiles import STATIC_SHARED_BYTES, limits_for
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +29,12 @@ Array = Any
 
 MAX_GRID_Z = 65_535
 
-_SIZE, _POINTER, _FLOAT = np.int64, np.uint64, np.float32
-_MATRIX = (_POINTER, _SIZE, _SIZE)  # first element, leading dimension, batch stride
-#: The parameter types of sgemm_tiled and transpose, in their order.
-GEMM_SIGNATURE = (_SIZE, _SIZE, _SIZE, _FLOAT, _FLOAT, *_MATRIX * 5)
-TRANSPOSE_SIGNATURE = (_SIZE, _SIZE, *_MATRIX * 2)
+# CuPy passes a Python int as 64 bits, which takes it less time than a NumPy scalar.
+_MATRIX = (int, int, int)  # address of the first element, leading dimension, batch stride
+#: The parameter types of transpose, in their order.
+TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
+
+_loading = threading.Lock()
 
 
 @functools.cache
@@ -44,22 +49,169 @@ def device_of(device: int) -> Device:
 
 
 @functools.cache
-def kernel_for(device: int, file: str, entry: str, defines: tuple[tuple[str, int], ...]) -> Any:
-    """Return the kernel of a device and its parameters; CuPy compiles it at its first launch."""
+def kernel_for(
+    device: int,
+    file: str,
+    entry: str,
+    defines: tuple[tuple[str, int], ...],
+    *,
+    shared_bytes: int = 0,
+    specific: bool = False,
+) -> Any:
+    """Return a kernel, loaded on a device.
+
+    Parameters
+    ----------
+    device : int
+    file : str
+        Of kernels/, such as ``"sgemm_ffma.cu"``.
+    entry : str
+        The kernel's name in it.
+    defines : tuple of (str, int)
+        Its compile-time parameters.
+    shared_bytes : int, optional
+        Dynamic shared memory that it will be launched with.
+    specific : bool, optional
+        Whether it uses instructions of one chip alone (sm_90a).
+
+    Returns
+    -------
+    cupy.RawKernel
+        Thread-safe to launch while `device` is current.
+
+    Raises
+    ------
+    KernelError
+        If it cannot be compiled for the device, or not be loaded.
+    """
     import cupy
 
     logger.debug("kernel %s for device %d: %s", entry, device, dict(defines))
-    return cupy.RawKernel(kernel_text(file, dict(defines)), entry, options=("--std=c++17",))
+    chip = cupy.cuda.Device(device)
+    with _loading, chip:  # threads wait for each other's compilation
+        capability = int(chip.compute_capability)
+        kernel = _loaded(kernel_text(file, dict(defines)), entry, file, capability, specific)
+        if shared_bytes > STATIC_SHARED_BYTES:  # up to that, no permission is needed
+            kernel.max_dynamic_shared_size_bytes = shared_bytes
+    return kernel
+
+
+def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -> Any:
+    """Load a text's kernel on the current device."""
+    import cupy
+
+    # A profiler shows source lines beside instructions with it.
+    options = (LINE_INFO,) if os.environ.get("MULTIMM_LINE_INFO") else ()
+    target = target_for(capability, specific=specific)
+    with compiled_file(text, target, PurePosixPath(file).stem, options) as path:
+        try:
+            kernel = cupy.RawModule(path=str(path)).get_function(entry)
+            kernel.attributes  # noqa: B018  CuPy loads when it is asked for something
+        except cupy.cuda.driver.CUDADriverError as error:
+            raise KernelError(
+                f"the driver does not load {entry} of {path}: {error}; delete the file if it is "
+                "damaged, and update the driver if it is older than the compiler"
+            ) from error
+    return kernel
 
 
 def batch_axes(batch: Shape, prepared: Sequence[tuple[Array, Stack]]) -> list[Axis]:
     """Return the axes of a stack of products, the longest last: that one goes into the grid."""
+    if not batch:
+        return [Axis(1, (0,) * len(prepared))]
     strides = [
         (0,) * len(batch) if x is None else batch_strides(stack, x.shape, batch)
         for x, stack in prepared
     ]
     axes = sorted(collapse(batch, strides), key=lambda axis: axis.size)
     return axes or [Axis(1, (0,) * len(prepared))]
+
+
+class _Call(NamedTuple):
+    """One launch: its grid, its arguments but for addresses, and where each operand starts."""
+
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """A kernel's launches with all decided but the operands' addresses: cheap to repeat.
+
+    Everything in it depends on shapes, strides and scalars only, so that a caller may keep it
+    for the next product of the same kind.
+    """
+
+    kernel: Any
+    block: tuple[int, int, int]
+    shared_bytes: int
+    addresses: tuple[int, ...]  #: positions of the operands' addresses among the arguments
+    calls: tuple[_Call, ...]
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """Launch on the current stream; 0 is the address of an operand that is not there."""
+        for grid, fixed, offsets in self.calls:
+            args = list(fixed)
+            for position, pointer, offset in zip(self.addresses, pointers, offsets, strict=True):
+                args[position] = pointer + offset
+            if self.shared_bytes:
+                self.kernel(grid, self.block, tuple(args), shared_mem=self.shared_bytes)
+            else:
+                self.kernel(grid, self.block, tuple(args))
+
+
+def prepare(
+    kernel: Any,
+    tiles: int,
+    threads: int,
+    head: Sequence[float],
+    stacks: Sequence[Stack],
+    axes: Sequence[Axis],
+    signature: Sequence[type],
+    itemsize: int,
+    shared_bytes: int = 0,
+) -> Launches:
+    """Decide one launch per matrix of the outer axes, the longest axis along the grid's z.
+
+    Parameters
+    ----------
+    kernel : cupy.RawKernel
+    tiles, threads : int
+        Thread blocks per matrix, and threads in each.
+    head : sequence of int or float
+        The arguments before the operands.
+    stacks : sequence of Stack
+        The operands; their pointers are not looked at.
+    axes : sequence of Axis
+        Of `batch_axes`.
+    signature : sequence of types
+        Of every argument: int for 64 bits, or a NumPy scalar type.
+    itemsize : int
+        Bytes of an element.
+    shared_bytes : int, optional
+        Dynamic shared memory.
+    """
+    addresses = tuple(range(len(head), len(head) + len(_MATRIX) * len(stacks), len(_MATRIX)))
+    *outer, (depth, steps) = axes
+    calls = []
+    for index in itertools.product(*(range(size) for size, _ in outer)):
+        starts = [
+            sum(i * strides[operand] for i, (_, strides) in zip(index, outer, strict=True))
+            for operand in range(len(stacks))
+        ]
+        for first in range(0, depth, MAX_GRID_Z):
+            values = list(head)
+            for stack, step in zip(stacks, steps, strict=True):
+                values += [0, stack.ld, step]
+            args = tuple(kind(value) for kind, value in zip(signature, values, strict=True))
+            offsets = tuple(
+                (start + first * step) * itemsize for start, step in zip(starts, steps, strict=True)
+            )
+            grid = (tiles, 1, min(depth - first, MAX_GRID_Z))
+            logger.debug("launch grid=%s block=%d sizes=%s", grid, threads, head)
+            calls.append(_Call(grid, args, offsets))
+    return Launches(kernel, (threads, 1, 1), shared_bytes, addresses, tuple(calls))
 
 
 def launch(
@@ -69,26 +221,12 @@ def launch(
     head: tuple[float, ...],
     stacks: Sequence[Stack],
     axes: Sequence[Axis],
-    signature: Sequence[type[np.generic]],
+    signature: Sequence[type],
     itemsize: int,
+    shared_bytes: int = 0,
 ) -> None:
-    """Launch once per matrix of the outer axes, with the longest axis along the grid's z."""
-    *outer, (depth, steps) = axes
-    for index in itertools.product(*(range(size) for size, _ in outer)):
-        for first in range(0, depth, MAX_GRID_Z):
-            values = list(head)
-            for operand, stack in enumerate(stacks):
-                offset = first * steps[operand] + sum(
-                    i * strides[operand] for i, (_, strides) in zip(index, outer, strict=True)
-                )
-                values += [stack.pointer + offset * itemsize, stack.ld, steps[operand]]
-            grid = (tiles, 1, min(depth - first, MAX_GRID_Z))
-            logger.debug("launch grid=%s block=%d sizes=%s", grid, threads, head)
-            kernel(grid, (threads, 1, 1), _coerced(values, signature))
-
-
-def _coerced(
-    values: Sequence[float], signature: Sequence[type[np.generic]]
-) -> tuple[np.generic, ...]:
-    """Give every scalar the width that the kernel reads: CuPy would pass a float as a double."""
-    return tuple(kind(value) for kind, value in zip(signature, values, strict=True))
+    """`prepare` and launch at once."""
+    prepared = prepare(
+        kernel, tiles, threads, head, stacks, axes, signature, itemsize, shared_bytes
+    )
+    prepared([stack.pointer for stack in stacks])

@@ -113,6 +113,8 @@ def stack_of(pointer: int, shape: Shape, strides: Shape, itemsize: int) -> Stack
         return f"strides {strides} are no multiples of the {itemsize} bytes of an element"
     *batch, by_row, by_col = (stride // itemsize for stride in strides)
     rows, cols = shape[-2:]
+    if rows == 0 or cols == 0:  # nothing lies anywhere: NumPy and CuPy give any strides
+        return Stack(pointer, rows, cols, max(cols, 1), False, tuple(batch))
     for transposed, (height, width, step, unit) in (
         (False, (rows, cols, by_row, by_col)),
         (True, (cols, rows, by_col, by_row)),

@@ -25,7 +25,7 @@ def kernel_text(name: str, defines: Mapping[str, int]) -> str:
     Parameters
     ----------
     name : str
-        A file of kernels/, such as ``"sgemm_tiled.cu"``.
+        A file of kernels/, such as ``"sgemm_ffma.cu"``.
     defines : mapping of str to int
         The kernel's compile-time parameters, written at the top as ``#define`` lines.
 

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass
 
 from multimm.errors import KernelError
 
-#: One warp's lanes along m and n, and the floats that one shared read fetches.
-LANES_M, LANES_N, STRIP = 4, 8, 4
+#: A warp's lanes along the side where a thread has more values, and along the other one.
+FEW_LANES, MANY_LANES = 4, 8
+#: Floats that one shared read fetches.
+STRIP = 4
 #: Neighbouring floats that fill one 32-byte sector.
 K_RUN = 8
 #: Statically declared shared memory ends here on every chip.
@@ -66,16 +68,23 @@ def limits_for(capability: int) -> ArchLimits:
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How sgemm_tiled.cu cuts its work: the independent integers only.
+    """How sgemm_ffma.cu cuts its work: the independent integers only.
 
     Parameters
     ----------
     block_m, block_n : int
         The tile of D that one thread block computes.
     block_k : int
-        How much of k lies in shared memory at a time.
+        How much of k one tile of A and B has in shared memory.
     thread_m, thread_n : int
         Values of D that one thread holds in registers.
+    stages : int
+        Groups of tiles in shared memory; copies run `stages` - 1 of them ahead.
+    group : int
+        Tiles of k between two barriers.
+    order : int
+        0: multiply-adds go along rows of a thread's values, 1: along columns. Which of the two
+        suits the register banks better, the compiler decides.
     min_blocks : int
         Thread blocks that must fit a multiprocessor together; bounds the registers.
     """
@@ -85,12 +94,25 @@ class TileConfig:
     block_k: int
     thread_m: int
     thread_n: int
+    stages: int
+    group: int
+    order: int
     min_blocks: int
 
     def __post_init__(self) -> None:
         _check(self, _positive(self))
         _check(self, _divisible(self))
-        _check(self, _loads(self))
+        _check(self, _copies(self))
+
+    @property
+    def lanes_m(self) -> int:
+        """Lanes of a warp along m; the other side has 32 / `lanes_m`."""
+        return FEW_LANES if self.thread_m >= self.thread_n else MANY_LANES
+
+    @property
+    def lanes_n(self) -> int:
+        """Lanes of a warp along n."""
+        return FEW_LANES * MANY_LANES // self.lanes_m
 
     @property
     def threads(self) -> int:
@@ -104,10 +126,10 @@ class TileConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: two buffers, each a padded k tile of A and one of B."""
-        buffers, float_bytes, padding = 2, 4, 4
+        """Shared memory of a block, both operands padded as if they were stored along k."""
+        float_bytes, padding = 4, 4
         words_per_k = (self.block_m + padding) + (self.block_n + padding)
-        return buffers * self.block_k * words_per_k * float_bytes
+        return self.stages * self.group * self.block_k * words_per_k * float_bytes
 
     @property
     def registers_per_thread(self) -> int:
@@ -117,109 +139,78 @@ class TileConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {name.upper(): value for name, value in asdict(self).items()}
+        given = {name.upper(): value for name, value in asdict(self).items()}
+        return {**given, "LANES_M": self.lanes_m}
 
     def blocks_per_multiprocessor(self, limits: ArchLimits) -> int:
         """Return how many blocks are resident at a time by shared memory, threads, registers."""
         reserved = 1024  # shared memory that the driver keeps for itself, per block
+        registers = -(-self.registers_per_thread // 8) * 8  # they are handed out by eights
         return min(
             limits.blocks,
             limits.shared_bytes // (self.shared_bytes + reserved),
             limits.threads // self.threads,
-            limits.registers // (self.registers_per_thread * self.threads),
+            limits.registers // (registers * self.threads),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class TransposeConfig:
-    """How transpose.cu moves an element: as `words` words of `word_bytes` bytes."""
-
-    word_bytes: int
-    words: int
-
-    def __post_init__(self) -> None:
-        _check(self, [(self.word_bytes in (1, 2, 4, 8), "a word has 1, 2, 4 or 8 bytes")])
-        rules = (
-            (self.words >= 1, "an element has at least one word"),
-            (
-                self.shared_bytes <= STATIC_SHARED_BYTES,
-                f"{self.shared_bytes} bytes of shared memory: {STATIC_SHARED_BYTES} are allowed, "
-                "use elements of at most 40 bytes",
-            ),
-        )
-        _check(self, rules)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block: a tile of 32 x 32 elements, its rows padded by one bank."""
-        padding = max(1, 4 // self.word_bytes)
-        return 32 * (32 + padding) * self.words * self.word_bytes
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: 8 warps, each a row at a time."""
-        return 32 * 8
-
-    def defines(self) -> dict[str, int]:
-        """Return the kernel's compile-time parameters, by their names there."""
-        return {"WORD_BYTES": self.word_bytes, "WORDS": self.words}
 
 
 _Rules = Sequence[tuple[bool, str]]
 
 
-def _check(config: TileConfig | TransposeConfig, rules: _Rules) -> None:
+def _check(config: TileConfig, rules: _Rules) -> None:
     for holds, sentence in rules:
         if not holds:
             raise KernelError(f"{config}: {sentence}")
 
 
 def _positive(c: TileConfig) -> _Rules:
-    return [(value > 0, f"{name} must be positive") for name, value in asdict(c).items()]
+    return [
+        (value > 0, f"{name} must be positive")
+        for name, value in asdict(c).items()
+        if name != "order"
+    ]
 
 
 def _divisible(c: TileConfig) -> _Rules:
     return (
+        (c.order in (0, 1), "order must be 0 (along rows) or 1 (along columns)"),
         (
             c.thread_m % STRIP == 0 and c.thread_n % STRIP == 0,
             f"thread_m and thread_n must be multiples of {STRIP}: shared reads fetch 16 bytes",
         ),
         (
-            c.block_m % (c.thread_m * LANES_M) == 0,
-            f"block_m must be a multiple of thread_m * {LANES_M}: whole warps along m",
+            c.block_m % (c.thread_m * c.lanes_m) == 0,
+            f"block_m must be a multiple of thread_m * {c.lanes_m}: whole warps along m",
         ),
         (
-            c.block_n % (c.thread_n * LANES_N) == 0,
-            f"block_n must be a multiple of thread_n * {LANES_N}: whole warps along n",
+            c.block_n % (c.thread_n * c.lanes_n) == 0,
+            f"block_n must be a multiple of thread_n * {c.lanes_n}: whole warps along n",
         ),
         (
             c.block_k % K_RUN == 0,
             f"block_k must be a multiple of {K_RUN}: a tile read along k is made of sectors",
         ),
         (c.threads <= 1024, f"{c.threads} threads: a thread block has at most 1024"),
+        (c.stages >= 2, "stages must be at least 2: one is read while another is written"),
     )
 
 
-def _loads(c: TileConfig) -> _Rules:
+def _copies(c: TileConfig) -> _Rules:
     spans = (c.block_m, c.block_n)
     return (
         (
             all(span * K_RUN % c.threads == 0 for span in spans),
-            f"{c.threads} threads must divide {K_RUN} * block_m and {K_RUN} * block_n: reading "
-            "along k, every thread takes part in every load",
+            f"{c.threads} threads must divide {K_RUN} * block_m and {K_RUN} * block_n: copying "
+            "along k, every thread takes part in every copy",
         ),
         (
-            all(c.threads % span == 0 for span in spans),
-            f"{c.threads} threads must be a multiple of block_m and of block_n: reading along "
-            "the other side, a load covers whole rows",
+            all(c.threads * floats % span == 0 for span in spans for floats in (1, STRIP)),
+            f"{c.threads} threads must be a multiple of block_m and of block_n: copying along "
+            "the other side, a copy covers whole rows",
         ),
         (
-            all(c.block_k * span % c.threads == 0 for span in spans),
-            f"{c.threads} threads must divide block_k * block_m and block_k * block_n: every "
-            "thread loads the same number of elements",
-        ),
-        (
-            c.shared_bytes <= STATIC_SHARED_BYTES,
-            f"{c.shared_bytes} bytes of shared memory: {STATIC_SHARED_BYTES} are allowed",
+            all(c.block_k * span % (c.threads * STRIP) == 0 for span in spans),
+            f"{STRIP} * {c.threads} threads must divide block_k * block_m and block_k * block_n: "
+            "every thread copies as much as any other",
         ),
     )

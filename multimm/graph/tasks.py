@@ -152,6 +152,11 @@ def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
 
 def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
     """alpha (L + R) + beta C: one addition of the tree over the parts of k."""
+    if is_gpu(left) and _own_kernel(left, right, c, step):
+        from multimm.gpu.add import add_partials
+
+        beta = 0.0 if c is None else step.beta
+        return finished(add_partials([left, right], alpha=step.alpha, beta=beta, c=c))
     result = reference.add_partials(
         [left, right], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
     )
@@ -166,9 +171,9 @@ def transpose(block: Block) -> Block:
 def swap_axes(block: Block) -> Block:
     """The last two axes swapped, C-contiguous, on the block's device."""
     if is_gpu(block):
-        from multimm.gpu import launch
+        from multimm.gpu.transpose import transpose as on_gpu
 
-        return launch.transpose(block)
+        return on_gpu(block)
     return reference.transpose(block)
 
 

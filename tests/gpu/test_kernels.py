@@ -11,6 +11,7 @@ import pytest
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import launch, reference
 from multimm.gpu.registry import REGISTRY
+from multimm.gpu.transpose import transpose
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -169,7 +170,7 @@ def test_stacks_broadcast(left, right):
 def test_more_batches_than_the_grid_is_deep():
     a = cupy.arange(70_001, dtype=np.float32).reshape(-1, 1, 1)
     assert bool((launch.gemm(a, cupy.full((1, 1), 2, np.float32)) == 2 * a).all())
-    assert bool((launch.transpose(cupy.broadcast_to(a, (70_001, 2, 3))) == a).all())
+    assert bool((transpose(cupy.broadcast_to(a, (70_001, 2, 3))) == a).all())
 
 
 def test_infinities_and_nans_spread_as_in_ieee():
@@ -200,7 +201,7 @@ def test_result_of_more_than_2_to_31_elements():
     a = cupy.asarray(integers(np.random.default_rng(29), m, k))
     b = cupy.asarray(integers(np.random.default_rng(31), k, n))
     d = launch.gemm(a, b)
-    turned = launch.transpose(d)
+    turned = transpose(d)
     for i in (0, 1, m // 2, m - 1):
         row = cupy.asnumpy(a[i]).astype(float) @ cupy.asnumpy(b).astype(float)
         assert_exact(d[i], row, f"row {i}")
@@ -221,7 +222,7 @@ def test_rows_2_to_31_elements_apart():
     for trans, expected in ((False, near @ near.T), (True, near.T @ near)):
         result = launch.gemm(far, far, trans_a=trans, trans_b=not trans)
         assert_exact(result, expected, f"{trans=}")
-    assert_exact(launch.transpose(far), near.T, "transpose")
+    assert_exact(transpose(far), near.T, "transpose")
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "f2", "i4", "f4", "f8", "c8", "c16"])
@@ -232,7 +233,7 @@ def test_transpose_of_every_element_size(dtype):
         x, _ = padded(values, 3, offset=1, fill=1)
         canvas, whole = padded(np.zeros((cols, rows), dtype), 2, offset=1, fill=1)
         before = whole.copy()
-        assert launch.transpose(x, out=canvas) is canvas
+        assert transpose(x, out=canvas) is canvas
         assert_exact(canvas, values.T, f"{dtype} {rows}x{cols}")
         canvas[...] = 0
         assert bool((whole == before).all()), (
@@ -243,7 +244,7 @@ def test_transpose_of_every_element_size(dtype):
 def test_transpose_of_stacks_orders_and_slices():
     x = cupy.arange(3 * 4 * 50 * 70, dtype=np.float64).reshape(3, 4, 50, 70)
     for view in (x, x.swapaxes(-1, -2), x[::2, :, 3:40, 5:], x[..., ::-2], x.transpose(1, 2, 0, 3)):
-        result = launch.transpose(view)
+        result = transpose(view)
         assert result.flags.c_contiguous
         assert bool((result == view.swapaxes(-1, -2)).all())
 
@@ -255,7 +256,7 @@ def test_memory_that_cannot_be_used_is_refused():
         (ShapeError, lambda: launch.gemm(a, b, out=big[8:24, 8:24])),
         (ShapeError, lambda: launch.gemm(b, b, out=big[:16, :32:2])),
         (ShapeError, lambda: launch.gemm(b, b, out=b)),
-        (ShapeError, lambda: launch.transpose(a, out=big[8:24, 8:24])),
+        (ShapeError, lambda: transpose(a, out=big[8:24, 8:24])),
         (DTypeError, lambda: launch.gemm(a.astype(np.float64), b)),
         (ArrayTypeError, lambda: launch.gemm(cupy.asnumpy(a), b)),
     ):

@@ -1,0 +1,199 @@
+// D = alpha (P0 + P1 + ... + P[PARTS-1]) + beta C        elementwise, float32 or float64
+//
+// The sum is a fixed tree of neighbours, ((P0 + P1) + (P2 + P3)) + P4: the same parts give the
+// same bits, whatever the launch. Each sum and each product is rounded on its own.
+//
+//   P, C, D  rows x cols, row-major, each with its own leading dimension and batch stride
+//            (counted in elements); D may be one of the P, or C, element by element
+//
+// As in BLAS: beta = 0 never reads C (which may then be null), alpha = 0 never reads P.
+//
+// One thread block owns SPAN = THREADS * VECTOR * UNROLL neighbours of one row; what is contiguous
+// as a whole is one row. In an access a warp covers 32 * VECTOR neighbours:
+//
+//          |<-- THREADS * VECTOR -->|                        |
+//          +------------------------+-- UNROLL times - - - - +
+//   row    | t0 | t1 | t2 |   ...   | t0 | t1 | t2 |   ...   |  of P0, of P1, ..., of C
+//          +------------------------+- - - - - - - - - - - - +
+//            VECTOR elements = 16 bytes where all addresses allow it
+//
+// Cost: PARTS + 1 elements of traffic for each of D (PARTS + 2 with C), PARTS - 1 additions.
+// Before a thread stores anything it has UNROLL * min(PARTS, GROUP) loads on their way.
+
+// What AddConfig.defines() sets. An editor, which sees this file alone, gets these.
+#ifdef __CLANGD__
+#define ELEMENT_BYTES 4
+#define PARTS 5
+#define VECTOR 4
+#define UNROLL 1
+#define THREADS 256
+#endif
+#if !defined(ELEMENT_BYTES) || !defined(PARTS) || !defined(VECTOR) || !defined(UNROLL) || \
+    !defined(THREADS)
+#error "parameters must be defined: see AddConfig.defines()"
+#endif
+
+#include "common/ieee.cuh"
+#include "common/index.cuh"
+
+// double knows no flush-to-zero, but without these a compiler would fuse a product with a sum.
+__device__ __forceinline__ double mul_rn(double a, double b) {
+  double d;
+  asm("mul.rn.f64 %0, %1, %2;" : "=d"(d) : "d"(a), "d"(b));
+  return d;
+}
+
+__device__ __forceinline__ double add_rn(double a, double b) {
+  double d;
+  asm("add.rn.f64 %0, %1, %2;" : "=d"(d) : "d"(a), "d"(b));
+  return d;
+}
+
+__device__ __forceinline__ bool is_zero(double a) { return a == 0.0; }
+
+// clang-format off
+template <int BYTES> struct ScalarOf;
+template <> struct ScalarOf<4> { using type = float; };
+template <> struct ScalarOf<8> { using type = double; };
+template <int BYTES> struct WordOf;
+template <> struct WordOf<4> { using type = unsigned int; };
+template <> struct WordOf<8> { using type = unsigned long long; };
+template <> struct WordOf<16> { using type = uint4; };
+// clang-format on
+using scalar_t = ScalarOf<ELEMENT_BYTES>::type;
+
+constexpr int GROUP = 8;  // parts that a thread loads together: more would cost registers
+constexpr int STEP = THREADS * VECTOR;
+constexpr int SPAN = STEP * UNROLL;
+
+static_assert(PARTS >= 1 && PARTS <= 64, "64 * 24 bytes of parameters; every GPU takes 4096");
+static_assert(VECTOR * ELEMENT_BYTES <= 16 && (VECTOR & (VECTOR - 1)) == 0,
+              "one instruction moves 16 bytes, or a power of two of elements below that");
+
+template <int WIDTH>
+struct alignas(WIDTH * ELEMENT_BYTES) Vector {
+  scalar_t at[WIDTH];
+};
+
+struct Matrix {
+  scalar_t* first;
+  index_t ld, stride;
+};
+
+struct Parts {  // by value: the launch carries it, no table in device memory
+  Matrix part[PARTS];
+};
+
+// Where a thread works in every matrix.
+struct Place {
+  index_t batch, row, col;
+};
+
+__device__ __forceinline__ scalar_t* at(const Matrix& x, const Place& place) {
+  return x.first + (place.batch * x.stride + place.row * x.ld + place.col);
+}
+
+// Whole vectors. A cast says how they are aligned, but optimisers may merge such an access with
+// those of single elements at the end of a row, and then split it; this word and this function
+// they leave.
+template <int WIDTH>
+__device__ __forceinline__ Vector<WIDTH> load(const Matrix& x, const Place& place) {
+  return *static_cast<const Vector<WIDTH>*>(
+      __builtin_assume_aligned(at(x, place), alignof(Vector<WIDTH>)));
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void store(const Matrix& x, const Place& place, Vector<WIDTH> values) {
+  using Whole = typename WordOf<sizeof(values)>::type;
+  Whole whole;
+  memcpy(&whole, &values, sizeof(values));
+  __stcg(reinterpret_cast<Whole*>(at(x, place)), whole);
+}
+
+template <int WIDTH>
+__device__ __forceinline__ Vector<WIDTH> sum(Vector<WIDTH> x, Vector<WIDTH> y) {
+  Vector<WIDTH> s;
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) s.at[i] = add_rn(x.at[i], y.at[i]);
+  return s;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ Vector<WIDTH> scaled(scalar_t factor, Vector<WIDTH> x) {
+  Vector<WIDTH> s;
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) s.at[i] = mul_rn(factor, x.at[i]);
+  return s;
+}
+
+// The tree splits at the largest power of two below COUNT: what lies left of it is complete.
+__device__ constexpr int left_half(int count) {
+  int half = 1;
+  while (2 * half < count) half *= 2;
+  return half;
+}
+
+// The sum of COUNT parts from FIRST on.
+template <int WIDTH, int FIRST, int COUNT>
+__device__ __forceinline__ Vector<WIDTH> tree(const Parts& parts, const Place& place) {
+  if constexpr (COUNT > GROUP) {
+    constexpr int HALF = left_half(COUNT);
+    const Vector<WIDTH> left = tree<WIDTH, FIRST, HALF>(parts, place);
+    return sum(left, tree<WIDTH, FIRST + HALF, COUNT - HALF>(parts, place));
+  } else {
+    Vector<WIDTH> x[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) x[i] = load<WIDTH>(parts.part[FIRST + i], place);
+#pragma unroll
+    for (int gap = 1; gap < COUNT; gap *= 2) {
+#pragma unroll
+      for (int i = 0; i + gap < COUNT; i += 2 * gap) x[i] = sum(x[i], x[i + gap]);
+    }
+    return x[0];
+  }
+}
+
+// WIDTH neighbouring values of D. alpha and beta are the same in all threads.
+template <int WIDTH>
+__device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& parts, scalar_t beta,
+                                                const Matrix& c, const Place& place) {
+  if (is_zero(beta)) {
+    if (is_zero(alpha)) return {};
+    return scaled(alpha, tree<WIDTH, 0, PARTS>(parts, place));
+  }
+  const Vector<WIDTH> addend = scaled(beta, load<WIDTH>(c, place));
+  if (is_zero(alpha)) return addend;
+  return sum(scaled(alpha, tree<WIDTH, 0, PARTS>(parts, place)), addend);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_partials(index_t cols, scalar_t alpha, scalar_t beta, Parts parts, Matrix c, Matrix d) {
+  // 32-bit division: the grid bounds the number of spans.
+  const unsigned spans = static_cast<unsigned>(ceil_div(cols, SPAN));
+  const index_t row = blockIdx.x / spans;
+  const index_t col0 = static_cast<index_t>(blockIdx.x % spans) * SPAN;
+  const int lane = static_cast<int>(threadIdx.x) * VECTOR;
+  Place place = {static_cast<index_t>(blockIdx.z), row, col0 + lane};
+
+  if (cols - col0 >= SPAN) {
+    // D may be a part, so no compiler moves loads over stores: all loads first.
+    Vector<VECTOR> total[UNROLL];
+    Place next = place;
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u, next.col += STEP) {
+      total[u] = values<VECTOR>(alpha, parts, beta, c, next);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u, place.col += STEP) store(d, place, total[u]);
+    return;
+  }
+  for (; place.col < cols; place.col += STEP) {  // the end of a row; at most UNROLL times
+    if (place.col + VECTOR <= cols) {
+      store(d, place, values<VECTOR>(alpha, parts, beta, c, place));
+    } else {
+      for (Place one = place; one.col < cols; ++one.col) {
+        store(d, one, values<1>(alpha, parts, beta, c, one));
+      }
+    }
+  }
+}

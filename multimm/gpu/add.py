@@ -1,0 +1,222 @@
+"""Sums of partial results on a GPU: how kernels/add_partials.cu is configured and launched.
+
+The operands are walked as stacks of rows, however many axes they have: axes that all operands
+step through evenly are one, so that contiguous blocks of any shape are a single row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.gpu.add_config import MAX_PARTS, config_for
+from multimm.gpu.compiled import MAX_GRID_Z, kernel_for
+from multimm.gpu.layout import Axis, Shape, collapse
+from multimm.gpu.operands import check_arrays, check_out, common_alignment
+from multimm.gpu.repeated import Kept, Kind, keep, kind_of
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+
+#: Thread blocks of one launch.
+MAX_GRID_X = 2**31 - 1
+#: What the kernel can add.
+DTYPES = ("float32", "float64")
+
+
+def add_partials(
+    parts: Sequence[Array] | Array,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Array = None,
+    out: Array = None,
+) -> Array:
+    """alpha * (sum of the parts) + beta * C, added pairwise: ((p0 + p1) + (p2 + p3)) + ...
+
+    The tree depends on nothing but the number of parts, so the same parts give the same bits,
+    those of `multimm.gpu.reference.add_partials`.
+
+    Parameters
+    ----------
+    parts : sequence of cupy.ndarray, or one with the parts along its first axis
+        At least one; float32 or float64, equal in shape. Any number of axes, any layout; those
+        that are not contiguous along the same axis as `out` are copied first.
+    alpha, beta : float
+        Rounded to the dtype. beta == 0 never reads C, alpha == 0 never reads the parts.
+    c : cupy.ndarray of the parts' dtype and shape, optional
+    out : cupy.ndarray of the parts' dtype and shape, optional
+        Written to and returned; rows or columns contiguous. May be `c` or one of the parts,
+        element by element; otherwise it overlaps no operand.
+
+    Returns
+    -------
+    cupy.ndarray
+        On the device of the parts; `out`, or a new C-contiguous array.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+        Operands that do not fit together, or an `out` that cannot be written to.
+    OptionError
+        Factors that are no real numbers.
+    """
+    stacked = hasattr(parts, "strides")
+    kinds = kind_of(*((parts,) if stacked else parts), c, out)
+    kind = kinds and (*kinds, stacked, alpha, beta)
+    addends = list(parts)
+    kept = _known.get(kind)
+    if kept is not None:
+        result = _empty(addends[0]) if out is None else out
+        with addends[0].device:
+            read = [*addends[: 1 if alpha == 0 else None], *([] if beta == 0 else [c])]
+            if kept.again([x.data.ptr for x in (*read, result)]):
+                return result
+    _check(addends, alpha, beta, c, out)
+    with addends[0].device:
+        result = _empty(addends[0]) if out is None else out
+        if alpha == 0:
+            addends = addends[:1]  # none is read
+        shallow = len(addends) <= MAX_PARTS
+        while len(addends) > MAX_PARTS:  # complete branches of the tree
+            groups = [addends[i : i + MAX_PARTS] for i in range(0, len(addends), MAX_PARTS)]
+            addends = [add_partials(group) if len(group) > 1 else group[0] for group in groups]
+        if result.size:
+            order = sorted(range(result.ndim), key=lambda axis: -result.strides[axis])
+            given = [*addends, *([] if beta == 0 else [c]), result]
+            # The copies stay referenced until everything that reads them is in the stream.
+            walked = [_walkable(x, order) for x in given]
+            run = _decided(walked, order, alpha, beta)
+            run([x.data.ptr for x in walked])
+            if shallow and kind and all(x is y for x, y in zip(given, walked, strict=True)):
+                keep(_known, kind, run, walked, in_place=True)
+    return result
+
+
+_known: dict[Kind, Kept] = {}
+
+
+def _empty(like: Array) -> Array:
+    import cupy
+
+    with like.device:
+        return cupy.empty(like.shape, like.dtype)
+
+
+def _check(parts: list[Array], alpha: float, beta: float, c: Array, out: Array) -> None:
+    if not parts:
+        raise ShapeError("add_partials got no parts: at least one is needed")
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factor, (complex, np.complexfloating)):
+            raise OptionError(f"{name} is {factor}: the kernel takes real factors")
+    if beta != 0 and c is None:
+        raise ShapeError(f"beta is {beta}, but c was not given: pass c, or beta=0")
+    named = {**{f"part {i}": part for i, part in enumerate(parts)}, "c": c, "out": out}
+    given = {name: x for name, x in named.items() if x is not None}
+    dtype = np.dtype(getattr(parts[0], "dtype", np.float32))
+    check_arrays(given, dtype)
+    if dtype.name not in DTYPES:
+        raise DTypeError(f"the parts have dtype {dtype}: {' and '.join(DTYPES)} can be added")
+    shape = parts[0].shape
+    for name, x in given.items():
+        if x.shape != shape:
+            raise ShapeError(f"{name} has shape {x.shape}: all must have that of part 0, {shape}")
+    if out is not None:
+        # What is out itself is read before it is written, element by element.
+        apart = {name: x for name, x in given.items() if name == "out" or not _same(x, out)}
+        check_out({name: _matrices(x) for name, x in apart.items()}, _matrices(out).shape)
+
+
+def _matrices(x: Array) -> Array:
+    """The array itself, or a vector or scalar as a matrix of one row."""
+    return x[(None,) * (2 - x.ndim) + (...,)] if x.ndim < 2 else x
+
+
+def _same(x: Array, out: Array) -> bool:
+    """Whether two arrays are the same elements in the same order."""
+    return bool(x.data.ptr == out.data.ptr) and _steps(x) == _steps(out)
+
+
+def _steps(x: Array) -> list[tuple[int, int]]:
+    """Size and stride in bytes of each axis of more than one element; others never step."""
+    return [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size > 1]
+
+
+def _decided(
+    operands: Sequence[Array], order: Sequence[int], alpha: float, beta: float
+) -> Callable[[Sequence[int]], None]:
+    """Return what adds operands like these: the parts, C unless beta is 0, and D."""
+    out = operands[-1]
+    count = len(operands) - 1 - (beta != 0)
+    *beyond, batches, rows, (cols, _) = _axes(operands, order)
+    lengths = [x.data.ptr for x in operands]
+    for size, steps in (*beyond, batches, rows):
+        lengths += [step * out.itemsize for step in steps if size > 1]
+    config = config_for(out.itemsize, count, common_alignment(*lengths))
+    kernel = kernel_for(
+        out.device.id, "add_partials.cu", "add_partials", tuple(config.defines().items())
+    )
+    factors = (np.int64(cols), out.dtype.type(alpha), out.dtype.type(beta))
+    spans = -(-cols // config.span)
+    at_once = max(1, MAX_GRID_X // spans)  # rows
+    outer = [range(size) for size, _ in beyond]
+    calls = []
+    for *far, z, row in itertools.product(
+        *outer, range(0, batches.size, MAX_GRID_Z), range(0, rows.size, at_once)
+    ):
+        moves = list(zip((*far, z, row), (*beyond, batches, rows), strict=True))
+        offsets = [
+            sum(i * axis.strides[n] for i, axis in moves) * out.itemsize
+            for n in range(len(operands))
+        ]
+        grid = (min(rows.size - row, at_once) * spans, 1, min(batches.size - z, MAX_GRID_Z))
+        logger.debug("launch grid=%s parts=%d cols=%d", grid, count, cols)
+        calls.append((grid, offsets))
+    lines = [(0, ld, step) for ld, step in zip(rows.strides, batches.strides, strict=True)]
+    if beta == 0:
+        lines.insert(count, (0, 0, 0))
+    template = np.array(lines, np.int64)
+    places = [*range(len(operands) - 1), len(lines) - 1]
+    cuts = ((0, count), (count, count + 1), (count + 1, count + 2))
+
+    def run(pointers: Sequence[int]) -> None:
+        for grid, offsets in calls:
+            table = template.copy()
+            table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
+            structs = (_struct(table[first:end]) for first, end in cuts)
+            kernel(grid, (config.threads, 1, 1), (*factors, *structs))
+
+    return run
+
+
+def _walkable(x: Array, order: Sequence[int]) -> Array:
+    """The operand, or a copy if its elements are not neighbours along the last axis of `order`."""
+    last = next((axis for axis in reversed(order) if x.shape[axis] > 1), None)
+    if (last is None or x.strides[last] == x.itemsize) and all(
+        step >= 0 and step % x.itemsize == 0 for _, step in _steps(x)
+    ):
+        return x
+    import cupy
+
+    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
+    back = sorted(range(x.ndim), key=lambda axis: order[axis])
+    return cupy.ascontiguousarray(x.transpose(order)).transpose(back)
+
+
+def _axes(operands: Sequence[Array], order: Sequence[int]) -> list[Axis]:
+    """The axes of all operands from the largest step to neighbours: batches, rows and columns."""
+    shape: Shape = tuple(operands[0].shape[axis] for axis in order)
+    strides = [tuple(x.strides[axis] // x.itemsize for axis in order) for x in operands]
+    axes = collapse(shape, strides)
+    return [Axis(1, (0,) * len(operands))] * (3 - len(axes)) + axes
+
+
+def _struct(table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Addresses, leading dimensions and batch strides, as the kernel takes them by value."""
+    return table.reshape(-1).view(np.dtype((np.void, table.nbytes)))

@@ -1,0 +1,93 @@
+"""Checks that arrays pass before a kernel sees them, and where they lie in memory.
+
+Nothing here launches anything; CuPy is not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.gpu.layout import Shape, Stack, may_overlap, repeats, stack_of
+
+Array = Any
+
+
+def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
+    """Check that all are CuPy arrays of one dtype on one device.
+
+    Parameters
+    ----------
+    given : dict of str to array
+        By the names that messages use.
+    dtype : dtype
+
+    Raises
+    ------
+    ArrayTypeError, DTypeError
+    """
+    dtype = np.dtype(dtype)
+    for name, x in given.items():
+        if type(x).__module__.partition(".")[0] != "cupy" or not hasattr(x, "strides"):
+            raise ArrayTypeError(
+                f"{name} is a {type(x).__module__}.{type(x).__qualname__}: the kernels take CuPy "
+                "arrays; move it with cupy.asarray"
+            )
+        if x.dtype != dtype:
+            raise DTypeError(
+                f"{name} has dtype {x.dtype}: the kernel takes {dtype}; convert it with astype"
+            )
+        if x.data.ptr % dtype.alignment:
+            raise ArrayTypeError(f"{name} begins at an address that no {x.dtype} has: copy it")
+    devices = {name: x.device.id for name, x in given.items()}
+    if len(set(devices.values())) > 1:
+        raise ArrayTypeError(f"operands lie on several devices ({devices}): move them to one")
+
+
+def describe(x: Array) -> Stack | str:
+    """Where a stack of matrices lies, or why no kernel can walk it."""
+    return stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
+
+
+def check_out(given: dict[str, Array], shape: Shape) -> Stack:
+    """Check that ``given["out"]`` has the result's shape, can be written to, overlaps nothing.
+
+    Parameters
+    ----------
+    given : dict of str to array
+        With "out"; the others are read while it is written.
+    shape : tuple of int
+        Of the result.
+
+    Raises
+    ------
+    ShapeError
+    """
+    out = given["out"]
+    if out.shape != shape:
+        raise ShapeError(f"out has shape {out.shape}: the result has {shape}")
+    if not out.size:
+        return Stack(out.data.ptr, 0, 0, 0, False, ())  # nothing is written
+    stack = describe(out)
+    if isinstance(stack, str):
+        raise ShapeError(f"out cannot be written to: {stack}; pass a contiguous array")
+    if repeats(stack, shape[:-2]):
+        raise ShapeError(f"out has strides {out.strides}: some elements may share memory")
+    for name, x in given.items():
+        other = describe(x)
+        if name == "out" or isinstance(other, str):  # what no kernel can address is copied first
+            continue
+        if may_overlap(stack, shape[:-2], other, x.shape[:-2], out.itemsize):
+            raise ShapeError(f"out and {name} may share memory: pass an out of its own")
+    return stack
+
+
+def common_alignment(*lengths: int, limit: int = 16) -> int:
+    """The largest power of two, up to `limit`, that divides all lengths and addresses."""
+    bits = limit
+    for length in lengths:
+        bits |= length
+    return bits & -bits

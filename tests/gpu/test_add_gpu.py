@@ -1,0 +1,105 @@
+"""Sums of partial results on a GPU: bitwise those of NumPy, and nothing else is touched."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from multimm.errors import ShapeError
+from multimm.gpu import reference
+from multimm.gpu.add import add_partials
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((1, 1), (3, 5), (7, 255), (5, 256), (2, 1024), (3, 1025), (33, 4099), (2, 3, 70))
+
+
+def inside(values: np.ndarray, extra: int, offset: int):
+    """The values inside a larger GPU buffer full of NaN: the view, and the whole buffer."""
+    *batch, rows, cols = values.shape
+    size = offset + int(np.prod(batch, dtype=int)) * rows * (cols + extra)
+    whole = cupy.asarray(np.full(size, np.nan, values.dtype))
+    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
+    view[...] = cupy.asarray(values)
+    return view, whole
+
+
+def assert_bits(actual, expected: np.ndarray, what: str) -> None:
+    actual = cupy.asnumpy(actual)
+    assert actual.dtype == expected.dtype, what
+    bits = f"u{actual.itemsize}"
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(actual).view(bits), np.ascontiguousarray(expected).view(bits), what
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 64, 67])
+def test_bits_of_numpy(dtype, count):
+    rng = np.random.default_rng(count)
+    factors = [(1, 0), (0.3, -0.7), (0, 0.1), (-1, 1), (0, 0)]
+    places = [(0, 0), (4, 4), (3, 1)]
+    for number, (shape, (extra, offset)) in enumerate(itertools.product(SHAPES, places)):
+        alpha, beta = factors[number % len(factors)]
+        values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
+        expected = reference.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
+        for i, used in enumerate([alpha] * count + [beta]):
+            if used == 0:
+                values[i][...] = np.nan
+        *parts, c = (inside(x, extra, offset)[0] for x in values)
+        out, whole = inside(np.zeros(shape, dtype), extra, offset)
+        what = f"{shape=} {extra=} {offset=} {alpha=} {beta=}"
+        assert add_partials(parts, alpha=alpha, beta=beta, c=c, out=out) is out
+        assert_bits(out, expected, what)
+        out[...] = np.nan
+        assert bool(cupy.isnan(whole).all()), f"{what}: written outside of the result"
+        assert_bits(add_partials(parts, alpha=alpha, beta=beta, c=c), expected, what)
+
+
+def test_stacked_parts_other_orders_and_in_place():
+    values = np.random.default_rng(1).standard_normal((5, 40, 70)).astype(np.float32)
+    expected = reference.add_partials(list(values))
+    parts = cupy.asarray(values)
+    assert_bits(add_partials(parts), expected, "stacked")
+    turned = [cupy.asfortranarray(part) for part in parts]
+    assert_bits(add_partials(turned), expected, "copied")
+    out = cupy.empty((40, 70), np.float32, order="F")
+    assert_bits(add_partials(turned, out=out), expected, "columns")
+    assert_bits(add_partials(parts, out=parts[3]), expected, "in place")
+    with pytest.raises(ShapeError, match="may share"):
+        add_partials([parts[0, :20, :20]], out=parts[0, 10:30, 10:30])
+
+
+def test_subnormals_and_signed_zeros_are_kept():
+    tiny = cupy.asarray(np.array([[2.0**-130, -0.0, 2.0**-126, np.inf]], np.float32))
+    zero = cupy.asarray(np.array([[2.0**-131, -0.0, -(2.0**-127), -np.inf]], np.float32))
+    for alpha, beta in ((1.0, 0.0), (0.5, 0.5), (0.0, 0.5)):
+        with np.errstate(invalid="ignore"):
+            expected = reference.add_partials(
+                [cupy.asnumpy(tiny), cupy.asnumpy(zero)], alpha=alpha, beta=beta,
+                c=cupy.asnumpy(zero),
+            )  # fmt: skip
+        result = cupy.asnumpy(add_partials([tiny, zero], alpha=alpha, beta=beta, c=zero))
+        finite = ~np.isnan(expected)
+        assert_bits(cupy.asarray(result[finite]), expected[finite], f"{alpha} {beta}")
+        assert (np.isnan(result) == ~finite).all()
+
+
+def test_many_matrices_and_large_offsets():
+    a = cupy.arange(70_001 * 2, dtype=np.float32).reshape(-1, 2, 1)
+    wide = cupy.zeros((70_001, 2, 3), np.float32)[..., :1]
+    wide[...] = a
+    assert bool((add_partials([wide, wide]) == 2 * a).all())
+    if cupy.cuda.Device().mem_info[0] < 30 * 2**30:
+        pytest.skip("needs 30 GB of free GPU memory")
+    size = 2**31 + 13
+    long = cupy.zeros(size, np.float32)
+    long[-5:] = cupy.arange(5)
+    add_partials([long, long], out=long)
+    assert cupy.asnumpy(long[-6:]).tolist() == [0, 0, 2, 4, 6, 8]
+    assert float(long[:1000].sum()) == 0

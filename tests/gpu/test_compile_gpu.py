@@ -1,0 +1,146 @@
+"""Compiled, loaded and launched on a GPU: files, subnormals, streams, graphs, tuning."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from multimm.errors import KernelError
+from multimm.gpu import compile as compiling
+from multimm.gpu import compiled, launch, timing, tuning
+from multimm.gpu.registry import choose, config_named
+from multimm.gpu.tuning import Case
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+pytestmark = pytest.mark.gpu
+
+TEXTS = {
+    "scale.cu": """
+extern "C" __global__ void scale(float* x, float by) {
+  x[threadIdx.x] = x[threadIdx.x] * by + 0.0f;
+}
+""",
+    "large.cu": """
+extern "C" __global__ void large(float* x) {
+  extern __shared__ float kept[];
+  kept[threadIdx.x * 600] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = kept[(31 - threadIdx.x) * 600];
+}
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    """Files of their own, and kernels that are not in kernels/."""
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    original = compiled.kernel_text
+    monkeypatch.setattr(
+        compiled, "kernel_text", lambda name, defines: TEXTS.get(name) or original(name, defines)
+    )
+    compiled.kernel_for.cache_clear()
+    tuning.winners_on.cache_clear()
+    yield tmp_path
+    compiled.kernel_for.cache_clear()
+    tuning.winners_on.cache_clear()
+
+
+def device() -> int:
+    return cupy.cuda.runtime.getDevice()
+
+
+def test_subnormals_survive():
+    x = np.full(32, 2.0**-130, np.float32)
+    y = cupy.asarray(x)
+    compiled.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(0.5)))
+    np.testing.assert_array_equal(cupy.asnumpy(y), x * np.float32(0.5))
+    assert (cupy.asnumpy(y) > 0).all()
+
+
+def test_a_second_process_loads_the_file_and_compiles_nothing(directory, monkeypatch):
+    first = compiled.kernel_for(device(), "scale.cu", "scale", ())
+    assert first.attributes["num_regs"] > 0
+    compiled.kernel_for.cache_clear()
+    monkeypatch.setattr(compiling, "compile_text", None)
+    compiled.kernel_for(device(), "scale.cu", "scale", ())
+    assert len(list((directory / "kernels").iterdir())) == 1
+
+
+def test_without_a_directory_it_works(directory, monkeypatch):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(directory / "file"))
+    (directory / "file").write_text("no directory")
+    y = cupy.ones(32, np.float32)
+    compiled.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(3)))
+    assert (y == 3).all()
+
+
+def test_large_shared_memory_is_granted():
+    x = cupy.arange(32, dtype=np.float32)
+    nbytes = 32 * 600 * 4
+    kernel = compiled.kernel_for(device(), "large.cu", "large", (), shared_bytes=nbytes)
+    kernel((1,), (32,), (x,), shared_mem=nbytes)
+    np.testing.assert_array_equal(cupy.asnumpy(x), np.arange(32)[::-1])
+
+
+def test_what_the_driver_refuses_is_a_kernel_error():
+    with pytest.raises(KernelError, match="the driver does not load nothing of"):
+        compiled.kernel_for(device(), "scale.cu", "nothing", ())
+
+
+def test_a_product_can_be_captured_in_a_graph():
+    rng = np.random.default_rng(1)
+    a, b = (cupy.asarray(rng.integers(-8, 9, (100, 100)).astype("f4")) for _ in "ab")
+    out = cupy.zeros((100, 100), np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        launch.gemm(a, b, out=out)  # the first one of its kind: loaded while capturing
+        graph = stream.end_capture()
+        for _ in range(2):
+            graph.launch(stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(cupy.asnumpy(out), cupy.asnumpy(a) @ cupy.asnumpy(b))
+            a += 1
+            stream.synchronize()
+
+
+def test_tuning_finds_winners_with_the_same_bits(directory):
+    case = Case(300, 200, 500, False, True)
+    this = compiled.device_of(device())
+    default, _ = choose(case.problem, this)
+    configs = tuning.candidates(default, this)
+    bench = timing.GpuBench(case, device(), configs)
+    outcome = tuning.tune(case, list(configs), bench, 0.05)
+    assert [timing.reason for timing in outcome.timings] == [""] * len(configs)
+    assert all(1e-7 < one.seconds < 1e-2 for one in outcome.timings)
+    model = tuning.model_of(device())
+    assert tuning.save(model, [outcome]).parent == directory / "tuned"
+    found = tuning.lookup(device(), case.problem, False, True)
+    winner = outcome.winner
+    assert found == (None if winner is outcome.default else config_named(winner.name))
+
+
+def test_tuning_notices_a_wrong_result(monkeypatch):
+    case = Case(64, 64, 64)
+    this = compiled.device_of(device())
+    configs = tuning.candidates(choose(case.problem, this)[0], this)
+    first, second = list(configs)[:2]
+    right = launch.gemm
+
+    def wrong(a, b, *, config=None, out=None, **sides):
+        result = right(a, b, config=config, out=out, **sides)
+        if config == configs[second]:
+            result[63, 63] += 1
+        return result
+
+    monkeypatch.setattr(launch, "gemm", wrong)
+    bench = timing.GpuBench(case, device(), configs)
+    assert bench.wrong(first) == ""
+    assert bench.wrong(second) == "other bits than the default"
+    monkeypatch.setattr(launch, "gemm", lambda *args, **named: right(*args, **named) * 0)
+    assert timing.GpuBench(case, device(), configs).wrong(first) == "the default result is wrong"

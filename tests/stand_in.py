@@ -1,0 +1,178 @@
+"""A module named cupy, made of NumPy arrays, and kernels that do on it what the CUDA kernels do.
+
+They take the very arguments of a launch: addresses, leading dimensions, batch strides. So what
+decides and launches is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from multimm.gpu import add, compiled, transpose
+
+LAYOUTS = ("C", "F", "wide rows", "wide columns", "every second", "reversed")
+
+
+class GPUArray(np.ndarray):
+    """A NumPy array with the attributes that set a CuPy array apart."""
+
+    __module__ = "cupy"
+    device_id = 0
+
+    @property
+    def device(self):
+        return Device(self.device_id)
+
+    @property
+    def data(self):
+        pointer = self.__array_interface__["data"][0]
+        return SimpleNamespace(ptr=pointer, device_id=self.device_id)
+
+
+class Device(contextlib.nullcontext):
+    compute_capability = "90"
+    attributes = {"MultiProcessorCount": 132}  # noqa: RUF012
+
+    def __init__(self, ident):
+        super().__init__()
+        self.id = ident
+
+
+def gpu(values: np.ndarray, extra: int = 0, offset: int = 0, aligned: int = 64) -> GPUArray:
+    """Values in memory of their own: `extra` elements behind each row, `offset` before the first.
+
+    The first element without an offset lies at a multiple of `aligned` bytes; the rest is noise.
+    """
+    *batch, rows, cols = values.shape if values.ndim > 1 else np.atleast_2d(values).shape
+    size, item = offset + int(np.prod(batch, dtype=int)) * rows * (cols + extra), values.itemsize
+    raw = np.full(size * item + aligned, 0x7F, "u1")
+    start = -raw.__array_interface__["data"][0] % aligned + offset * item
+    whole = raw[start : start + (size - offset) * item].view(values.dtype)
+    view = whole.reshape(*batch, rows, cols + extra)[..., :cols]
+    view[...] = values
+    return view.view(GPUArray)
+
+
+def laid_out(values: np.ndarray, layout: str) -> GPUArray:
+    """The same values with other strides."""
+    if layout == "C":
+        return gpu(values)
+    if layout == "F":
+        return gpu(values.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if layout == "wide rows":
+        return gpu(values, extra=3, offset=1)
+    if layout == "wide columns":
+        return gpu(values.swapaxes(-1, -2), extra=5).swapaxes(-1, -2)
+    step = 2 if layout == "every second" else -1
+    doubled = np.repeat(values, abs(step), axis=-1)
+    return gpu(doubled[..., ::step][..., :: abs(step)] if step < 0 else doubled)[..., ::step]
+
+
+def memory(pointer: int, shape: tuple[int, ...], steps: tuple[int, ...], kind: str) -> np.ndarray:
+    """The elements at an address, as a kernel would walk them; steps count elements."""
+    item = np.dtype(kind).itemsize
+    size = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + 1
+    flat = np.frombuffer((ctypes.c_char * (size * item)).from_address(int(pointer)), kind)
+    strides = tuple(int(step) * item for step in steps)
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+class Kernel:
+    """What kernels/transpose.cu, transpose_skewed.cu and add_partials.cu compute, in NumPy."""
+
+    launches: list
+
+    def __init__(self, text: str, name: str):
+        text = text.partition("#line")[0]  # what follows has defaults for editors
+        self.defines = {k: int(v) for k, v in re.findall(r"^#define (\w+) (\d+)$", text, re.M)}
+        self.name = name
+
+    def __call__(self, grid, block, args):
+        Kernel.launches.append((self, grid, block, args))
+        assert block == (self.defines["THREADS"], 1, 1)
+        assert 1 <= grid[0] < 2**31
+        assert grid[1] == 1
+        assert 1 <= grid[2] <= 65535
+        for z in range(grid[2]):
+            getattr(self, self.name)(z, grid[0], *args)
+
+    def transpose(self, z, tiles, rows, cols, *operands, skew=0):
+        d = self.defines
+        size, tile = d["WORD_BYTES"] * d["WORDS"], d["SLOTS"] * d["VECTOR"]
+        slot = d["WORD_BYTES"] * (1 if skew else d["VECTOR"])
+        assert tiles == -(-(rows + max(skew - 1, 0)) // (tile - skew)) * -(-cols // tile)
+        views = []
+        for (pointer, ld, stride), (height, width) in zip(
+            (operands[:3], operands[3:]), ((rows, cols), (cols, rows)), strict=True
+        ):
+            first = int(pointer) + z * int(stride) * size
+            assert first % slot == 0
+            assert height == 1 or ld * size % slot == 0
+            views.append(memory(first, (int(height), int(width)), (ld, 1), f"V{size}"))
+        views[1][...] = views[0].T
+
+    def transpose_skewed(self, z, tiles, *args):
+        self.transpose(z, tiles, *args, skew=self.defines["SKEW"])
+
+    def add_partials(self, z, blocks, cols, alpha, beta, parts, c, d):
+        kind = {4: "f4", 8: "f8"}[self.defines["ELEMENT_BYTES"]]
+        assert alpha.dtype == beta.dtype == kind
+        span = self.defines["THREADS"] * self.defines["VECTOR"] * self.defines["UNROLL"]
+        rows, rest = divmod(blocks, -(-int(cols) // span))
+        assert rest == 0
+        aligned = self.defines["VECTOR"] * np.dtype(kind).itemsize
+
+        def at(matrix):
+            pointer, ld, stride = (int(value) for value in matrix)
+            first = pointer + z * stride * np.dtype(kind).itemsize
+            assert first % aligned == 0
+            assert rows == 1 or ld * np.dtype(kind).itemsize % aligned == 0
+            return memory(first, (rows, int(cols)), (ld, 1), kind)
+
+        parts = np.frombuffer(parts.tobytes(), np.uint64).reshape(-1, 3)
+        assert len(parts) == self.defines["PARTS"]
+        total = None
+        if alpha != 0:
+            sums = [at(part) for part in parts]
+            while len(sums) > 1:
+                pairs = [x + y for x, y in zip(sums[::2], sums[1::2], strict=False)]
+                sums = pairs + sums[2 * len(pairs) :]
+            total = alpha * sums[0]
+        if beta != 0:
+            addend = beta * at(np.frombuffer(c.tobytes(), np.uint64))
+            total = addend if total is None else total + addend
+        at(np.frombuffer(d.tobytes(), np.uint64))[...] = 0 if total is None else total
+
+
+def fake_cupy() -> ModuleType:
+    """What the launchers use of CuPy."""
+    module = ModuleType("cupy")
+    module.empty = lambda shape, dtype: gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+    module.ascontiguousarray = lambda x: gpu(np.asarray(x)).reshape(x.shape)
+    module.copyto = np.copyto
+    module.cuda = SimpleNamespace(Device=Device)
+    return module
+
+
+@contextlib.contextmanager
+def standing_in() -> Iterator[None]:
+    """For as long as this lasts; the cache of kernels forgets it after."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", fake_cupy())
+        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        compiled.kernel_for.cache_clear()
+        transpose._known.clear()
+        add._known.clear()
+        Kernel.launches = []
+        yield
+    transpose._known.clear()
+    add._known.clear()
+    compiled.kernel_for.cache_clear()

@@ -1,0 +1,393 @@
+"""From kernel text to a loaded kernel: compiler, files, loading. No GPU: NVRTC needs none."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from multimm.errors import KernelError
+from multimm.gpu import cache, compiled, nvrtc
+from multimm.gpu import compile as compiling
+from multimm.gpu.layout import Axis, Stack
+
+ADD = """#line 1 "common/add.cu"
+extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
+"""
+# 200 sums that all live at once, in 32 registers.
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spill(const float* x, float* y, int n) {
+  float sums[200] = {};
+  for (int i = 0; i < n; ++i)
+#pragma unroll
+    for (int j = 0; j < 200; ++j) sums[j] = sums[j] * x[i + j] + x[i];
+#pragma unroll
+  for (int j = 0; j < 200; ++j) y[threadIdx.x * 200 + j] = sums[j];
+}
+"""
+
+
+class FakeNvrtc:
+    """Compiles nothing, counts how often it is asked to."""
+
+    def __init__(self, version=(13, 0), known=(75, 80, 86, 90, 100, 120)):
+        self._version, self._known = version, known
+        self.calls = 0
+
+    def version(self):
+        return self._version
+
+    def architectures(self):
+        return self._known
+
+    def compile(self, text, options, *, ptx):
+        self.calls += 1
+        time.sleep(0.01)  # long enough for another thread to come in between
+        return f"{self._version} {options} {text}".encode(), "a log"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    compiler = FakeNvrtc()
+    monkeypatch.setattr(nvrtc, "find", lambda: compiler)
+    return compiler
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "kept"))
+    cache._unwritable.cache_clear()
+    return tmp_path / "kept"
+
+
+def content(text="text", target="sm_90", name="name", options=()):
+    with compiling.compiled_file(text, target, name, options) as path:
+        return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [(75, "sm_75"), (90, "sm_90"), (89, "sm_86"), (103, "sm_100"), (121, "sm_120"),
+     (110, "compute_100"), (150, "compute_120")],
+)  # fmt: skip
+def test_target_runs_on_the_gpu(fake, capability, target):
+    assert compiling.target_for(capability) == target
+
+
+def test_instructions_of_one_chip_need_a_compiler_that_knows_it(fake):
+    assert compiling.target_for(90, specific=True) == "sm_90a"
+    for capability in (91, 110):
+        with pytest.raises(KernelError, match=rf"NVRTC 13\.0 compiles .* 120: {capability} needs"):
+            compiling.target_for(capability, specific=True)
+    with pytest.raises(KernelError, match="70 needs another"):
+        compiling.target_for(70)
+
+
+def test_usage_is_read_from_the_report():
+    plain = compiling.compile_text(ADD, "sm_90")
+    assert plain.binary.startswith(b"\x7fELF")
+    assert plain.usage["add"].spilled == 0
+    assert 4 <= plain.usage["add"].registers <= 32
+    both = compiling.compile_text(ADD + SPILLING, "sm_80").usage
+    assert both["add"].spilled == 0
+    assert both["spill"].registers <= 32
+    assert both["spill"].spilled > 1000
+    shared = ADD.replace(
+        "{", "{ __shared__ float y_[300]; y_[threadIdx.x] = x[7]; x += int(y_[2]);"
+    )
+    assert compiling.compile_text(shared, "sm_80").usage["add"].shared == 1200
+
+
+def test_subnormals_are_kept():
+    kept = compiling.compile_text(ADD, "compute_90")
+    flushed = compiling.compile_text(ADD, "compute_90", ["--ftz=true"])
+    assert b"add.f32" in kept.binary or b"add.rn.f32" in kept.binary
+    assert b".ftz" not in kept.binary
+    assert b".ftz" in flushed.binary
+    assert kept.usage == {}
+
+
+def test_line_information_is_for_profilers_only():
+    assert b".loc" not in compiling.compile_text(ADD, "compute_90").binary
+    assert b".loc" in compiling.compile_text(ADD, "compute_90", [compiling.LINE_INFO]).binary
+
+
+def test_errors_name_our_files_and_are_few():
+    text = (
+        ADD
+        + '#line 7 "other.cuh"\n'
+        + "".join(f"__device__ int x{i} = missing{i};\n" for i in range(9))
+    )
+    with pytest.raises(KernelError) as caught:
+        compiling.compile_text(text, "sm_90")
+    first, second, third, rest = str(caught.value).splitlines()
+    assert first.startswith("NVRTC ")
+    assert 'sm_90: other.cuh(7): error: identifier "missing0" is undefined' in first
+    assert second.startswith("other.cuh(8): error")
+    assert third.startswith("other.cuh(9): error")
+    assert rest == "... and 6 more"
+    with pytest.raises(KernelError, match="#error directive: must be defined"):
+        compiling.compile_text("#error must be defined\n", "sm_90")
+
+
+def test_a_text_is_compiled_once(fake, directory):
+    assert content() == content()
+    assert fake.calls == 1
+    (path,) = directory.glob("kernels/*")
+    assert path.name.startswith("name-sm_90-")
+    assert path.suffix == ".cubin"
+
+
+def test_everything_that_shapes_the_code_is_in_the_key(fake):
+    content()
+    for other in ({"text": "other"}, {"target": "sm_80"}, {"options": ("--fmad=false",)}):
+        content(**other)
+    assert fake.calls == 4
+    fake._version = (12, 9)
+    assert b"(12, 9)" in content()
+    assert fake.calls == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"half of it", None])
+def test_a_damaged_file_is_compiled_again(fake, directory, caplog, damage):
+    whole = content()
+    (path,) = directory.glob("kernels/*")
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    assert content() == whole
+    assert fake.calls == 2
+    assert f"{path} is damaged" in caplog.text
+    assert content() == whole
+    assert fake.calls == 2
+
+
+def test_without_a_writable_directory_it_works_and_says_so_once(fake, directory, caplog):
+    directory.write_text("a file where the directory would be")
+    with compiling.compiled_file("text", "sm_90", "name") as path:
+        assert path.read_bytes()
+    assert not path.exists()
+    content("more")
+    assert fake.calls == 2
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "set MULTIMM_CACHE_DIR" in record.getMessage()
+
+
+def test_many_writers_leave_one_whole_file(fake, directory):
+    start = threading.Barrier(8)
+
+    def write(_):
+        start.wait()
+        return content("long " * 100_000)
+
+    with ThreadPoolExecutor(8) as pool:
+        contents = set(pool.map(write, range(8)))
+    assert len(contents) == 1
+    (path,) = directory.glob("kernels/*")  # and no temporary file is left
+    assert path.read_bytes() in contents
+
+
+def test_a_failed_write_leaves_nothing(directory, monkeypatch):
+    target = directory / "file"
+    assert cache.write(target, b"old")
+
+    def broken(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", broken)
+    assert not cache.write(target, b"new")
+    assert [path.read_bytes() for path in directory.iterdir()] == [b"old"]
+
+
+def test_where_files_lie(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", "/some/where")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(cache.directory()) == "/some/where"
+    monkeypatch.delenv("MULTIMM_CACHE_DIR")
+    assert str(cache.directory()) == "/caches/multimm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / ".cache" / "multimm"
+
+
+class CupyNvrtc(ModuleType):
+    """CuPy's binding, as far as it is used."""
+
+    class NVRTCError(RuntimeError):
+        pass
+
+    def getVersion(self):
+        return 12, 9
+
+    def getSupportedArchs(self):
+        return [90, 75]
+
+    def createProgram(self, text, name, headers, names):
+        return SimpleNamespace(text=text)
+
+    def compileProgram(self, program, options):
+        if "bad" in program.text:
+            raise self.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
+
+    def getProgramLog(self, program):
+        return "kernel.cu(1): error: bad"
+
+    def getCUBIN(self, program):
+        return b"cubin without its last byte"
+
+    def getPTX(self, program):
+        return b"ptx"
+
+    def destroyProgram(self, program):
+        program.text = None
+
+
+@pytest.fixture
+def no_bindings(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    nvrtc.find.cache_clear()
+    yield
+    nvrtc.find.cache_clear()
+
+
+def test_cupy_compiles_where_cuda_bindings_is_missing(no_bindings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    cuda = ModuleType("cupy.cuda")
+    cuda.nvrtc = CupyNvrtc("cupy.cuda.nvrtc")
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    assert compiling.target_for(90) == "sm_90"
+    made = compiling.compile_text("text", "sm_90")
+    assert made.binary == b"cubin without its last byte\0"
+    assert compiling.compile_text("text", "compute_90").binary == b"ptx\0"
+    with pytest.raises(KernelError, match=r"NVRTC 12\.9, sm_90: kernel\.cu\(1\): error: bad"):
+        compiling.compile_text("bad", "sm_90")
+
+
+def test_without_any_compiler_the_error_says_what_to_install(no_bindings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(KernelError, match=r"install multimm\[cuda13\] or"):
+        compiling.compile_text("text", "sm_90")
+
+
+class CUDADriverError(RuntimeError):
+    pass
+
+
+class Loaded:
+    """A kernel, as CuPy gives it."""
+
+    attributes = ()
+    max_dynamic_shared_size_bytes = None
+
+    def __init__(self, path, entry):
+        self.path, self.entry = path, entry
+        self.calls = []
+
+    def __call__(self, grid, block, args, **options):
+        self.calls.append((grid, block, args, options))
+
+
+@pytest.fixture
+def cupy(fake, monkeypatch):
+    """A stand-in that loads what lies at a path; `loads` says which."""
+    module = ModuleType("cupy")
+    module.loads = []
+
+    class RawModule:
+        def __init__(self, path):
+            with open(path, "rb") as file:
+                module.loads.append(file.read())
+            self.path = path
+
+        def get_function(self, entry):
+            if entry == "missing":
+                raise CUDADriverError("CUDA_ERROR_NOT_FOUND")
+            return Loaded(self.path, entry)
+
+    class Device(contextlib.nullcontext):
+        compute_capability = "90"
+
+        def __init__(self, ident):
+            super().__init__()
+
+    module.RawModule = RawModule
+    module.cuda = SimpleNamespace(
+        Device=Device, driver=SimpleNamespace(CUDADriverError=CUDADriverError)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    compiled.kernel_for.cache_clear()
+    yield module
+    compiled.kernel_for.cache_clear()
+
+
+TRANSPOSE = ("transpose.cu", "transpose", (("WORD_BYTES", 4), ("WORDS", 1)))
+
+
+def test_kernels_are_compiled_once_and_loaded_once_per_device(cupy, fake):
+    first = compiled.kernel_for(0, *TRANSPOSE)
+    assert compiled.kernel_for(0, *TRANSPOSE) is first
+    assert compiled.kernel_for(1, *TRANSPOSE) is not first
+    assert fake.calls == 1
+    assert len(cupy.loads) == 2
+    assert b"#define WORD_BYTES 4" in cupy.loads[0]
+    assert b"gpu-architecture=sm_90'" in cupy.loads[0]
+    assert b"--ftz=false" in cupy.loads[0]
+
+
+def test_threads_wait_for_one_compilation(cupy, fake):
+    start = threading.Barrier(4)
+
+    def load(_):
+        start.wait()
+        return compiled.kernel_for(0, *TRANSPOSE)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(load, range(4)))
+    assert fake.calls == 1
+
+
+def test_loads_without_files_that_stay(cupy, directory):
+    directory.write_text("a file where the directory would be")
+    assert compiled.kernel_for(0, *TRANSPOSE).entry == "transpose"
+
+
+def test_shared_memory_beyond_the_default_is_asked_for(cupy):
+    few, many = (compiled.kernel_for(0, *TRANSPOSE, shared_bytes=n) for n in (48 << 10, 99_000))
+    assert few.max_dynamic_shared_size_bytes is None
+    assert many.max_dynamic_shared_size_bytes == 99_000
+
+
+def test_chip_specific_kernels_and_line_information(cupy, monkeypatch):
+    monkeypatch.setenv("MULTIMM_LINE_INFO", "1")
+    compiled.kernel_for(0, *TRANSPOSE, specific=True)
+    assert b"sm_90a" in cupy.loads[0]
+    assert b"--generate-line-info" in cupy.loads[0]
+
+
+def test_what_the_driver_refuses_is_a_kernel_error(cupy):
+    with pytest.raises(KernelError, match=r"does not load missing of .*transpose-sm_90-.*delete"):
+        compiled.kernel_for(0, "transpose.cu", "missing", TRANSPOSE[2])
+
+
+def test_prepared_launches_take_new_addresses():
+    kernel = Loaded("", "transpose")
+    stacks = [Stack(0, 2, 3, 3, False, (6, 100)), Stack(0, 3, 2, 2, False, (6, 0))]
+    axes = [Axis(2, (100, 0)), Axis(70_000, (6, 6))]
+    prepared = compiled.prepare(
+        kernel, 5, 64, (2, 3), stacks, axes, compiled.TRANSPOSE_SIGNATURE, 4, 49_200
+    )
+    assert kernel.calls == []
+    for base in (1000, 5000):
+        kernel.calls.clear()
+        prepared([base, 2 * base])
+        assert [grid for grid, *_ in kernel.calls] == [(5, 1, 65_535), (5, 1, 4465)] * 2
+        starts = [(0, 0), (65_535 * 6 * 4,) * 2, (400, 0), (65_535 * 6 * 4 + 400, 65_535 * 6 * 4)]
+        for (_, block, args, options), (a, b) in zip(kernel.calls, starts, strict=True):
+            assert block == (64, 1, 1)
+            assert args == (2, 3, base + a, 3, 6, 2 * base + b, 2, 6)
+            assert [type(value) for value in args] == list(compiled.TRANSPOSE_SIGNATURE)
+            assert options == {"shared_mem": 49_200}

@@ -1,0 +1,268 @@
+"""Transposes without a GPU: configurations, checks, and the memory that kernels are given."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
+
+from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
+from multimm.gpu import compiled, reference
+from multimm.gpu import transpose as launcher
+from multimm.gpu.source import kernel_text
+from multimm.gpu.transpose import transpose
+from multimm.gpu.transpose_config import TransposeConfig, config_for
+
+SIZES = (1, 2, 4, 8, 16)
+ALIGNMENTS = (1, 2, 4, 8, 16)
+CONFIGS = {
+    config_for(size, alignment, rows, rows)
+    for size, alignment, rows in itertools.product(
+        (*SIZES, 3, 12, 24, 40), ALIGNMENTS, (20, 200, 5000)
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def cupy():
+    with standing_in():
+        yield
+
+
+def bytes_of(dtype: str, *shape: int) -> np.ndarray:
+    """Elements of random bytes."""
+    size = np.dtype(dtype).itemsize
+    raw = np.random.default_rng(5).integers(0, 100, (*shape, size)).astype("u1")
+    return raw.view(dtype)[..., 0] if raw.size else np.zeros(shape, dtype)
+
+
+@given(
+    st.sampled_from(["i1", "f2", "f4", "c8", "f8", "c16", "V12", "V3"]),
+    st.sampled_from([(), (3,), (2, 3)]), st.integers(0, 80), st.integers(0, 80),
+    st.sampled_from(LAYOUTS), st.booleans(),
+)  # fmt: skip
+def test_every_element_arrives(dtype, batch, rows, cols, layout, into):
+    values = bytes_of(dtype, *batch, rows, cols)
+    x = laid_out(values, layout)
+    out = gpu(np.zeros((*batch, cols, rows), dtype), extra=2) if into else None
+    result = transpose(x, out=out)
+    assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
+    assert result is out if into else result.flags.c_contiguous
+    assert x.tobytes() == values.tobytes()
+
+
+def test_agrees_with_the_reference():
+    values = bytes_of("f4", 3, 20, 30)
+    np.testing.assert_array_equal(
+        np.asarray(transpose(gpu(values))), np.asarray(reference.transpose(values))
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "offset", "entry", "vector", "tiles"),
+    [(4, 0, "transpose", 4, 6 * 5), (3, 0, "transpose_skewed", 4, 6 * 5),
+     (4, 1, "transpose_skewed", 4, 6 * 5), (8, 4, "transpose", 4, 6 * 5)],
+)  # fmt: skip
+def test_addresses_decide_on_the_kernel(extra, offset, entry, vector, tiles):
+    x = gpu(bytes_of("f4", 324, 300), extra=extra, offset=offset)
+    transpose(x, out=gpu(np.zeros((300, 324), "f4"), extra=8))
+    ((kernel, grid, block, args),) = Kernel.launches
+    assert kernel.name == entry
+    assert kernel.defines["VECTOR"] == vector
+    assert grid == (tiles, 1, 1)
+    assert block == (kernel.defines["THREADS"], 1, 1)
+    assert args[:5] == (324, 300, x.data.ptr, 300 + extra, 0)
+    assert [type(value) for value in args] == list(compiled.TRANSPOSE_SIGNATURE)
+
+
+def test_where_rows_of_the_result_begin_counts_too():
+    x = gpu(bytes_of("f4", 301, 400))  # its transpose has rows of 301 elements
+    transpose(x)
+    transpose(x, out=gpu(np.zeros((400, 301), "f4"), extra=3))
+    assert [kernel.name for kernel, *_ in Kernel.launches] == ["transpose_skewed", "transpose"]
+
+
+def test_a_row_that_is_never_stepped_from_may_have_any_length():
+    x = gpu(bytes_of("f4", 1, 64), extra=1)
+    transpose(x)  # rows of one element, 4 bytes apart
+    transpose(x, out=gpu(np.zeros((64, 1), "f4"), extra=7))
+    assert [kernel.defines["VECTOR"] for kernel, *_ in Kernel.launches] == [1, 4]
+
+
+def test_stacks_are_cut_at_the_grid_limit(monkeypatch):
+    monkeypatch.setattr(compiled, "MAX_GRID_Z", 4)
+    values = bytes_of("f8", 11, 2, 3)
+    assert transpose(gpu(values)).tobytes() == values.swapaxes(-1, -2).tobytes()
+    assert [grid[2] for _, grid, _, _ in Kernel.launches] == [4, 4, 3]
+
+
+def test_a_repeated_matrix_and_strides_that_no_kernel_walks(caplog):
+    caplog.set_level(logging.DEBUG, logger="multimm")
+    values = bytes_of("f4", 8, 16)
+    stack = np.broadcast_to(gpu(values), (5, 8, 16)).view(GPUArray)
+    assert (np.asarray(transpose(stack)) == values.T).all()
+    assert len(Kernel.launches) == 1
+    transpose(gpu(values)[::-1, ::2])
+    assert len(Kernel.launches) == 1
+    assert "transpose copies: strides (-64, 8)" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 4, 5)])
+def test_nothing_is_answered_without_a_launch(shape):
+    turned = (*shape[:-2], shape[-1], shape[-2])
+    assert transpose(gpu(np.zeros(shape, "f4"))).shape == turned
+    for empty in (np.zeros(turned, "f4"), np.zeros(shape, "f4").swapaxes(-1, -2)):
+        out = empty.view(GPUArray)
+        assert transpose(gpu(np.zeros(shape, "f4")), out=out) is out
+    assert Kernel.launches == []
+
+
+def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
+    transpose(gpu(bytes_of("f4", 8, 8)), out=gpu(np.zeros((8, 8), "f4")))
+    transpose(gpu(bytes_of("f4", 8, 8)))
+    monkeypatch.setattr(launcher, "_decided", lambda *_: pytest.fail("decided again"))
+    values = np.arange(64, dtype="f4").reshape(8, 8)
+    out = gpu(np.zeros((8, 8), "f4"))
+    assert transpose(gpu(values), out=out) is out
+    assert (np.asarray(out) == values.T).all()
+    assert (np.asarray(transpose(gpu(values))) == values.T).all()
+    big = gpu(bytes_of("f4", 16, 8))
+    for first in (0, 4, 7):
+        with pytest.raises(ShapeError, match="may share"):
+            transpose(big[:8], out=big[first : first + 8])
+    assert transpose(big[:8], out=big[8:]).tobytes() == np.asarray(big[:8]).T.tobytes()
+
+
+def test_bad_input_is_refused_before_anything_runs():
+    a, big = gpu(bytes_of("f4", 2, 3)), gpu(bytes_of("f4", 8, 16))
+    far = gpu(np.zeros((3, 2), "f4"))
+    far.device_id = 1
+    for error, sentence, call in (
+        (ShapeError, "a matrix or a stack", lambda: transpose(a[0])),
+        (ShapeError, r"out has shape \(2, 3\)", lambda: transpose(a, out=a)),
+        (ShapeError, "contiguous columns", lambda: transpose(
+            a, out=laid_out(np.zeros((3, 2), "f4"), "F"))),
+        (ShapeError, "may share", lambda: transpose(big[:3, :3], out=big[2:5, 2:5])),
+        (ShapeError, "cannot be written", lambda: transpose(a, out=big[:3, :4:2])),
+        (ShapeError, "some elements", lambda: transpose(
+            a, out=np.broadcast_to(big[:1, :2], (3, 2)).view(GPUArray))),
+        (DTypeError, "out has dtype", lambda: transpose(a, out=gpu(np.zeros((3, 2))))),
+        (ArrayTypeError, "a is a numpy.ndarray", lambda: transpose(np.asarray(a))),
+        (ArrayTypeError, "several devices", lambda: transpose(a, out=far)),
+        (KernelError, "at most 40 bytes", lambda: transpose(gpu(bytes_of("V48", 4, 4)))),
+        (KernelError, "does not fit elements of 4", lambda: transpose(
+            a, config=TransposeConfig(8))),
+        (KernelError, "begin at multiples of 4 bytes", lambda: transpose(
+            a, config=TransposeConfig(4, vector=4, slots=16))),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            call()
+    assert Kernel.launches == []
+
+
+def test_neighbouring_columns_do_not_overlap():
+    big = gpu(bytes_of("f4", 8, 16))
+    left = np.asarray(big[:, :8]).copy()
+    transpose(big[:, :8], out=big[:, 8:])
+    np.testing.assert_array_equal(np.asarray(big[:, 8:]), left.T)
+    np.testing.assert_array_equal(np.asarray(big[:, :8]), left)
+
+
+def test_the_smaller_tile_where_the_larger_reaches_beyond():
+    assert config_for(4, 16, 5000, 5000).tile == 64
+    assert config_for(4, 16, 100, 100).tile == 64  # both cover 128 x 128
+    assert config_for(4, 16, 32, 5000).tile == 32
+    assert config_for(2, 16, 64, 64).tile == 64
+    assert config_for(2, 16, 129, 4000).tile == 64
+    assert config_for(2, 16, 1025, 4000).tile == 128
+    assert config_for(1, 16, 129, 4000).tile == 128
+
+
+def test_only_large_matrices_are_skewed():
+    assert config_for(4, 4, 256, 256).skew == 8
+    assert config_for(4, 4, 255, 10**6) == TransposeConfig(4, 1, 1, 64, 512)
+    assert config_for(4, 4, 33, 31) == TransposeConfig(4, 1, 1, 32, 256)
+    assert config_for(16, 16, 5000, 5000).skew == config_for(16, 8, 5000, 5000).skew == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"word_bytes": 3}, "1, 2, 4, 8 or 16 bytes"),
+        ({"word_bytes": 4, "words": 0}, "at least one word"),
+        ({"word_bytes": 4, "vector": 3}, "2, 4, 8 or 16 elements"),
+        ({"word_bytes": 8, "vector": 4}, "slots of 32 bytes"),
+        ({"word_bytes": 1, "vector": 2}, "whole registers"),
+        ({"word_bytes": 4, "words": 3, "vector": 2}, "whole registers"),
+        ({"word_bytes": 4, "slots": 64, "threads": 32}, "cover a row of slots"),
+        ({"word_bytes": 4, "vector": 2, "slots": 8, "threads": 64}, "lanes that are served"),
+        ({"word_bytes": 8, "words": 6}, "49152 are allowed"),
+        ({"word_bytes": 4, "skew": 4}, "at least 32 bytes"),
+        ({"word_bytes": 4, "skew": 12}, "a power of two"),
+        ({"word_bytes": 4, "skew": 32}, "fits the tile"),
+    ],
+)
+def test_rules_name_the_values(values, sentence):
+    with pytest.raises(KernelError, match=sentence) as caught:
+        TransposeConfig(**values)
+    assert f"word_bytes={values['word_bytes']}" in str(caught.value)
+
+
+def test_budgets_by_hand():
+    config = TransposeConfig(4, vector=4, slots=16)
+    assert (config.tile, config.slot_bytes) == (64, 16)
+    assert config.shared_bytes == (64 * 16 + 16) * 16
+    assert TransposeConfig(8, 2).shared_bytes == 32 * 33 * 16
+    assert TransposeConfig(1).shared_bytes == 32 * 36
+    assert config.tiles(129, 64) == 3
+    skewed = TransposeConfig(4, slots=64, threads=512, skew=8)
+    assert skewed.tiles(56, 64) == 2  # 56 rows and up to 7 to their left, in steps of 56
+    assert skewed.tiles(49, 65) == 2
+    assert config.defines().keys() == {"WORD_BYTES", "WORDS", "VECTOR", "SLOTS", "THREADS"}
+    assert skewed.defines()["SKEW"] == 8
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)
+def test_shared_memory_is_met_without_conflicts(config):
+    """place() of kernels/common/slots.cuh, for the lanes that the hardware serves at a time."""
+    text = kernel_text(f"{config.entry}.cu", config.defines())
+    body = text.partition("int place(int row, int col) { return ")[2].partition(";")[0]
+    scope = {**config.defines(), "PAD": max(1, 4 // config.slot_bytes)}
+    place = eval(f"lambda row, col: {body.replace('/', '//')}", scope)
+    together = min(32, 128 // config.slot_bytes)
+
+    def turns(slots):
+        """How many times a bank is asked for different words."""
+        words = {at * config.slot_bytes // 4 + i for at in slots
+                 for i in range(max(1, config.slot_bytes // 4))}  # fmt: skip
+        return max(Counter(word % 32 for word in words).values())
+
+    for first in range(0, config.threads, together):
+        lanes = range(first, first + together)
+        at = [(lane % config.slots, lane // config.slots) for lane in lanes]
+        written = [place(slot * config.vector, row) for slot, row in at]
+        read = [place(row, slot) for slot, row in at]
+        assert len({*written}) == len({*read}) == together
+        assert turns(written) == turns(read) == 1
+
+
+def test_every_configuration_has_a_place_for_each_slot():
+    for config in CONFIGS:
+        pad = max(1, 4 // config.slot_bytes)
+        places = {row * config.slots + row // config.vector * pad + slot
+                  for row in range(config.tile) for slot in range(config.slots)}  # fmt: skip
+        assert len(places) == config.tile * config.slots
+        assert max(places) < config.shared_bytes // config.slot_bytes // config.words
+
+
+def test_gpu_arrays_of_the_stand_in_are_where_they_say():
+    x = gpu(bytes_of("f4", 3, 5), extra=2, offset=3)
+    assert isinstance(x, GPUArray)
+    assert x.data.ptr % 64 == 12
+    assert x.strides == (28, 4)

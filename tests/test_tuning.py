@@ -1,0 +1,280 @@
+"""Choosing the fastest configuration, and the file that remembers it. No GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from multimm.cli import main
+from multimm.cli import tune as command
+from multimm.errors import OptionError
+from multimm.gpu import compiled, timing, tuning
+from multimm.gpu.registry import REGISTRY, Device, config_named
+from multimm.gpu.tiles import limits_for
+from multimm.gpu.tuning import Case, Model, Outcome, Timing
+
+H200 = Device(limits_for(90), 132)
+MODEL = Model("NVIDIA H200", 90)
+CASE = Case(512, 256, 128)
+FIRST, SECOND, THIRD = (entry.name for entry in REGISTRY[:3])
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    tuning.winners_on.cache_clear()
+    yield tmp_path
+    tuning.winners_on.cache_clear()
+
+
+class FakeBench:
+    """Configurations with known times; the clock drifts, so that taking turns matters."""
+
+    def __init__(self, seconds, wrong=()):
+        self._seconds, self._wrong = seconds, dict(wrong)
+        self.order = []
+        self.drift = 1.0
+
+    def wrong(self, name):
+        return self._wrong.get(name, "")
+
+    def seconds(self, name, launches):
+        assert not self._wrong.get(name), "what is wrong is not timed"
+        self.order.append((name, launches))
+        self.drift *= 1.002
+        return self._seconds[name] * self.drift
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [((1.0, 0.9, 2.0), SECOND), ((1.0, 0.99, 2.0), FIRST), ((1.0, 1.1, 0.5), THIRD)],
+)
+def test_the_fastest_wins_if_it_is_faster_than_noise(times, winner):
+    names = [FIRST, SECOND, THIRD]
+    bench = FakeBench(dict(zip(names, times, strict=True)))
+    outcome = tuning.tune(CASE, names, bench, 0.001)
+    assert [one.name for one in outcome.timings] == names
+    assert outcome.winner.name == winner
+
+
+def test_configurations_take_turns():
+    bench = FakeBench({FIRST: 1e-4, SECOND: 1e-9, THIRD: 1.0})
+    tuning.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
+    warm, rounds = bench.order[:3], bench.order[3:]
+    assert warm == [(FIRST, 3), (SECOND, 3), (THIRD, 3)]
+    assert len(rounds) == 3 * tuning.MIN_ROUNDS
+    assert [name for name, _ in rounds[:9]] == [FIRST, SECOND, THIRD, SECOND, THIRD, FIRST,
+                                                THIRD, FIRST, SECOND]  # fmt: skip
+    assert dict(rounds) == {FIRST: 20, SECOND: tuning.MAX_LAUNCHES, THIRD: 1}
+
+
+def test_what_is_wrong_is_out_of_the_race():
+    bench = FakeBench({FIRST: 1.0, THIRD: 0.5}, {SECOND: "other bits"})
+    outcome = tuning.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
+    assert outcome.winner.name == THIRD
+    assert outcome.timings[1].reason == "other bits"
+    wrong = tuning.tune(CASE, [FIRST, SECOND], FakeBench({}, {FIRST: "wrong"}), 0.0)
+    assert wrong.winner is wrong.default
+    assert wrong.default.reason == "wrong"
+
+
+def test_candidates_run_on_the_device_and_begin_with_the_default():
+    default = config_named(THIRD)
+    found = tuning.candidates(default, H200)
+    assert next(iter(found)) == THIRD
+    assert set(found) == {entry.name for entry in REGISTRY}
+    assert all(config == config_named(name) for name, config in found.items())
+    old = Device(limits_for(75), 40)
+    assert all(config.blocks_per_multiprocessor(old.limits) for config in
+               list(tuning.candidates(default, old).values())[1:])  # fmt: skip
+
+
+def outcome(case, winner, default=FIRST):
+    timings = (Timing(default, 1.0), *([Timing(winner, 0.5)] if winner != default else []))
+    return Outcome(case, timings)
+
+
+def test_winners_come_back_from_the_file(directory):
+    turned = CASE._replace(trans_b=True)
+    path = tuning.save(MODEL, [outcome(CASE, SECOND), outcome(turned, THIRD)])
+    assert path == directory / "tuned" / "nvidia-h200-sm_90.json"
+    assert tuning.read(MODEL) == {CASE: SECOND, turned: THIRD}
+    # Later runs add to it; where the default has become the best there is nothing to remember.
+    more = Case(7, 8, 9, True, True)
+    tuning.save(MODEL, [outcome(more, SECOND), outcome(turned, FIRST)])
+    assert tuning.read(MODEL) == {CASE: SECOND, more: SECOND}
+    assert tuning.read(Model("NVIDIA H100", 90)) == {}
+
+
+def test_a_file_for_other_kernels_is_ignored_and_said(monkeypatch, caplog):
+    tuning.save(MODEL, [outcome(CASE, SECOND)])
+    monkeypatch.setattr(tuning, "kernels_hash", lambda: "another")
+    assert tuning.read(MODEL) == {}
+    assert "was tuned for other kernels and is ignored" in caplog.text
+    tuning.save(MODEL, [outcome(CASE, THIRD)])
+    assert tuning.read(MODEL) == {CASE: THIRD}
+
+
+def test_the_hash_follows_kernels_and_registry(monkeypatch):
+    before = tuning.kernels_hash()
+    tuning.kernels_hash.cache_clear()
+    assert tuning.kernels_hash() == before
+    tuning.kernels_hash.cache_clear()
+    monkeypatch.setattr(tuning, "REGISTRY", REGISTRY[1:])
+    assert tuning.kernels_hash() != before
+    tuning.kernels_hash.cache_clear()
+
+
+def edited(content, **fields):
+    """The file with other values in its only record."""
+    (record,) = content["winners"]
+    return json.dumps({**content, "winners": [{**record, **fields}]})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: "",
+        lambda content: json.dumps(content)[:-9],
+        lambda content: "[1, 2]",
+        lambda content: b"\xff\xfe".decode("latin-1"),
+        lambda content: json.dumps({**content, "winners": 5}),
+        lambda content: json.dumps({**content, "winners": [5]}),
+        lambda content: json.dumps({**content, "winners": [{"m": 1}]}),
+        lambda content: edited(content, m="1"),
+        lambda content: edited(content, trans_a=0),
+        lambda content: edited(content, config="best"),
+        lambda content: edited(content, config=[]),
+    ],
+)
+def test_a_damaged_file_is_ignored_and_said(caplog, damage):
+    path = tuning.save(MODEL, [outcome(CASE, SECOND)])
+    path.write_text(damage(json.loads(path.read_text())), "latin-1")
+    assert tuning.read(MODEL) == {}
+    (record,) = caplog.records
+    assert str(path) in record.getMessage()
+    assert "is ignored" in record.getMessage()
+
+
+def test_no_file_is_no_reason_to_speak(caplog):
+    assert tuning.read(MODEL) == {}
+    assert not caplog.records
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    module = ModuleType("cupy")
+    module.cuda = SimpleNamespace(
+        runtime=SimpleNamespace(getDeviceProperties=lambda device: {"name": b"NVIDIA H200"}),
+        Device=lambda device: SimpleNamespace(
+            compute_capability="90", attributes={"MultiProcessorCount": 132}
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    compiled.device_of.cache_clear()
+    yield module
+    compiled.device_of.cache_clear()
+
+
+def test_lookup_finds_exactly_what_was_tuned(cupy):
+    tuning.save(MODEL, [outcome(CASE, SECOND), outcome(Case(9, 9, 9, True, False), THIRD)])
+    turned = Case(9, 9, 9, True, False).problem
+    assert tuning.lookup(0, CASE.problem, False, False) is config_named(SECOND)
+    assert tuning.lookup(0, turned, True, False) is config_named(THIRD)
+    for problem, sides in (
+        (dataclasses.replace(CASE.problem, k=129), (False, False)),
+        (dataclasses.replace(CASE.problem, batch=2), (False, False)),
+        (dataclasses.replace(CASE.problem, scattered_b=True), (False, False)),
+        (CASE.problem, (True, False)),
+    ):
+        assert tuning.lookup(0, problem, *sides) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "scattered"),
+    [
+        (Case(8, 8, 7), (True, False)),
+        (Case(8, 8, 7, True, False), (False, False)),
+        (Case(8, 8, 7, False, True), (True, True)),
+        (Case(8, 8, 7, True, True), (False, True)),
+        (Case(9, 10, 8, True, False), (True, True)),
+    ],
+)
+def test_what_lies_along_k_or_unaligned_is_scattered(case, scattered):
+    assert (case.problem.scattered_a, case.problem.scattered_b) == scattered
+
+
+def test_shapes_and_transposes_of_the_command_line():
+    cases = command.parse("12x34X56, 7x8x9", "nn,tn")
+    assert cases == [Case(12, 34, 56), Case(12, 34, 56, True), Case(7, 8, 9), Case(7, 8, 9, True)]
+    assert [str(case) for case in cases[:2]] == ["12x34x56 nn", "12x34x56 tn"]
+    for shapes, transposes, sentence in (
+        ("12x34", "nn", "--shapes '12x34'"),
+        ("12x0x5", "nn", "at least 1"),
+        ("", "nn", "--shapes ''"),
+        ("1x1x1", "nx", "allowed are nn, nt, tn and tt"),
+        ("1x1x1", "", "--transposes ''"),
+    ):
+        with pytest.raises(OptionError, match=sentence):
+            command.parse(shapes, transposes)
+
+
+@pytest.fixture
+def gpu(cupy, monkeypatch):
+    """One GPU on which the second configuration is twice as fast as all others."""
+    times = dict.fromkeys((entry.name for entry in REGISTRY), 1e-3) | {SECOND: 5e-4}
+    state = SimpleNamespace(bench=FakeBench(times), made=[])
+
+    def make(case, device, configs):
+        state.made.append((case, device, list(configs)))
+        return state.bench
+
+    monkeypatch.setattr("multimm.cluster.devices.visible_gpus", lambda: ("GPU-0",))
+    monkeypatch.setattr(timing, "GpuBench", make)
+    return state
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["tune", "--seconds", "0.001", *args], prog_name="multimm")
+
+
+def test_command_tunes_prints_and_keeps(gpu):
+    done = run("--shapes", "4096x4096x64,8192x8192x512", "--transposes", "nn,nt")
+    assert done.exit_code == 0, done.output
+    assert [case for case, *_ in gpu.made] == command.parse("4096x4096x64,8192x8192x512", "nn,nt")
+    assert "8192x8192x512 nt" in done.output
+    assert f"kept in {MODEL.path}" in done.output.replace("\n", "")
+    assert set(tuning.read(MODEL).values()) == {SECOND}
+    assert tuning.lookup(0, Case(4096, 4096, 64, False, True).problem, False, True) is config_named(
+        SECOND
+    )
+
+
+def test_command_keeps_no_winner_where_the_default_is_wrong(gpu):
+    gpu.bench = FakeBench({}, dict.fromkeys((entry.name for entry in REGISTRY), "wrong"))
+    done = run("--shapes", "64x64x64", "--transposes", "nn")
+    assert done.exit_code == 1
+    assert "wrong results for 64x64x64 nn" in done.output
+    assert tuning.read(MODEL) == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus", "code", "sentence"),
+    [
+        (("--shapes", "5"), 1, 2, "--shapes '5'"),
+        (("--device", "1"), 1, 2, "sees devices 0 to 0"),
+        (("--seconds", "0"), 1, 2, "more than 0"),
+        ((), 0, 1, "no GPU to tune for"),
+    ],
+)
+def test_command_says_what_is_wrong_in_one_line(monkeypatch, args, gpus, code, sentence):
+    monkeypatch.setattr("multimm.cluster.devices.visible_gpus", lambda: ("GPU",) * gpus)
+    done = run(*args)
+    assert done.exit_code == code
+    assert sentence in done.output
+    assert done.output.count("\n") == 1
