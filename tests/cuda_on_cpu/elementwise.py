@@ -1,0 +1,129 @@
+"""Cases for the kernels that move or add elements: transpose and add_partials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cuda_on_cpu.operands import Far, Operand, placed
+from cuda_on_cpu.products import Case
+from cuda_on_cpu.program import Launch, Struct
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where matrices of one shape lie: one tuple per property, by operand, read cyclically."""
+
+    rows: int
+    cols: int
+    batch: int = 1
+    extra: tuple[int, ...] = (0,)
+    offset: tuple[int, ...] = (0,)
+    gap: int = 0
+    repeat: bool = False  #: one input for the whole batch
+    far: bool = False
+
+    def aligned(self, vector: int) -> Places:
+        """The same with leading dimensions and first elements at multiples of `vector`."""
+        up = lambda values: tuple(-(-value // vector) * vector for value in values)  # noqa: E731
+        return replace(self, extra=up(self.extra), offset=up(self.offset), gap=self.gap * vector)
+
+    def operand(self, index: int, dtype: str, *, vector: int, turned: bool = False,
+                repeat: bool = False) -> Operand | Far:  # fmt: skip
+        """An empty operand."""
+        rows, cols = (self.cols, self.rows) if turned else (self.rows, self.cols)
+        if self.far:
+            return Far(np.zeros((rows, cols), dtype), 2**31 + 4)
+        extra = self.extra[index % len(self.extra)]
+        return placed(
+            (self.batch, rows, cols), dtype, extra=extra + -(cols + extra) % vector,
+            offset=self.offset[index % len(self.offset)], gap=self.gap, repeat=repeat,
+        )  # fmt: skip
+
+
+def _places(tile_rows: int, tile_cols: int) -> list[Places]:
+    return [
+        Places(1, 1),
+        Places(tile_rows, tile_cols),
+        Places(2 * tile_rows, 3 * tile_cols, extra=(4, 8), offset=(4, 0)),
+        Places(tile_rows + 1, tile_cols - 1, extra=(1, 3, 0), offset=(1, 0, 3)),
+        Places(tile_rows - 1, 2 * tile_cols + 3, extra=(3, 1), offset=(0, 1), batch=2, gap=3),
+        Places(3, tile_cols + 2, extra=(5, 2), offset=(3, 2), batch=3, repeat=True),
+        Places(2 * tile_rows + 5, 2 * tile_cols - 3, extra=(2, 1), offset=(2, 3)),
+        Places(2 * tile_rows, 2 * tile_cols, extra=(1, 3), offset=(1, 2)),
+        Places(4 * tile_rows + 1, 2 * tile_cols + 1, extra=(3, 0)),  # more than one band
+        Places(3, 2, far=True),
+    ]
+
+
+def transpose_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """B = transpose(A), bit by bit; with SKEW, by the kernel whose rows begin anywhere."""
+    skew, vector, slots = (defines.get(*x) for x in (("SKEW", 0), ("VECTOR", 1), ("SLOTS", 32)))
+    entry, alignment = ("transpose_skewed", 1) if skew else ("transpose", vector)
+    tile = vector * slots
+    down = tile - skew  # rows of A from one tile to the next
+    size = defines["WORD_BYTES"] * defines["WORDS"]
+    dtype = f"u{size}" if size in (1, 2, 4, 8) else f"V{size}"
+    rng = np.random.default_rng(3)
+    for seed, places in enumerate(x.aligned(alignment) for x in _places(down, tile)):
+        a = places.operand(0, dtype, vector=alignment, repeat=places.repeat)
+        rows, cols = places.rows, places.cols
+        shape = (1 if places.repeat else places.batch, rows, cols)
+        a = a.holding(np.frombuffer(rng.bytes(size * int(np.prod(shape))), dtype).reshape(shape))
+        b = places.operand(1, dtype, vector=alignment, turned=True)
+        tile_rows = -(-(rows + max(skew - 1, 0)) // down)
+        launch = Launch(
+            entry, (tile_rows * -(-cols // tile), 1, places.batch), defines.get("THREADS", 256),
+            [rows, cols, *a.arguments(0), *b.arguments(1)], [a.buffer, b.buffer], seed=seed,
+            what=f"{entry} {places}",
+        )  # fmt: skip
+        yield Case(launch, [a.buffer, b.holding(a.view.swapaxes(1, 2)).buffer])
+
+
+def tree_sum(parts: list[np.ndarray]) -> np.ndarray:
+    """Neighbours in pairs, then pairs of pairs."""
+    while len(parts) > 1:
+        odd = parts[-1:] if len(parts) % 2 else []
+        parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=False)] + odd
+    return parts[0]
+
+
+def add_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """D = alpha * sum of the parts + beta * C, to the last bit."""
+    dtype = f"f{defines['ELEMENT_BYTES']}"
+    vector, count = defines["VECTOR"], defines["PARTS"]
+    span = defines["THREADS"] * vector * defines["UNROLL"]
+    rng = np.random.default_rng(5)
+    alphas, betas = (1, 0.75, 0, 0, -1.5, 1, 0.3, 1, 1, 2), (0, -0.3, 2, 0, 0, 1, 0.7, 1, 0, 1)
+    for seed, places in enumerate(x.aligned(vector) for x in _places(3, span)):
+        alpha, beta = float(alphas[seed]), float(betas[seed])
+        operands = [places.operand(i, dtype, vector=vector, repeat=places.repeat and i < count)
+                    for i in range(count + 2)]  # fmt: skip
+        for i in range(count + 1):
+            if (beta if i == count else alpha) != 0:  # what is not read stays NaN
+                shape = (1 if operands[i].view.strides[0] == 0 else places.batch,
+                         *operands[i].view.shape[1:])  # fmt: skip
+                operands[i] = operands[i].holding(rng.standard_normal(shape).astype(dtype))
+        yield _add_case(operands, (alpha, beta), places, span, defines["THREADS"], seed)
+
+
+def _add_case(operands: list[Operand | Far], factors: tuple[float, float], places: Places,
+              span: int, threads: int, seed: int) -> Case:  # fmt: skip
+    *parts, c, d = operands
+    alpha, beta = (np.dtype(d.view.dtype).type(factor) for factor in factors)
+    result = np.zeros_like(d.view) if alpha == 0 else alpha * tree_sum([x.view for x in parts])
+    result = result + beta * c.view if beta != 0 else result
+    # In place where it is allowed: D is the first part, or C.
+    at = {1: 0, 3: len(parts)}.get(seed, len(parts) + 1)
+    matrices = [x.arguments(i) for i, x in enumerate(operands)]
+    launch = Launch(
+        "add_partials", (places.rows * -(-places.cols // span), 1, places.batch), threads,
+        [places.cols, *factors, Struct(tuple(v for x in matrices[: len(parts)] for v in x)),
+         Struct(matrices[-2] if beta != 0 else (None, 0, 0)), Struct(matrices[at])],
+        [x.buffer for x in operands], seed=seed, what=f"add_partials {factors} {places}",
+    )  # fmt: skip
+    expected = list(launch.buffers)
+    expected[at] = operands[at].holding(result).buffer
+    return Case(launch, expected)

@@ -1,0 +1,163 @@
+"""The call table: how each kernel is built and called on the CPU. Adding one is a line of `TABLE`.
+
+Tiles are small, so that a few hundred elements meet every edge; a kernel's index arithmetic does
+not depend on how large they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from cuda_on_cpu import products
+from cuda_on_cpu.elementwise import add_cases, transpose_cases
+from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
+from cuda_on_cpu.program import Program, started
+from multimm.gpu.registry import REGISTRY
+from multimm.gpu.source import kernel_text
+from multimm.gpu.tiles import TileConfig
+
+#: Kernels that are more than plain CUDA C++: their arithmetic has a model in NumPy.
+NOT_PLAIN = frozenset({"sgemm_split.cu"})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel file with its compile-time parameters, and its cases."""
+
+    file: str
+    defines: tuple[tuple[str, int], ...]
+    make_cases: Callable[[], Sequence[Case]]
+    arch: int = 900  #: __CUDA_ARCH__
+
+    def __str__(self) -> str:
+        values = ",".join(str(value) for _, value in self.defines)
+        return f"{self.file}[{values}]" + (f"@{self.arch}" if self.arch != 900 else "")
+
+    @property
+    def text(self) -> str:
+        """What a GPU's compiler would get."""
+        return kernel_text(self.file, dict(self.defines))
+
+    def program(self, *, races: bool = False) -> Future[Program]:
+        """The built program, or its compilation."""
+        return started(self.text, self.arch, races)
+
+    @functools.cached_property
+    def cases(self) -> list[Case]:
+        """What is computed, and what must come out."""
+        return list(self.make_cases())
+
+
+def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bool = True,
+            most: int = 9999, arch: int = 900, **defines: int) -> Variant:  # fmt: skip
+    """A kernel that computes products; TRANS_A ... WIDE_B, where defined, say which ones.
+
+    `most` bounds the cost of a case: large tiles meet every edge but not many of each.
+    """
+
+    def cases() -> Iterator[Case]:
+        for seed, problem in enumerate(
+            products.problems(tile, full=full, slices=signature is sliced)
+        ):
+            turned = replace(problem, trans_a=bool(defines.get("TRANS_A")),
+                             trans_b=bool(defines.get("TRANS_B")))  # fmt: skip
+            wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
+            yield products.product_case(entry, tile, signature, turned.with_whole_rows(*wide), seed)
+
+    return Variant(file, tuple(defines.items()), cases, arch)
+
+
+def ladder(name: str, tile: Tile, **defines: int) -> Variant:
+    """A rung of the ladder."""
+    entry = f"sgemm_{name.split('_', 1)[1]}"
+    return product(f"ladder/{name}.cu", entry, rung, tile, full=False, **defines)
+
+
+def ffma(way: str, config: TileConfig, *, wide: str = "", **more: int) -> Variant:
+    """The production kernel; `way` as ``"nt"``, `wide` names operands that are copied as float4."""
+    c = config
+    return product(
+        "sgemm_ffma.cu", "sgemm_ffma", sliced,
+        Tile(c.block_m, c.block_n, c.block_k, c.threads, c.shared_bytes), **more,
+        **c.defines(), TRANS_A=int(way[0] == "t"), TRANS_B=int(way[1] == "t"),
+        WIDE_A=int("a" in wide), WIDE_B=int("b" in wide),
+    )  # fmt: skip
+
+
+def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 32,
+              threads: int = 256, **skew: int) -> Variant:  # fmt: skip
+    """The transpose of elements of `words` words, moved in slots of `vector` elements."""
+    file = "transpose_skewed.cu" if skew else "transpose.cu"
+    defines = {"WORD_BYTES": word_bytes, "WORDS": words, "VECTOR": vector, "SLOTS": slots,
+               "THREADS": threads, "BAND": 3, **skew}  # fmt: skip
+    return Variant(file, tuple(defines.items()), lambda: transpose_cases(defines))
+
+
+def add(element_bytes: int, parts: int, vector: int, unroll: int) -> Variant:
+    """The sum of partial products."""
+    defines = {"ELEMENT_BYTES": element_bytes, "PARTS": parts, "VECTOR": vector,
+               "UNROLL": unroll, "THREADS": 64}  # fmt: skip
+    return Variant("add_partials.cu", tuple(defines.items()), lambda: add_cases(defines))
+
+
+_WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
+         "THREAD_N": 4, "MIN_BLOCKS": 1}  # fmt: skip
+_COLUMNS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 4}
+_SQUARES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 8, "THREAD_N": 4,
+            "MIN_BLOCKS": 1}  # fmt: skip
+
+_FFMA = TileConfig(32, 64, 16, 4, 4, stages=3, group=1, order=0, min_blocks=1)
+_FFMA_TALL = TileConfig(64, 32, 8, 4, 8, stages=3, group=1, order=0, min_blocks=1)
+
+TABLE: tuple[Variant, ...] = (
+    ffma("nn", _FFMA),
+    ffma("nn", replace(_FFMA, stages=4), wide="b"),
+    ffma("nn", replace(_FFMA, stages=2), arch=750),
+    ffma("nt", replace(_FFMA, stages=2)),
+    ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
+    ffma("tn", replace(_FFMA, order=1)),
+    ffma("tn", _FFMA_TALL, wide="ab"),
+    ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
+    ffma("tt", replace(_FFMA, stages=4), wide="a"),
+    transpose(1),
+    transpose(2, threads=512),
+    transpose(4),
+    transpose(8),
+    transpose(16),
+    transpose(8, 2),
+    transpose(4, 3),
+    transpose(4, vector=4, slots=16, threads=64),
+    transpose(1, vector=4, slots=32, threads=128),
+    transpose(2, vector=8, slots=8, threads=64),
+    transpose(8, vector=2, slots=8, threads=32),
+    transpose(4, vector=2, slots=16, threads=64, SKEW=8),
+    transpose(1, vector=4, slots=32, threads=128, SKEW=32),
+    transpose(2, vector=4, slots=16, threads=64, SKEW=16),
+    transpose(8, vector=1, slots=32, threads=128, SKEW=4),
+    transpose(8, vector=2, slots=8, threads=64, SKEW=4),
+    add(4, 1, 4, 1),
+    add(4, 5, 1, 2),
+    add(4, 13, 4, 2),
+    add(8, 3, 2, 1),
+    ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
+    ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
+    ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),
+    ladder("4_register_tile_1d", Tile(32, 32, 8, 256), **_COLUMNS),
+    ladder("5_register_tile_2d", Tile(64, 32, 8, 64), **_SQUARES),
+    ladder("6_vectorized", Tile(64, 32, 8, 64), **_SQUARES),
+    ladder("7_warp_tile", Tile(64, 64, 8, 128), **_WARP),
+)  # fmt: skip
+
+#: The production kernel as it ships: large tiles, each stored in another way.
+SHIPPED: tuple[Variant, ...] = tuple(
+    ffma(way, entry.config, wide=wide, most=8)
+    for entry, (way, wide) in zip(
+        REGISTRY,
+        itertools.cycle([("nn", "b"), ("tt", ""), ("nt", ""), ("tn", "ab"), ("nn", "")]),
+        strict=False,
+    )
+)

@@ -1,0 +1,244 @@
+"""What the CPU stand-in for a GPU finds: kernels with one mistake each, and some without."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from cuda_on_cpu import compiler, program
+from cuda_on_cpu.operands import placed
+from cuda_on_cpu.products import Tile, problems, product_case, rung
+from cuda_on_cpu.program import Buffer, KernelFault, Launch, Pointer, Struct
+from cuda_on_cpu.translate import host_text
+
+COPY = """
+__device__ __forceinline__ void copy(float* to, const float* from, int bytes) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATEST> __device__ __forceinline__ void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
+}
+"""
+
+KERNELS = {
+    "divergent": "if (threadIdx.x < 5) __syncthreads();",
+    "elsewhere": "if (threadIdx.x < 5) __syncthreads();\nelse\n__syncthreads();",
+    "half_warp": "if (threadIdx.x % 2) __syncwarp();",
+    "write_behind": "out[n + threadIdx.x] = 1.0f;",
+    "read_behind": "out[threadIdx.x] = in[n + threadIdx.x];",
+    "shared_behind": "__shared__ float s[32]; float* volatile p = s; p[n] = 1.0f; out[0] = p[n];",
+    "dynamic_behind": "extern __shared__ float d[]; d[n] = 1.0f; out[0] = d[n];",
+    "shared_unwritten": "__shared__ float s[32]; out[threadIdx.x] = s[threadIdx.x];",
+    "misaligned": "out[0] = reinterpret_cast<const float4*>(in + 1)->x;",
+    "overflow": "const int far = n * 100000000; out[0] = in[far];",
+    "no_barrier": "__shared__ float s[64]; s[threadIdx.x] = in[threadIdx.x];"
+    "out[threadIdx.x] = s[63 - threadIdx.x];",
+    "overwritten": "__shared__ float s[64]; s[threadIdx.x] = in[threadIdx.x]; __syncthreads();"
+    "const float x = s[63 - threadIdx.x]; s[threadIdx.x] = 2 * x;"
+    "__syncthreads(); out[threadIdx.x] = s[threadIdx.x];",
+    "warp_barrier": "__shared__ float s[64]; s[threadIdx.x] = in[threadIdx.x]; __syncwarp();"
+    "out[threadIdx.x] = s[threadIdx.x ^ 31];",
+    "warp_sum": "float x = in[threadIdx.x];"
+    "for (int i = 16; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i); out[threadIdx.x] = x;",
+    "order": "out[threadIdx.x] = atomicAdd(out + n, 1.0f);",
+    "landing": "__shared__ float s[3][64]; const int t = threadIdx.x;"
+    "copy(&s[0][t], in + t, 4); commit(); copy(&s[1][t], in + t, 4); copy(&s[2][t], in + t, 0);"
+    "commit(); if (n > 0) wait<1>(); else wait<0>();"
+    "for (int i = 0; i < 3; ++i) out[64 * i + t] = s[i][t];",
+    "copy_misaligned": "__shared__ float s[64];"
+    "copy(s, reinterpret_cast<const float*>(reinterpret_cast<const char*>(in) + 2), 4);",
+    "copy_behind": "__shared__ float s[64]; copy(s + threadIdx.x, in + n, 4);",
+}
+TEXT = COPY + "\n".join(
+    f'extern "C" __global__ void {name}(int n, const float* in, float* out) {{\n{body}\n}}'
+    for name, body in KERNELS.items()
+)
+
+
+def run(name: str, *, n: int = 64, threads: int = 64, out: int = 192, races: bool = False,
+        seed: int = 1, arguments=None) -> np.ndarray:  # fmt: skip
+    given = np.arange(64, dtype=np.float32)
+    result = np.zeros(out, np.float32)
+    launch = Launch(
+        name, (1, 1, 1), threads, arguments or [n, Pointer(0), Pointer(1)],
+        [Buffer.of(given), Buffer.of(result)], shared=128, seed=seed, what=name,
+    )  # fmt: skip
+    built = program.started(TEXT, 900, races).result()
+    return built.run([launch]).buffers[0][1].spans[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("divergent", "some threads only: thread 0 waits at .* for its block, but thread 5 has"),
+        ("elsewhere", "some threads only"),
+        ("half_warp", "some threads only: thread 0 has ended, but thread 1 waits at .* its warp"),
+        ("read_behind", "AddressSanitizer: heap-buffer-overflow"),
+        ("dynamic_behind", "AddressSanitizer: heap-buffer-overflow"),
+        ("misaligned", "load of misaligned address|member access within misaligned address"),
+        ("overflow", "signed integer overflow"),
+        ("copy_misaligned", "copy of 4 bytes .* is misaligned"),
+        ("copy_behind", "AddressSanitizer: heap-buffer-overflow"),
+    ],
+)
+def test_mistakes_end_the_run(name, message):
+    with pytest.raises(KernelFault, match=message):
+        run(name)
+
+
+def test_stray_writes_end_the_run():
+    with pytest.raises(KernelFault, match="AddressSanitizer: heap-buffer-overflow"):
+        run("write_behind", n=192)
+    if "-fsanitize-sections=cuda_shared" in compiler._extra_flags():
+        with pytest.raises(KernelFault, match="AddressSanitizer: global-buffer-overflow"):
+            run("shared_behind", n=32)
+
+
+@pytest.mark.parametrize("name", ["no_barrier", "overwritten", "warp_barrier"])
+def test_races_are_found_in_any_order(name):
+    for seed in range(5):
+        if name == "warp_barrier":  # the lanes of a warp are ordered by it
+            reversed_lanes = np.arange(64) ^ 31
+            assert (run(name, races=True, seed=seed)[:64] == reversed_lanes).all()
+            continue
+        with pytest.raises(KernelFault, match=r"race in shared memory.*no barrier between"):
+            run(name, races=True, seed=seed)
+
+
+def test_a_missing_barrier_shows_in_the_values_too():
+    found = run("no_barrier")[:64]
+    assert np.isnan(found).any()
+
+
+def test_shared_memory_begins_as_nan():
+    assert np.isnan(run("shared_unwritten", threads=32)[:32]).all()
+
+
+def test_copies_land_at_their_wait_and_not_before():
+    given = np.arange(64)
+    first, second, zeros = run("landing", n=0).reshape(3, 64)
+    assert (first == given).all()
+    assert (second == given).all()
+    assert (zeros == 0).all()
+    first, second, zeros = run("landing", n=1).reshape(3, 64)  # the newest group is left out
+    assert (first == given).all()
+    assert np.isnan(second).all()
+    assert np.isnan(zeros).all()
+    with pytest.raises(KernelFault, match="before the wait for the asynchronous copy"):
+        run("landing", n=1, races=True)
+
+
+def test_lanes_exchange_values():
+    found = run("warp_sum")[:64]
+    assert (found[:32] == sum(range(32))).all()
+    assert (found[32:] == sum(range(32, 64))).all()
+
+
+def test_the_order_of_threads_is_drawn():
+    orders = [tuple(run("order", n=64, seed=seed)[:64]) for seed in (1, 1, 2, 3)]
+    assert all(sorted(order) == list(range(64)) for order in orders)
+    assert orders[0] == orders[1]
+    assert len(set(orders)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([64, Pointer(0)], "declares 3 parameters, the call table gives 2"),
+        ([Pointer(0), 64, Pointer(1)], "the kernel declares kind"),
+        ([Struct((1, 2)), Pointer(0), Pointer(1)], "argument 0: the kernel declares kind 'i'"),
+    ],
+)
+def test_wrong_calls_are_refused(arguments, message):
+    with pytest.raises(KernelFault, match=message):
+        run("order", arguments=arguments)
+
+
+PRODUCT = """
+extern "C" __global__ void product(
+    long long m, long long n, long long k, float alpha, const float* a, long long lda,
+    const float* b, long long ldb, float beta, const float* c, long long ldc, float* d,
+    long long ldd) {
+  const long long row = blockIdx.x / ((n + 7) / 8) * 8 + threadIdx.x / 8;
+  const long long col = blockIdx.x % ((n + 7) / 8) * 8 + threadIdx.x % 8;
+  if (row >= m || col >= n) return;
+  if (alpha == 0.0f) k = 0;
+  if (k == 0) alpha = 0.0f;
+  float sum = 0.0f;
+  for (int i = 0; i < k; ++i) sum += a[row * lda + i] * b[i * ldb + col];
+  d[row * ldd + col] = alpha * sum + (beta == 0.0f ? 0.0f : beta * c[row * ldc + col]);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("", ""),
+        ("row * lda", "row * k"),
+        ("i * ldb", "i * n"),
+        ("row * ldc", "row * n"),
+        ("row * ldd", "row * n"),
+        ("row * ldd", "static_cast<int>(row) * static_cast<int>(ldd)"),
+        ("row >= m", "row > m"),
+        ("i < k", "i <= k"),
+        ("beta == 0.0f ? 0.0f : ", ""),
+        ("if (alpha == 0.0f) k = 0;", ""),
+        ("if (k == 0) alpha = 0.0f;", ""),
+    ],
+)
+def test_the_cases_of_products_find_wrong_indices_and_forbidden_reads(right, wrong):
+    built = program.started(PRODUCT.replace(right, wrong) if right else PRODUCT).result()
+    tile = Tile(8, 8, 4, 64)
+    cases = [
+        product_case("product", tile, rung, problem, seed)
+        for seed, problem in enumerate(problems(tile, full=False))
+    ]
+    try:
+        found = built.run([case.launch for case in cases]).buffers
+    except KernelFault:
+        assert right
+        return
+    assert any(case.wrong(x) for case, x in zip(cases, found, strict=True)) == bool(right)
+
+
+def test_translation_keeps_lines_and_numbers_what_orders_threads():
+    text = (
+        '#line 1 "toy.cu"\n'
+        "template <int N> __device__ void wait() {\n"
+        '  asm volatile("cp.async.wait_group %0;"\n    ::"n"(N) : "memory");\n'
+        "}\n"
+        "// a comment may say __syncthreads();\n"
+        'extern "C" __global__ void __launch_bounds__(32) toy(int exists) {\n'
+        "  /* wait<7>(); */ wait<1>();\n"
+        '  asm("{ .reg .pred exists;\\n setp.ne.b32 exists, %0, 0;\\n @!exists bar %0; }"'
+        ' :: "r"(exists));\n'
+        "  __syncthreads();\n"
+        "}\n"
+    )
+    host = host_text(text)
+    assert host.entries == ("toy",)
+    places = ["toy.cu:7: wait<1>();", "toy.cu:9: __syncthreads();"]
+    assert [site.place for site in host.sites] == places
+    assert [site.of_copies for site in host.sites] == [True, False]
+    assert "if (!ptx_exists) ::cuda_on_cpu::ptx::bar((exists));" in host.text
+    head = host.text.index("#line")
+    assert host.text[head:].split("\n")[9].strip().endswith("__syncthreads();")
+
+
+def test_canaries_stand_around_every_matrix():
+    operand = placed((2, 3, 4), "f4", extra=2, offset=1, gap=3)
+    assert np.isnan(operand.memory).all()
+    held = operand.holding(np.ones((2, 3, 4)))
+    assert (held.memory == 1).sum() == 24
+    assert held.memory.size == 1 + (3 * 6 + 3) + 2 * 6 + 4  # it ends with the last element
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(RuntimeError, match=re.escape("apt-get install g++")):
+        compiler.compiler.__wrapped__()
