@@ -1,0 +1,1 @@
+"""Measurements of the kernels, and the records they leave in results/."""

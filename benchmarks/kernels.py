@@ -1,0 +1,143 @@
+"""Measure the kernels on this machine: python -m benchmarks.kernels SUITE [--quick]
+
+Prints as it goes, and writes one file per suite to benchmarks/results/ at the end. A quick run is
+small, proves that everything works, and is recorded only where --output says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import records
+from benchmarks.cases import AWKWARD
+from benchmarks.harness import Bench
+from benchmarks.timing import GpuTimer, HostTimer, NvmlGauge
+
+logger = logging.getLogger("benchmarks.kernels")  # also where __name__ is __main__
+
+#: In the order of "all". Values: the suite in full, and what a quick one is given instead.
+SUITES = ("ladder", "ffma", "awkward", "transpose", "python")
+
+
+def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
+    """Return what measures each suite. Without a GPU, "python" is all there is."""
+    from benchmarks import python_comparison
+
+    small: dict[str, Any] = {"sizes": (32, 64), "largest_loop": 32, "sweep_size": 64}
+    python = functools.partial(python_comparison.measure, gpu=gpu, **(small if quick else {}))
+    if not gpu:
+        return {"python": python}
+    from benchmarks import products, transposes
+
+    tiny: dict[str, dict[str, Any]] = {
+        "ladder": {"n": 512},
+        "ffma": {"sizes": (512,), "sustained": ()},
+        "awkward": {"cases": [case for case in AWKWARD if case.flops < 2e9]},
+        "transpose": {"shapes": ((1024, 1024), (1009, 1013))},
+    }
+    full: dict[str, Callable[..., None]] = {
+        "ladder": products.ladder, "ffma": products.ffma, "awkward": products.awkward,
+        "transpose": transposes.measure,
+    }  # fmt: skip
+    chosen = {name: functools.partial(suite, **(tiny[name] if quick else {}))
+              for name, suite in full.items()}  # fmt: skip
+    return {**chosen, "python": python}
+
+
+def gpu_found() -> bool:
+    """Whether CuPy is installed and finds a GPU."""
+    try:
+        import cupy
+
+        return bool(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # no CuPy, no driver, no device: each with an error of its own
+        return False
+
+
+def describe_machine(gpu: bool) -> dict[str, Any]:
+    """Return what a record says about the machine."""
+    machine = {
+        "gpu": None, "count": 0, "driver": None, "cuda": None, "links": None,
+        "cpu": platform.machine(), "cores": os.cpu_count(),
+    }  # fmt: skip
+    if gpu:
+        import cupy
+        import pynvml
+
+        from benchmarks.peers import Cublas
+
+        pynvml.nvmlInit()
+        chip = cupy.cuda.runtime.getDeviceProperties(0)
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.Device().pci_bus_id)
+        cuda = cupy.cuda.runtime.runtimeGetVersion()
+        machine |= {
+            "gpu": chip["name"].decode(), "count": 1,
+            "driver": pynvml.nvmlSystemGetDriverVersion(),
+            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "cublas": Cublas(cupy.cuda.Stream.null).version,
+            "watts_allowed": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        }  # fmt: skip
+    return machine
+
+
+def bench_for(quick: bool, gpu: bool) -> Bench:
+    """Return how to measure here."""
+    if not gpu:
+        return Bench(HostTimer(), rounds=2 if quick else 3, sustained=0)
+    import cupy
+
+    gauge = NvmlGauge(cupy.cuda.Device().pci_bus_id)
+    if quick:
+        return Bench(GpuTimer(), rounds=2, target=0.002, sustained=0, gauge=gauge)
+    return Bench(GpuTimer(), gauge=gauge)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser.add_argument("suite", choices=(*SUITES, "all"))
+    parser.add_argument("--quick", action="store_true", help="toy sizes, few repetitions")
+    parser.add_argument("--output", type=Path, help="the folder of the records")
+    given = parser.parse_args(arguments)
+    _print_log()
+    gpu = gpu_found()
+    available = suites(given.quick, gpu)
+    wanted = SUITES if given.suite == "all" else (given.suite,)
+    if given.suite not in available and given.suite != "all":
+        parser.error(f"{given.suite} needs CuPy and an NVIDIA GPU; here is only: python")
+    folder = given.output or (None if given.quick else records.RESULTS)
+    header = records.run_header(describe_machine(gpu)) if folder else None
+    failed = 0
+    for name in wanted:
+        if name not in available:
+            logger.info("%s left out: it needs CuPy and an NVIDIA GPU", name)
+            continue
+        bench = bench_for(given.quick, gpu)
+        try:
+            available[name](bench)
+        except Exception:  # the other suites have not failed; half a suite is not recorded
+            logger.exception("%s failed", name)
+            failed += 1
+            continue
+        if folder and header:
+            logger.info("recorded in %s", records.save(bench.records, header, name, folder))
+    return min(failed, 1)
+
+
+def _print_log() -> None:
+    """Print what the benchmarks log, and no library's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logging.getLogger("benchmarks").handlers[:] = [handler]
+    logging.getLogger("benchmarks").setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

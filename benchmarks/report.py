@@ -1,0 +1,217 @@
+"""Tables of the newest records, written between markers into READMEs: python -m benchmarks.report
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.cases import TRANSPOSES
+from benchmarks.records import RESULTS, ROOT, Record, newest
+
+README = (ROOT / "kernels" / "README.md", ROOT / "benchmarks" / "README.md")
+_TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+Rows = list[Sequence[str]]
+
+
+def ladder(records: list[Record]) -> str:
+    """Rungs: rate, share of cuBLAS, and what each adds."""
+    last = next((r for r in records if r["sustained"] and "cublas" not in r["system"]), None)
+    rows: Rows = [
+        (_short(r["system"]), r["detail"] or "", f"{1000 * r['tflops']:.0f}", _percent(r, "cublas"))
+        for r in records
+    ]
+    note = ""
+    if last:
+        steady = last["sustained"]
+        note = (
+            f"\n{_short(last['system'])}, sustained: {steady['tflops']:.1f} TFLOP/s at "
+            f"{steady['sm_mhz']:.0f} MHz and {steady['watts']:.0f} W.\n"
+        )
+    return _markdown(("rung", "adds", "GFLOP/s", "% of cuBLAS"), rows, words=2) + note
+
+
+def transpose(records: list[Record]) -> str:
+    """Transposes: GB/s, and share of a copy."""
+    rows: Rows = [
+        (f"{r['shape'][0]} x {r['shape'][1]}", _short(r["system"]), f"{r['gbs']:.0f}",
+         _percent(r, "copy"))
+        for r in records
+    ]  # fmt: skip
+    return _markdown(("matrix", "kernel", "GB/s", "% of copy"), rows, words=2)
+
+
+def ffma(records: list[Record]) -> str:
+    """Square products: TFLOP/s and times cuBLAS, sustained where that was measured."""
+    ours = {r["case"]: r for r in records if r["system"] == "multimm" and r["tflops"]}
+    sizes = sorted({r["shape"][0] for r in ours.values()})
+    rows: Rows = []
+    for n in sizes:
+        found = [ours[f"ffma {n} {letters}"] for letters in TRANSPOSES]
+        rows.append((str(n), *(f"{r['tflops']:.1f} ({_ratio(r):.3f})" for r in found)))
+    parts = [_markdown(("n", *TRANSPOSES), rows), _means(ours.values())]
+    steady = _steady(records)
+    if steady:
+        head = ("case", "TFLOP/s", "x cuBLAS", "MHz", "W", "GFLOP/J", "cuBLAS GFLOP/J")
+        parts.append("Sustained for 3 s and more:\n\n" + _markdown(head, steady))
+    for r in records:
+        if r["case"].startswith("latency") and r["system"] == "multimm":
+            us = 1e6 * r["median"]
+            parts.append(
+                f"A call of `multimm.matmul` on two {r['shape'][0]} x {r['shape'][1]} arrays costs "
+                f"{us:.1f} us, one of `cupy.matmul` {us * r['ratio_vs']['cupy']:.1f} us.\n"
+            )
+    return "\n".join(parts)
+
+
+def _steady(records: list[Record]) -> Rows:
+    by_case: dict[str, dict[str, Record]] = {}
+    for r in records:
+        if r["sustained"]:
+            side = "cublas" if "cublas" in r["system"] else "multimm"
+            by_case.setdefault(r["case"], {})[side] = r["sustained"]
+    return [
+        (case.removeprefix("ffma "), f"{pair['multimm']['tflops']:.1f}",
+         f"{pair['multimm']['tflops'] / pair['cublas']['tflops']:.3f}",
+         f"{pair['multimm']['sm_mhz']:.0f}", f"{pair['multimm']['watts']:.0f}",
+         f"{pair['multimm']['gflop_per_joule']:.1f}", f"{pair['cublas']['gflop_per_joule']:.1f}")
+        for case, pair in by_case.items() if len(pair) == 2
+    ]  # fmt: skip
+
+
+def awkward(records: list[Record]) -> str:
+    """Awkward sizes: both rates and the ratio."""
+    ours = [r for r in records if r["system"] == "multimm"]
+    rows: Rows = [
+        (r["case"].removeprefix("awkward "), _figures(r["tflops"]),
+         _figures(r["tflops"] / _ratio(r)), f"{_ratio(r):.3f}")
+        for r in ours
+    ]  # fmt: skip
+    head = ("m x n x k", "TFLOP/s", "cuBLAS TFLOP/s", "x cuBLAS")
+    return _markdown(head, rows) + "\n" + _means(ours)
+
+
+def python(records: list[Record]) -> str:
+    """Times of the Python comparison, and how many times faster than the compiled loop."""
+    over_sizes = [r for r in records if not r["case"].startswith("python grid")]
+    sizes = sorted({r["shape"][0] for r in over_sizes})
+    parts = []
+    for where in ("on the host", "without transfers", "with transfers"):
+        here = [r for r in over_sizes if r["detail"] == where]
+        rows: Rows = []
+        for system in dict.fromkeys(r["system"] for r in here):
+            cells = [_time_and_gain(over_sizes, here, system, n) for n in sizes]
+            rows.append((system, *cells))
+        if rows:
+            parts.append(f"{where.capitalize()}:\n\n" + _markdown(("", *map(str, sizes)), rows))
+    return "\n".join(parts)
+
+
+def _time_and_gain(all_: list[Record], here: list[Record], system: str, n: int) -> str:
+    at = {r["system"]: r for r in here if r["shape"][0] == n}
+    base = [r for r in all_ if r["shape"][0] == n and r["system"] == "CPU, compiled"]
+    if system not in at:
+        return ""
+    median = at[system]["median"]
+    gain = f" ({_figures(base[0]['median'] / median)})" if base else ""
+    return f"{_figures(1e6 * median)}{gain}"
+
+
+def python_grid(records: list[Record]) -> str:
+    """Threads per block against blocks per grid."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for r in records:
+        if r["case"].startswith("python grid"):
+            kind, threads, blocks = r["system"].split(", ")
+            cells.setdefault((kind, threads), {})[blocks] = _figures(1e3 * r["median"])
+    columns = list(dict.fromkeys(name for row in cells.values() for name in row))
+    rows: Rows = [(*key, *(row.get(name, "") for name in columns)) for key, row in cells.items()]
+    return _markdown(("kernel", "per block", *columns), rows, words=2)
+
+
+#: By the name in the marker: the suite whose newest run is shown, and how.
+TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
+    "ladder": ("ladder", ladder),
+    "transpose": ("transpose", transpose),
+    "ffma": ("ffma", ffma),
+    "awkward": ("awkward", awkward),
+    "python": ("python", python),
+    "python-grid": ("python", python_grid),
+}
+
+
+def render(text: str, folder: Path = RESULTS) -> str:
+    """Return a text with its tables written anew."""
+    return _TABLE.sub(lambda m: f"{m[1]}{_table(m['name'], folder)}{m[3]}", text)
+
+
+def _table(name: str, folder: Path) -> str:
+    if name not in TABLES:
+        raise ValueError(f"no table is called {name!r}; known are {', '.join(TABLES)}")
+    suite, draw = TABLES[name]
+    records = newest(suite, folder)
+    if not records:
+        return f"Not measured yet: `python -m benchmarks.kernels {suite}`.\n"
+    first = records[0]
+    machine = first["machine"]
+    where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
+    return f"{draw(records)}\n{where}, {first['date'][:10]}, commit {first['commit'][:8]}.\n"
+
+
+def _markdown(head: Sequence[str], rows: Rows, words: int = 1) -> str:
+    """Return a table whose first `words` columns are words, and the others numbers."""
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    lines = [head, rule, *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def _figures(value: float) -> str:
+    """Three significant figures, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.12g}"
+
+
+def _short(system: str) -> str:
+    return {"cublas sgemm": "cuBLAS", "cublas lt": "cublasLt", "cupy": "CuPy"}.get(system, system)
+
+
+def _ratio(entry: Record) -> float:
+    return float(entry["ratio_vs"]["cublas"])
+
+
+def _percent(entry: Record, peer: str) -> str:
+    return f"{100 * entry['ratio_vs'][peer]:.1f}"
+
+
+def _means(ours: Iterable[Record]) -> str:
+    ratios = [_ratio(r) for r in ours]
+    if not ratios:
+        return ""
+    mean = statistics.geometric_mean(ratios)
+    return f"Times cuBLAS: geometric mean {mean:.3f}, least {min(ratios):.3f}.\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the tables; with --check, say whether they are as written."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if stale")
+    given = parser.parse_args(arguments)
+    stale = 0
+    for path in README:
+        text = path.read_text("utf-8")
+        wanted = render(text)
+        if wanted != text:
+            stale += 1
+            print(f"{path}: {'stale' if given.check else 'written'}")
+            if not given.check:
+                path.write_text(wanted, "utf-8")
+    return stale if given.check else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

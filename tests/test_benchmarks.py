@@ -1,0 +1,324 @@
+"""The benchmarks' own parts, and all of them at toy size with a stand-in for the clock."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import kernels, python_comparison, records, report
+from benchmarks.cases import AWKWARD, SQUARES, TRANSPOSES, Case, square
+from benchmarks.harness import Bench, Reference, WrongResultError, operands
+from benchmarks.ladder import RUNGS, SIGNATURE
+from benchmarks.peers import OVERRIDES, check_environment
+from benchmarks.timing import HostTimer, interleave, prepare, sustain
+from multimm.gpu.compile import compile_text
+
+
+class Clock:
+    """Time that passes only when somebody works."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.log = []
+
+    def __call__(self):
+        return self.now
+
+    def work(self, name, seconds):
+        def call():
+            self.now += seconds
+            self.log.append(name)
+
+        return call
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def timer(clock):
+    return HostTimer(clock=clock)
+
+
+@pytest.fixture
+def known_commit(monkeypatch):
+    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+
+
+# Timing
+
+
+def test_calls_take_turns_and_seconds_are_per_call(clock, timer):
+    calls = {"ours": clock.work("a", 0.25), "theirs": clock.work("b", 0.5)}
+    runs = interleave(timer, calls, rounds=3, target=1.0)
+    assert {name: run.seconds for name, run in runs.items()} == {
+        "ours": [0.25] * 3, "theirs": [0.5] * 3,
+    }  # fmt: skip
+    assert (runs["ours"].count, runs["theirs"].count) == (4, 2)
+    assert "".join(clock.log).endswith("aaaabb" * 3)
+    assert runs["ours"].median == 0.25
+
+
+def test_a_long_call_is_run_once_per_round(clock, timer):
+    _, runs = prepare(timer, clock.work("x", 7.0), target=0.01)
+    assert runs.count == 1
+
+
+def test_a_call_that_takes_no_time_at_all_ends(clock, timer):
+    _, runs = prepare(timer, lambda: None, target=0.01)
+    assert runs.count == 1
+
+
+def test_sustained_figures_last_and_count_energy(clock, timer):
+    gauge = SimpleNamespace(sample=lambda: (1950.0, 697.0), joules=lambda: 700.0 * clock.now)
+    figures = sustain(timer, clock.work("x", 0.125), 3.0, gauge, clock)
+    assert figures.duration >= 3.0
+    assert figures.seconds == 0.125
+    assert figures.joules == pytest.approx(700 * 0.125)
+
+
+# Cases and operands
+
+
+def test_the_awkward_list_is_complete_and_named_apart():
+    names = [case.name for case in AWKWARD]
+    assert len(set(names)) == len(names) == 40
+    assert {"64 x 64 x 1048576, NN", "4096 x 4096 x 4096, NN, base + 4 bytes",
+            "4096 x 4096 x 4096, TT, ld = width + 1", "32 x 32 x 32, NN, 10000 times",
+            } <= set(names)  # fmt: skip
+    assert SQUARES == (512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("letters", TRANSPOSES)
+@pytest.mark.parametrize(("batch", "extra", "offset"), [(0, 0, 0), (0, 1, 1), (3, 2, 0)])
+def test_operands_lie_as_the_case_says(letters, batch, extra, offset):
+    case = Case(5, 6, 7, letters, batch, extra, offset)
+    a, b, out = operands(np, case)
+    assert (a.shape, b.shape, out.shape) == case.shapes
+    for x in (a, b, out):
+        assert x.strides[-2] == 4 * (x.shape[-1] + extra)
+        assert x.strides[-1] == 4
+    assert np.isfinite(a).all()
+    assert np.isfinite(b).all()
+    assert np.isnan(out).all()
+    assert case.flops == 2 * 5 * 6 * 7 * max(1, batch)
+
+
+# Verification
+
+
+def _product(case, a, b):
+    return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
+
+
+@pytest.mark.parametrize("case", [square(33, "TN"), Case(3, 5, 40, "NT", batch=4)])
+def test_a_right_product_is_let_through_and_wrong_ones_are_not(case):
+    a, b, out = operands(np, case)
+    reference = Reference(np, case, a, b)
+    right = _product(case, a, b)
+
+    def write(values):
+        def call():
+            out[...] = values
+
+        return call
+
+    errors = reference.check(out, write(right))
+    assert 0 < errors.componentwise <= case.k + 3
+    assert 0 < errors.relative < 1e-6
+    one_off = right.copy()
+    one_off[..., -1, -1] += 1e-3 * abs(right).max()
+    for wrong in (one_off, np.full_like(right, np.nan)):
+        with pytest.raises(WrongResultError, match=re.escape(case.name)):
+            reference.check(out, write(wrong))
+    with pytest.raises(WrongResultError):  # what is not written stays NaN
+        reference.check(out, lambda: None)
+
+
+def test_overrides_of_float32_are_refused(monkeypatch):
+    for name in OVERRIDES:
+        monkeypatch.delenv(name, raising=False)
+    check_environment()
+    monkeypatch.setenv("CUPY_TF32", "0")
+    check_environment()
+    monkeypatch.setenv("CUBLAS_EMULATE_SINGLE_PRECISION", "1")
+    with pytest.raises(RuntimeError, match="CUBLAS_EMULATE_SINGLE_PRECISION set"):
+        check_environment()
+
+
+# The ladder
+
+
+def test_the_ladder_has_seven_rungs_with_all_their_parameters():
+    assert [rung.number for rung in RUNGS] == list(range(1, 8))
+    for rung in RUNGS:
+        text = rung.text
+        assert re.search(rf"\b{rung.entry}\(index_t m,", text)
+        needed = set(re.findall(r"!defined\((\w+)\)", text))
+        needed |= set(re.findall(r"#ifndef (\w+)\n#error", text))
+        assert needed == {name for name, _ in rung.defines}, rung.file
+        entry = text[text.index(rung.entry) :]
+        parameters = entry[entry.index("(") : entry.index("{")].split(",")
+        assert len(parameters) == len(SIGNATURE)
+        assert rung.blocks(0, 5) == 0
+        assert rung.blocks(rung.block_m + 1, rung.block_n) == 2
+
+
+def test_every_rung_opens_with_what_it_costs():
+    for rung in RUNGS:
+        opening = rung.text[: rung.text.index("#ifdef")]
+        for word in ("D = alpha * A * B + beta * C", "rows lie lda", "one warp", "// Cost"):
+            assert word in opening, f"{rung.file}: {word}"
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_every_rung_fits_the_chip_that_it_is_measured_on(rung):
+    usage = compile_text(rung.text, "sm_90").usage[rung.entry]
+    assert usage.spilled == 0
+    assert usage.registers * rung.threads <= 65536
+
+
+def test_the_recorded_ladder_climbs_to_cublas():
+    climb = [entry for entry in records.newest("ladder") if entry["system"][0].isdigit()]
+    for lower, higher in itertools.pairwise(climb):
+        assert higher["median"] < lower["median"], higher["system"]
+    for entry in climb[-1:]:
+        assert entry["ratio_vs"]["cublas"] >= 0.85
+
+
+# Records
+
+
+def test_a_record_carries_every_key_and_survives_the_file(tmp_path, known_commit):
+    header = records.run_header({"gpu": "toy", "count": 1})
+    entry = records.record("c", "multimm", (2, 3, 4), [1.0, 3.0, 2.0], flops=4e12, plan="p")
+    assert (entry["median"], entry["tflops"]) == (2.0, 2.0)
+    path = records.save([entry], header, "toy", tmp_path)
+    (loaded,) = records.load(path)
+    assert set(loaded) == set(records.KEYS)
+    assert loaded["commit"] == "0123456789abcdef"
+    assert loaded["machine"]["gpu"] == "toy"
+    assert loaded["seconds"] == [1.0, 3.0, 2.0]
+    assert loaded["bytes_received"] is None
+    with pytest.raises(FileExistsError):  # a record is never written over
+        records.save([entry], header, "toy", tmp_path)
+
+
+def test_unknown_keys_and_other_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="records have no key"):
+        records.record("c", "s", (1,), [1.0], speed=3)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"case": 1}))
+    with pytest.raises(ValueError, match="no run of the benchmarks"):
+        records.load(path)
+
+
+def test_a_commit_is_asked_for_where_none_is_known(monkeypatch, tmp_path):
+    monkeypatch.delenv("MULTIMM_COMMIT", raising=False)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    with pytest.raises(RuntimeError, match="set MULTIMM_COMMIT"):
+        records.commit()
+
+
+def test_all_kept_records_can_be_read():
+    for path in records.RESULTS.glob("*.json"):
+        for entry in records.load(path):
+            assert entry["commit"], path
+            assert entry["median"] > 0, path
+
+
+# Tables
+
+
+def _entry(case, system, ratio, **more):
+    return dict.fromkeys(records.KEYS) | {
+        "case": case, "system": system, "shape": [4096, 4096, 4096], "seconds": [0.1],
+        "median": 0.1, "tflops": 40.0, "gbs": 3000.0, "ratio_vs": {"cublas": ratio, "copy": ratio},
+        **more,
+    }  # fmt: skip
+
+
+STEADY = {"tflops": 50.0, "sm_mhz": 1950.0, "watts": 697.0, "gflop_per_joule": 72.0}
+
+
+def test_tables_show_what_the_records_say():
+    table = report.ladder([_entry("ladder", "7_warp_tile", 0.89, detail="x", sustained=STEADY)])
+    assert "| 7_warp_tile | x | 40000 | 89.0 |" in table
+    assert "50.0 TFLOP/s at 1950 MHz and 697 W" in table
+    assert "| 4096 x 4096 | naive | 3000 | 12.0 |" in report.transpose([_entry("t", "naive", 0.12)])
+    square_records = [
+        _entry(f"ffma 4096 {letters}", system, ratio, sustained=STEADY)
+        for letters in TRANSPOSES for system, ratio in (("multimm", 1.05), ("cublas lt", 1.0))
+    ]  # fmt: skip
+    table = report.ffma(square_records)
+    assert "| 4096 | 40.0 (1.050) |" in table
+    assert "| 4096 NN | 50.0 | 1.000 | 1950 | 697 | 72.0 | 72.0 |" in table
+    assert "geometric mean 1.050, least 1.050" in table
+    pair = [_entry("awkward 1 x 2 x 3, NN", "multimm", 2.0), _entry("awkward x", "multimm", 0.5)]
+    assert "| 1 x 2 x 3, NN | 40 | 20 | 2.000 |" in report.awkward(pair)
+    assert "geometric mean 1.000, least 0.500" in report.awkward(pair)
+
+
+def test_markers_are_filled_from_the_newest_run(tmp_path, known_commit):
+    text = "a\n<!-- table: ladder -->\nold\n<!-- end of table -->\nb\n"
+    assert "Not measured yet" in report.render(text, tmp_path)
+    for second, rate in ((1, 1e12), (2, 2e12)):
+        header = records.run_header({"gpu": "toy", "count": 1})
+        header["date"] = f"2026-01-01T00:00:0{second}Z"
+        entry = records.record("l", "1_naive", (8, 8, 8), [1.0], flops=rate,
+                               ratio_vs={"cublas": 0.5}, detail="first")  # fmt: skip
+        records.save([entry], header, "ladder", tmp_path)
+    filled = report.render(text, tmp_path)
+    assert "| 1_naive | first | 2000 | 50.0 |" in filled
+    assert "toy, 2026-01-01, commit 01234567." in filled
+    assert report.render(filled, tmp_path) == filled
+    with pytest.raises(ValueError, match="no table is called 'nothing'"):
+        report.render("<!-- table: nothing -->\n<!-- end of table -->")
+
+
+@pytest.mark.parametrize("path", report.README, ids=lambda path: path.parent.name)
+def test_readmes_agree_with_the_records(path):
+    text = path.read_text("utf-8")
+    assert "<!-- table: " in text
+    assert report.render(text) == text, "stale: run python -m benchmarks.report"
+
+
+# Suites at toy size
+
+
+def test_the_python_comparison_runs_on_the_cpu(clock, monkeypatch):
+    bench = Bench(HostTimer(), rounds=2, target=0, sustained=0)
+    python_comparison.measure(bench, gpu=False, sizes=(4, 8), largest_loop=4)
+    systems = {(entry["case"], entry["system"]) for entry in bench.records}
+    assert {
+        ("python 4", "CPU, Python loop"),
+        ("python 4", "NumPy"),
+        ("python 8", "NumPy"),
+    } <= systems
+    assert ("python 8", "CPU, Python loop") not in systems
+
+
+def test_a_wrong_product_is_not_timed(monkeypatch):
+    wrong = {"NumPy": lambda: np.zeros((4, 4), np.float32)}
+    monkeypatch.setattr(python_comparison, "cpu_products", lambda *_: wrong)
+    with pytest.raises(WrongResultError, match="NumPy is wrong for n = 4"):
+        python_comparison.measure(Bench(HostTimer(), rounds=1), gpu=False, sizes=(4,))
+
+
+def test_the_command_runs_what_a_machine_without_gpu_can(
+    tmp_path, monkeypatch, known_commit, capsys
+):
+    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
+    assert kernels.main(["all", "--quick", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("python-*.json")
+    assert {entry["shape"][0] for entry in records.load(path)} == {32, 64}
+    with pytest.raises(SystemExit):
+        kernels.main(["ladder"])
+    assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err
