@@ -126,7 +126,7 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 
 #: One NVIDIA H200: FP32 rate of our kernel at 8192 and device copy, both measured there;
 #: spilling to host memory is dask-cuda's default.
-H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 37_600.0, 4130.0)
+H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 51_500.0, 4199.0)
 
 
 @dataclass(frozen=True, slots=True)
