@@ -90,11 +90,19 @@ def is_gpu(block: Block) -> bool:
 
 
 def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
-    """`gemm` as a task: finished when it returns."""
-    return finished(gemm(a, b, partial, c, step=step))
+    """`gemm` as a task: finished when it returns, and the same on every worker."""
+    return finished(gemm(a, b, partial, c, step=step, tuned=False))
 
 
-def gemm(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+def gemm(
+    a: Block,
+    b: Block,
+    partial: Block = None,
+    c: Block = None,
+    *,
+    step: Step,
+    tuned: bool = True,
+) -> Block:
     """D = alpha (op(A) op(B) + P) + beta C, out of place.
 
     Parameters
@@ -104,6 +112,8 @@ def gemm(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: St
     partial : array of shape (..., m, n) and dtype ``step.accumulate``, optional
     c : array of shape (..., m, n), optional
     step : Step
+    tuned : bool
+        Use what `multimm tune` found on this GPU.
 
     Returns
     -------
@@ -122,6 +132,7 @@ def gemm(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: St
             beta=step.beta,
             c=c,
             partial=partial,
+            tuned=tuned,
         )
     return reference.gemm(
         a,
