@@ -96,7 +96,7 @@ def matmul(
     options = _options(blocks, slabs, p_k)
     if options is NOTHING_FIXED and (done := recall.product(a, b)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
-    a, b = pair(a, b, precision)
+    a, b = pair(a, b)
     if min(a.ndim, b.ndim) == 0:
         raise ShapeError(
             f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
@@ -160,7 +160,8 @@ def gemm(
     array([[19., 26.],
            [25., 36.]])
     """
-    a, b = pair(a, b, precision)
+    check_precision(precision)
+    a, b = pair(a, b)
     options = _options(blocks, slabs, p_k)
     if (a.ndim, b.ndim) != (2, 2):
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")

@@ -139,9 +139,8 @@ def as_dask(x: Array) -> Any:
     return x if is_dask(x) else da.from_array(x, chunks="auto", asarray=False)
 
 
-def pair(a: Any, b: Any, precision: str) -> tuple[Array, Array]:
+def pair(a: Any, b: Any) -> tuple[Array, Array]:
     """Both operands as arrays: the checks that need no shapes and no dtypes."""
-    check_precision(precision)
     a, b = as_array(a, "a"), as_array(b, "b")
     if type(a) is not type(b) or is_dask(a):
         check_same_device(a=a, b=b)

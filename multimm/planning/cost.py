@@ -52,27 +52,6 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     return total
 
 
-def _rows_of_batch(layout: Layout, shape: tuple[int, ...]) -> dict[tuple[int, ...], set[int]]:
-    """For every batch block of an operand, the flat batch blocks of C that use it."""
-    users: dict[tuple[int, ...], set[int]] = {}
-    own = len(shape) - 2
-    dims = len(layout.batch_blocks)
-    for flat, index in enumerate(product(*(range(len(b)) for b in layout.batch_blocks))):
-        local = index[dims - own :]
-        key = tuple(0 if shape[d] == 1 else at for d, at in enumerate(local))
-        users.setdefault(key, set()).add(flat)
-    return users
-
-
-def _batch_size(layout: Layout, shape: tuple[int, ...], key: tuple[int, ...]) -> int:
-    size = 1
-    for blocks, length, at in zip(
-        layout.batch_blocks[len(layout.batch_blocks) - len(key) :], shape, key, strict=False
-    ):
-        size *= 1 if length == 1 else blocks[at]
-    return size
-
-
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
 Transfer = tuple[int, set[int], int]
 
