@@ -98,6 +98,15 @@ static_assert(!(WIDE_A && A_ALONG_K) && !(WIDE_B && B_ALONG_K), "turning takes c
 static_assert(LANES_M * WARP_N * (THREADS / 32) <= STAGES * GROUP * STAGE,
               "D is laid out where k tiles were");
 
+// The k in which piece number `piece` of a tile is copied: TOGETHER pieces at a time, for each
+// group of copies costs three empty instructions, and all at once they hold up the shared reads.
+// On an H200, groups 3 k apart were up to 3 % faster where A is copied 16 bytes at a time, and as
+// much slower where it is scattered.
+constexpr int TOGETHER = 4, APART = A_ALONG_K ? 2 : 3;
+__device__ constexpr int piece_k(int piece) {
+  return piece / TOGETHER * APART < BLOCK_K - 2 ? piece / TOGETHER * APART : BLOCK_K - 2;
+}
+
 // A thread's share in copying one operand's k tiles.
 template <int SPAN, bool ALONG_K, int FLOATS>
 class TileCopier {
@@ -108,11 +117,12 @@ class TileCopier {
   static_assert(ALONG_K || THREADS * FLOATS % SPAN == 0, "along x, a copy covers whole rows");
 
   // `tile` is the operand's element (x = first of this block, k = 0); x_left of its x exist.
-  __device__ __forceinline__ TileCopier(const float* tile, index_t ld, int x_left)
-      : at_(tile + offset(x_of(0), k_of(0), ld)),
+  // `stages` is where the first buffer's tile of this operand lies in shared memory.
+  __device__ __forceinline__ TileCopier(const float* tile, index_t ld, int x_left, unsigned stages)
+      : at_(reinterpret_cast<const char*>(tile + offset(x_of(0), k_of(0), ld))),
         step_(4 * (ALONG_K ? THREADS / K_RUN * ld : THREADS * FLOATS / SPAN * ld)),
         rewind_(4 * BLOCK_K - (X_BITS - 1) * step_),
-        shared_(k_of(0) * pitch(SPAN, ALONG_K) + x_of(0)),
+        to_(stages + 4 * (k_of(0) * pitch(SPAN, ALONG_K) + x_of(0))),
         exists_(0) {
 #pragma unroll
     for (int i = 0; i < X_BITS; ++i) {
@@ -120,38 +130,59 @@ class TileCopier {
     }
   }
 
-  // Copy the first tile, of which `size` k exist; the rest is 0.
-  __device__ __forceinline__ void copy_first(float* stage, int size, index_t ld) {
-    const float* at = at_;
-#pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-      float* to = stage + shared_ + shared_offset(i);
-      if (k_of(i) < size) {
-        copy_async<4 * FLOATS>(to, at + k_offset(i), exists_ >> bit(i) & 1);
-      } else {
-#pragma unroll
-        for (int word = 0; word < FLOATS; ++word) to[word] = 0.0f;
-      }
-      if (steps_after(i)) at = advance(at, step_);
-    }
-    at_ += ALONG_K ? size : size * ld;
+  // Copy the first tile, of which `size` k exist; the rest is 0. `first` is the first buffer.
+  __device__ __forceinline__ void copy_first(float* first, int size, index_t ld) {
+    zero_or_copy<0>(first + k_of(0) * pitch(SPAN, ALONG_K) + x_of(0), at_, size);
+    at_ += 4 * (ALONG_K ? size : size * ld);
   }
 
-  // Copy piece `i` of the next tile, if there is one; after the last piece it is the current one.
-  __device__ __forceinline__ void copy_piece(float* stage, int i, bool more) {
-    const unsigned exists = more ? exists_ : 0;
-    copy_async<4 * FLOATS>(stage + shared_ + shared_offset(i), at_ + k_offset(i),
-                           exists >> bit(i) & 1);
-    if (ALONG_K && i == COPIES - 1) {
-      at_ = advance(at_, rewind_);
-    } else if (steps_after(i)) {
-      at_ = advance(at_, step_);
+  // Copy those pieces of the next tile that are due in step kk, or all of them, if there is such a
+  // tile, into the buffer that lies `buffer` bytes after the first. After its last piece that tile
+  // is the current one. The first piece is number FIRST of those of both operands.
+  template <int FIRST, int I = 0>
+  __device__ __forceinline__ void copy_due(unsigned buffer, bool more, int kk) {
+    if constexpr (I < COPIES) {
+      if (piece_k(FIRST + I) == kk) copy_piece<I>(buffer, more);
+      copy_due<FIRST, I + 1>(buffer, more, kk);
+    }
+  }
+  template <int I = 0>
+  __device__ __forceinline__ void copy_all(unsigned buffer, bool more) {
+    if constexpr (I < COPIES) {
+      copy_piece<I>(buffer, more);
+      copy_all<I + 1>(buffer, more);
     }
   }
 
  private:
   static constexpr int PER_X = ALONG_K ? BLOCK_K / K_RUN : COPIES;  // copies of one x
   static constexpr int X_BITS = COPIES / PER_X;
+
+  template <int I>
+  __device__ __forceinline__ void zero_or_copy(float* to, const char* at, int size) {
+    if constexpr (I < COPIES) {
+      if (k_of(I) < size) {
+        copy_async<4 * FLOATS, 4 * shared_offset(I), 4 * k_offset(I)>(to_, at,
+                                                                      exists_ >> bit(I) & 1);
+      } else {
+#pragma unroll
+        for (int word = 0; word < FLOATS; ++word) to[shared_offset(I) + word] = 0.0f;
+      }
+      zero_or_copy<I + 1>(to, steps_after(I) ? advance(at, step_) : at, size);
+    }
+  }
+
+  template <int I>
+  __device__ __forceinline__ void copy_piece(unsigned buffer, bool more) {
+    const unsigned exists = more ? exists_ : 0;
+    copy_async<4 * FLOATS, 4 * shared_offset(I), 4 * k_offset(I)>(to_ + buffer, at_,
+                                                                  exists >> bit(I) & 1);
+    if (ALONG_K && I == COPIES - 1) {
+      at_ = advance(at_, rewind_);
+    } else if (steps_after(I)) {
+      at_ = advance(at_, step_);
+    }
+  }
 
   static __device__ constexpr int bit(int i) { return i / PER_X; }
   static __device__ constexpr bool steps_after(int i) { return !ALONG_K || i % PER_X == PER_X - 1; }
@@ -172,22 +203,15 @@ class TileCopier {
     return ALONG_K ? x * ld + k : k * ld + x;
   }
 
-  const float* at_;
+  const char* at_;
   const index_t step_, rewind_;  // bytes
-  const int shared_;
+  const unsigned to_;
   unsigned exists_;
 };
 
-// The next buffer of the ring.
+// The next buffer of the ring; buffers are known by their offsets in bytes.
 __device__ __forceinline__ int after(int buffer) {
-  return buffer == (STAGES * GROUP - 1) * STAGE ? 0 : buffer + STAGE;
-}
-
-// The k in which piece number `piece` of a tile is copied: TOGETHER pieces at a time, for each
-// group of copies costs three empty instructions, and all at once they hold up the shared reads.
-constexpr int TOGETHER = 4, APART = 2;
-__device__ constexpr int piece_k(int piece) {
-  return piece / TOGETHER * APART < BLOCK_K - 2 ? piece / TOGETHER * APART : BLOCK_K - 2;
+  return buffer == 4 * (STAGES * GROUP - 1) * STAGE ? 0 : buffer + 4 * STAGE;
 }
 
 // A thread's SIZE values of one k, as 16-byte strips STRIDE apart.
@@ -205,19 +229,24 @@ __device__ __forceinline__ void read_strips(float (&fragment)[SIZE], const float
 
 using Accumulators = float[THREAD_M][THREAD_N];
 
-// Along one row (ORDER 1: column) and back along the next: neighbouring multiply-adds share an
-// operand, which then comes from the reuse cache instead of a register bank.
+// Position `step` of a line of `size`, whose odd ones are walked backwards.
+__device__ constexpr int there_and_back(int line, int step, int size) {
+  return line % 2 ? size - 1 - step : step;
+}
+
+// Neighbouring multiply-adds share an operand, which then comes from the reuse cache instead of a
+// register bank. ORDER 0: along one row of a thread's values and back along the next. ORDER 1: two
+// columns at a time, down one pair and up the next, the two values of a row one after the other.
 __device__ __forceinline__ void multiply(Accumulators& acc, const float (&a)[THREAD_M],
                                          const float (&b)[THREAD_N]) {
 #pragma unroll
-  for (int outer = 0; outer < (ORDER ? THREAD_N : THREAD_M); ++outer) {
-#pragma unroll
-    for (int there = 0; there < (ORDER ? THREAD_M : THREAD_N); ++there) {
-      const int inner = outer % 2 ? (ORDER ? THREAD_M : THREAD_N) - 1 - there : there;
-      const int i = ORDER ? inner : outer;
-      const int j = ORDER ? outer : inner;
-      acc[i][j] = fma_rn(a[i], b[j], acc[i][j]);
-    }
+  for (int step = 0; step < THREAD_M * THREAD_N; ++step) {
+    constexpr int LINE = ORDER ? 2 * THREAD_M : THREAD_N;
+    const int line = step / LINE;
+    const int at = there_and_back(line, step % LINE / (ORDER ? 2 : 1), LINE / (ORDER ? 2 : 1));
+    const int i = ORDER ? at : line;
+    const int j = ORDER ? 2 * line + there_and_back(step % LINE / 2, step % 2, 2) : at;
+    acc[i][j] = fma_rn(a[i], b[j], acc[i][j]);
   }
 }
 
@@ -226,9 +255,9 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const float (&a)[THR
 __device__ __forceinline__ void multiply_tile(Accumulators& acc, float* shared, const float* a,
                                               index_t lda, const float* b, index_t ldb, int rows,
                                               int cols, index_t k) {
-  TileCopier<BLOCK_M, A_ALONG_K, WIDE_A ? 4 : 1> a_copier(a, lda, rows);
-  TileCopier<BLOCK_N, B_ALONG_K, WIDE_B ? 4 : 1> b_copier(b, ldb, cols);
-  constexpr int A_COPIES = a_copier.COPIES, B_COPIES = b_copier.COPIES;
+  const unsigned stages = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  TileCopier<BLOCK_M, A_ALONG_K, WIDE_A ? 4 : 1> a_copier(a, lda, rows, stages);
+  TileCopier<BLOCK_N, B_ALONG_K, WIDE_B ? 4 : 1> b_copier(b, ldb, cols, stages + 4 * STAGE_A);
 
   const int tiles = static_cast<int>(ceil_div(k, BLOCK_K));
   const int first = static_cast<int>(k - (tiles - 1) * static_cast<index_t>(BLOCK_K));
@@ -238,25 +267,25 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, float* shared, 
 #pragma unroll 1
   for (int t = 1; t < (STAGES - 1) * GROUP; ++t) {
     const bool more = t < tiles;
-#pragma unroll
-    for (int i = 0; i < A_COPIES; ++i) a_copier.copy_piece(shared + t * STAGE, i, more);
-#pragma unroll
-    for (int i = 0; i < B_COPIES; ++i) b_copier.copy_piece(shared + t * STAGE + STAGE_A, i, more);
+    a_copier.copy_all(4 * t * STAGE, more);
+    b_copier.copy_all(4 * t * STAGE, more);
     if ((t + 1) % GROUP == 0) commit_copies();
   }
   wait_copies<STAGES - 2>();
   __syncthreads();  // the first tile has landed for all
 
-  const float* a_strips = shared + strip_row(threadIdx.x);
-  const float* b_strips = shared + STAGE_A + strip_col(threadIdx.x);
+  const char* const a_first = reinterpret_cast<char*>(shared + strip_row(threadIdx.x));
+  const char* const b_first = reinterpret_cast<char*>(shared + STAGE_A + strip_col(threadIdx.x));
+  const float* a_strips = reinterpret_cast<const float*>(a_first);
+  const float* b_strips = reinterpret_cast<const float*>(b_first);
   float a_fragment[2][THREAD_M], b_fragment[2][THREAD_N];
   read_strips<THREAD_M, STRIDE_M>(a_fragment[0], a_strips);
   read_strips<THREAD_N, STRIDE_N>(b_fragment[0], b_strips);
 
-  int reading = 0, writing = (STAGES - 1) * GROUP * STAGE;  // offsets of buffers in the ring
+  const int copied = tiles - (STAGES - 1) * GROUP;  // in so many steps there is a tile to copy
+  int reading = 0, writing = 4 * (STAGES - 1) * GROUP * STAGE;
 #pragma unroll 1
   for (int t = 0; t < tiles; ++t) {
-    const bool more = t + (STAGES - 1) * GROUP < tiles;
 #pragma unroll
     for (int kk = 0; kk < BLOCK_K; ++kk) {
       if (kk == BLOCK_K - 1) {
@@ -268,20 +297,17 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, float* shared, 
         }
         reading = after(reading);
         writing = after(writing);
+        const int offset = as_written(reading);
+        a_strips = reinterpret_cast<const float*>(a_first + offset);
+        b_strips = reinterpret_cast<const float*>(b_first + offset);
       }
       const int next = (kk + 1) % BLOCK_K;
       read_strips<THREAD_M, STRIDE_M>(a_fragment[(kk + 1) % 2],
-                                      a_strips + reading + next * pitch(BLOCK_M, A_ALONG_K));
+                                      a_strips + next * pitch(BLOCK_M, A_ALONG_K));
       read_strips<THREAD_N, STRIDE_N>(b_fragment[(kk + 1) % 2],
-                                      b_strips + reading + next * pitch(BLOCK_N, B_ALONG_K));
-#pragma unroll
-      for (int i = 0; i < A_COPIES; ++i) {
-        if (piece_k(i) == kk) a_copier.copy_piece(shared + writing, i, more);
-      }
-#pragma unroll
-      for (int i = 0; i < B_COPIES; ++i) {
-        if (piece_k(A_COPIES + i) == kk) b_copier.copy_piece(shared + writing + STAGE_A, i, more);
-      }
+                                      b_strips + next * pitch(BLOCK_N, B_ALONG_K));
+      a_copier.template copy_due<0>(writing, t < copied, kk);
+      b_copier.template copy_due<a_copier.COPIES>(writing, t < copied, kk);
       multiply(acc, a_fragment[kk % 2], b_fragment[kk % 2]);
     }
   }

@@ -83,8 +83,8 @@ class TileConfig:
     group : int
         Tiles of k between two barriers.
     order : int
-        0: multiply-adds go along rows of a thread's values, 1: along columns. Which of the two
-        suits the register banks better, the compiler decides.
+        0: multiply-adds go along rows of a thread's values, 1: along pairs of columns. Which of
+        the two suits the register banks better, the compiler decides.
     min_blocks : int
         Thread blocks that must fit a multiprocessor together; bounds the registers.
     """
@@ -173,7 +173,7 @@ def _positive(c: TileConfig) -> _Rules:
 
 def _divisible(c: TileConfig) -> _Rules:
     return (
-        (c.order in (0, 1), "order must be 0 (along rows) or 1 (along columns)"),
+        (c.order in (0, 1), "order must be 0 (along rows) or 1 (along pairs of columns)"),
         (
             c.thread_m % STRIP == 0 and c.thread_n % STRIP == 0,
             f"thread_m and thread_n must be multiples of {STRIP}: shared reads fetch 16 bytes",

@@ -45,6 +45,7 @@
 #define __shfl_xor_sync(...) ::cuda_on_cpu::shuffle(__FILE__, __LINE__, 'x', __VA_ARGS__)
 #define __shfl_up_sync(...) ::cuda_on_cpu::shuffle(__FILE__, __LINE__, 'u', __VA_ARGS__)
 #define __shfl_down_sync(...) ::cuda_on_cpu::shuffle(__FILE__, __LINE__, 'd', __VA_ARGS__)
+#define __any_sync(...) ::cuda_on_cpu::any(__FILE__, __LINE__, __VA_ARGS__)
 
 struct dim3 {
   unsigned x, y, z;
@@ -114,6 +115,12 @@ T shuffle(const char* file, int line, char how, unsigned mask, T value, int arg,
   memcpy(&value, warp_slots() + source, sizeof(T));
   warp_barrier_all(file, line);
   return value;
+}
+
+inline int any(const char* file, int line, unsigned mask, int predicate) {
+  for (int other = 1; other < 32; other *= 2)
+    predicate |= shuffle(file, line, 'x', mask, predicate, other);
+  return predicate != 0;
 }
 
 // ---- how launches.cpp calls a kernel: by the types that the kernel itself declares ----
@@ -211,6 +218,9 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline size_t __cvta_generic_to_shared(const void* p) { return cuda_on_cpu::shared_address(p); }
+inline void* __cvta_shared_to_generic(size_t address) {
+  return cuda_on_cpu::shared_pointer(static_cast<uint32_t>(address));
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __trap() { cuda_on_cpu::fail("__trap() was called"); }

@@ -18,7 +18,41 @@ inline void add_rn_f64(double& d, double a, double b) { d = a + b; }
 // Integers of 64 bits may be pointers: "l" operands are both.
 template <class D, class A, class B>
 void add_s64(D& d, A a, B b) { d = (D)((int64_t)a + (int64_t)b); }
+template <class D, class A>
+void mov_b32(D& d, A a) { d = a; }
 inline void setp_ne_b32(bool& p, int a, int b) { p = a != b; }
+// FP16 numbers are rounded to nearest even. The second operand is the lower half of d.
+inline uint16_t half_bits(float a) {
+  const double size = a < 0 ? -static_cast<double>(a) : a;
+  const uint16_t sign = signbit(a) ? 0x8000 : 0;
+  if (!(size == size)) return sign | 0x7fff;
+  if (size >= 65520) return sign | 0x7c00;
+  int exponent;  // of half's last place: -24 for subnormal numbers
+  frexp(size, &exponent);
+  exponent = size < 0x1p-14 ? -24 : exponent - 11;
+  // A significand of 2^11 carries into the exponent, as it should.
+  return sign | static_cast<uint16_t>(nearbyint(ldexp(size, -exponent)) + 1024 * (exponent + 24));
+}
+inline void cvt_rn_f16x2_f32(unsigned& d, float high, float low) {
+  d = static_cast<unsigned>(half_bits(high)) << 16 | half_bits(low);
+}
+inline void cvt_f32_f16(float& d, uint16_t a) {
+  const int exponent = a >> 10 & 31, significand = a & 1023;
+  const float size = exponent == 31 ? (significand ? NAN : INFINITY)
+                     : exponent ? ldexpf(1024 + significand, exponent - 25)
+                                : ldexpf(significand, -24);
+  d = a >> 15 ? -size : size;
+}
+inline void st_relaxed_gpu_global_u32(unsigned* at, unsigned word) {
+  *static_cast<volatile unsigned*>(at) = word;
+}
+// Blocks run one after the other: a word that is not there now is not there later either.
+inline void ld_relaxed_gpu_global_u32(unsigned& word, const unsigned* from) {
+  static int in_vain = 0;
+  word = *static_cast<const volatile unsigned*>(from);
+  in_vain = word ? 0 : in_vain + 1;
+  if (in_vain > 100000) fail("waits for a word that no block before this one has left");
+}
 
 // AddressSanitizer looks here, in the kernel's own code: the copy itself comes later.
 inline void touch(const void* memory, int bytes) {
