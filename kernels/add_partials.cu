@@ -36,16 +36,10 @@
 #include "common/ieee.cuh"
 #include "common/index.cuh"
 
-// double knows no flush-to-zero, but without these a compiler would fuse a product with a sum.
+// As in ieee.cuh: a product that no sum is fused with.
 __device__ __forceinline__ double mul_rn(double a, double b) {
   double d;
   asm("mul.rn.f64 %0, %1, %2;" : "=d"(d) : "d"(a), "d"(b));
-  return d;
-}
-
-__device__ __forceinline__ double add_rn(double a, double b) {
-  double d;
-  asm("add.rn.f64 %0, %1, %2;" : "=d"(d) : "d"(a), "d"(b));
   return d;
 }
 
@@ -110,11 +104,12 @@ __device__ __forceinline__ void store(const Matrix& x, const Place& place, Vecto
   __stcg(reinterpret_cast<Whole*>(at(x, place)), whole);
 }
 
+// Plain sums: there is nothing that they could be fused with, products are those of mul_rn.
 template <int WIDTH>
 __device__ __forceinline__ Vector<WIDTH> sum(Vector<WIDTH> x, Vector<WIDTH> y) {
   Vector<WIDTH> s;
 #pragma unroll
-  for (int i = 0; i < WIDTH; ++i) s.at[i] = add_rn(x.at[i], y.at[i]);
+  for (int i = 0; i < WIDTH; ++i) s.at[i] = x.at[i] + y.at[i];
   return s;
 }
 

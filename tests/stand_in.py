@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from multimm.gpu import add, compiled, transpose
+from multimm.gpu import compiled, recall
 
 LAYOUTS = ("C", "F", "wide rows", "wide columns", "every second", "reversed")
 
@@ -158,7 +158,10 @@ def fake_cupy() -> ModuleType:
     module.empty = lambda shape, dtype: gpu(np.full(shape, 0x55, dtype)).reshape(shape)
     module.ascontiguousarray = lambda x: gpu(np.asarray(x)).reshape(x.shape)
     module.copyto = np.copyto
-    module.cuda = SimpleNamespace(Device=Device)
+    module.ndarray = GPUArray
+    module.cuda = SimpleNamespace(
+        Device=Device, runtime=SimpleNamespace(getDevice=lambda: GPUArray.device_id)
+    )
     return module
 
 
@@ -169,10 +172,8 @@ def standing_in() -> Iterator[None]:
         patch.setitem(sys.modules, "cupy", fake_cupy())
         patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
         compiled.kernel_for.cache_clear()
-        transpose._known.clear()
-        add._known.clear()
+        recall.forget()
         Kernel.launches = []
         yield
-    transpose._known.clear()
-    add._known.clear()
+    recall.forget()
     compiled.kernel_for.cache_clear()

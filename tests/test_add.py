@@ -157,17 +157,26 @@ def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
     called(1)
     stacked = normal(7, 2, 5, 8)
     first = add_partials(gpu(stacked))
-    monkeypatch.setattr(add, "_decided", lambda *_: pytest.fail("decided again"))
+    monkeypatch.setattr(add, "prepared_sum", lambda *_: pytest.fail("decided again"))
     called(10)
     called(20, place=0)
     called(30, place=2)
     assert same_bits(np.asarray(add_partials(gpu(stacked))), np.asarray(first))
-    assert len(Kernel.launches) == 6
+    other = normal(8, 2, 5, 8)
+    assert same_bits(np.asarray(add_partials(gpu(other))), reference.add_partials(list(other)))
+    assert len(Kernel.launches) == 7
     big = gpu(normal(1, 16, 8))
     with pytest.raises(ShapeError, match="out and part 1 may share"):
         add_partials(
             [gpu(normal(1, 5, 8)), big[:5]], alpha=0.5, beta=2, c=gpu(normal(2, 5, 8)), out=big[2:7]
         )
+
+
+def test_factors_may_be_arrays_of_no_dimensions():
+    parts = [gpu(normal(i, 3, 4)) for i in range(2)]
+    for _ in range(2):
+        result = add_partials(parts, alpha=np.array(2.0), beta=np.float32(0))
+        assert same_bits(np.asarray(result), np.float32(2) * (parts[0] + parts[1]))
 
 
 def test_one_stacked_part_is_no_stack_of_parts():

@@ -62,12 +62,14 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or "."
 
 
-def at_import_time(tree: ast.Module) -> Iterator[ast.AST]:
+def at_import_time(tree: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
     """The statements that run when the module is imported, without those for type checkers."""
     for node in tree.body:
         is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if not is_definition and not is_typing:
+        if isinstance(node, ast.ClassDef):  # its methods run later
+            yield from at_import_time(node)
+        elif not is_definition and not is_typing:
             yield node
 
 

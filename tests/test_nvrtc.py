@@ -11,6 +11,7 @@ import pytest
 from cuda.bindings import nvrtc
 
 from multimm.gpu.add_config import AddConfig
+from multimm.gpu.compile import OPTIONS
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.source import kernel_text
 from multimm.gpu.transpose_config import TransposeConfig
@@ -119,12 +120,14 @@ def test_vector_kernels_compile_without_spills(kernel, config):
         assert usage(report)["spilled"] == 0
 
 
-def test_no_option_flushes_subnormals():
-    """CuPy compiles with -ftz=true; the arithmetic must not notice."""
+def test_subnormals_are_kept():
+    """With the options that kernels are compiled with; -ftz=true would change the products."""
     text = kernel_text("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0]})
-    _, ptx = compile_text(text, "compute_90", "-ftz=true")
-    assert b"fma.rn.f32" in ptx
-    assert b".ftz" not in ptx
+    _, kept = compile_text(text, "compute_90", *(o for o in OPTIONS if not o.startswith("--std")))
+    assert b"fma.rn.f32" in kept
+    assert b".ftz" not in kept
+    _, flushed = compile_text(text, "compute_90", "--ftz=true")
+    assert b"mul.rn.ftz.f32" in flushed
 
 
 def test_a_missing_define_is_an_error():

@@ -1,4 +1,4 @@
-"""Products of a kind that was seen before. No GPU: NumPy arrays stand in for CuPy's."""
+"""Calls of a kind that was seen before. No GPU: plain objects stand in for CuPy's arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from multimm.gpu import recall
 class Array:
     """What is read of a CuPy array."""
 
-    def __init__(self, shape, dtype="f4", strides=None, ptr=0x1000, device=0):
+    def __init__(self, shape, dtype="f4", strides=None, ptr=0x10000, device=0):
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.itemsize = self.dtype.itemsize
         self.strides = strides or np.empty(shape, dtype).strides
         self.data = SimpleNamespace(ptr=ptr, device_id=device)
 
@@ -36,18 +37,30 @@ def cupy(monkeypatch):
 def runs():
     """A product of 3 x 4 by 4 x 5 is kept; the addresses that it runs with."""
     addresses = []
-    recall.keep(
-        Array((3, 4)), Array((4, 5)), False, False, (3, 5), lambda *given: addresses.append(given)
-    )
+    keep_product((3, 4), (4, 5), addresses)
     return addresses
+
+
+def keep_product(a, b, addresses):
+    recall.keep(
+        "gemm", (Array(a), Array(b), None, None), None, False, False,
+        result=Array((a[0], b[1])), run=lambda given: addresses.append(tuple(given)),
+    )  # fmt: skip
+
+
+# Products
 
 
 def test_same_kind_runs_with_its_own_addresses(runs):
     a, b = Array((3, 4), ptr=0x2000), Array((4, 5), ptr=0x3000)
-    out = recall.product(a, b)
-    assert isinstance(out, Array)
-    assert (out.shape, out.dtype) == ((3, 5), np.float32)
-    assert runs == [(0x2000, 0x3000, out.data.ptr)]
+    for again in (
+        recall.product(a, b),
+        recall.again("gemm", (a, b, None, None), None, False, False),
+    ):
+        assert isinstance(again, Array)
+        assert (again.shape, again.dtype) == ((3, 5), np.float32)
+        assert runs.pop() == (0x2000, 0x3000, 0, 0, again.data.ptr)
+    assert runs == []
 
 
 @pytest.mark.parametrize(
@@ -70,24 +83,94 @@ def test_same_kind_runs_with_its_own_addresses(runs):
 )
 def test_any_difference_means_deciding_anew(runs, a, b, sides):
     assert recall.product(a, b, **sides) is None
+    flags = sides.get("trans_a", False), sides.get("trans_b", False)
+    assert recall.again("gemm", (a, b, None, None), None, *flags) is None
     assert runs == []
 
 
 def test_arrays_on_another_than_the_current_device_are_left_to_others(runs, cupy):
     cupy.device = 1
     assert recall.product(Array((3, 4)), Array((4, 5))) is None
+    assert recall.again("gemm", (Array((3, 4)), Array((4, 5)), None, None), None) is None
     assert runs == []
 
 
-def test_nothing_is_imported_before_the_first_product(monkeypatch):
+def test_nothing_is_imported_before_something_is_kept(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert recall.product(Array((3, 4)), Array((4, 5))) is None
+    assert recall.again("transpose", (Array((3, 4)),), None) is None
+
+
+# Whatever else
+
+
+def test_verbs_scalars_and_missing_operands_are_told_apart():
+    x, y = Array((3, 4)), Array((3, 4), ptr=0x20000)
+    calls = [
+        ("sum", (x, None), (1.0,)), ("sum", (x, None), (2.0,)), ("sum", (x, y), (1.0,)),
+        ("sum", (None, x), (1.0,)), ("other", (x, None), (1.0,)), ("sum", (x,), (1.0,)),
+    ]  # fmt: skip
+    found = []
+    for i, (verb, operands, scalars) in enumerate(calls):
+        assert recall.again(verb, operands, None, *scalars) is None, calls[i]
+        recall.keep(verb, operands, None, *scalars, result=Array((i + 1,)),
+                    run=lambda given, i=i: found.append((i, len(given))))  # fmt: skip
+    for i, (verb, operands, scalars) in enumerate(calls):
+        assert recall.again(verb, operands, None, *scalars).shape == (i + 1,)
+    assert found == [(i, len(operands) + 1) for i, (_, operands, _) in enumerate(calls)]
+
+
+def test_scalars_without_a_hash_are_left_to_others():
+    x = Array((3, 4))
+    for factor in (np.array(2.0), [2.0]):
+        recall.keep("verb", (x,), None, factor, result=x, run=lambda _: None)
+        assert recall.again("verb", (x,), None, factor) is None
+    assert not recall._known
+
+
+BYTES = 4 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("ptr", "in_place", "runs_again"),
+    [
+        (0x1000, False, False),  # the operand itself
+        (0x1000, True, True),
+        (0x1000 + BYTES, False, True),  # right behind it, and right in front
+        (0x1000 - BYTES, False, True),
+        (0x1000 + BYTES - 16, True, False),  # a part of it
+        (0x1000 - BYTES + 16, True, False),
+    ],
+)
+def test_a_result_that_may_overlap_an_operand_is_looked_at_again(ptr, in_place, runs_again):
+    ran = []
+    x, out = Array((3, 4)), Array((3, 4), ptr=0x20000)
+    recall.keep("verb", (x,), out, result=out, run=ran.append, in_place=in_place)
+    given = Array((3, 4), ptr=0x1000), Array((3, 4), ptr=ptr)
+    found = recall.again("verb", given[:1], given[1])
+    assert (found is given[1]) == runs_again
+    assert ran == ([[0x1000, ptr]] if runs_again else [])
+
+
+def test_in_place_needs_the_same_strides():
+    x, out = Array((4, 4)), Array((4, 4), strides=(4, 16), ptr=0x20000)
+    recall.keep("verb", (x,), out, result=out, run=lambda _: None, in_place=True)
+    assert recall.again("verb", (x,), Array((4, 4), strides=(4, 16), ptr=x.data.ptr)) is None
+    assert recall.again("verb", (x,), out) is out
+
+
+def test_descending_strides_reach_below_the_address():
+    x, out = Array((4,), strides=(-4,)), Array((4,), ptr=0x20000)
+    recall.keep("verb", (x,), out, result=out, run=lambda _: None)
+    below = Array((4,), strides=(-4,), ptr=0x30000)
+    assert recall.again("verb", (below,), Array((4,), ptr=0x30000 - 16)) is None
+    assert recall.again("verb", (below,), Array((4,), ptr=0x30000 + 16)) is not None
 
 
 def test_what_is_kept_is_bounded(monkeypatch, runs):
     monkeypatch.setattr(recall, "CAPACITY", 3)
     for m in range(1, 10):
-        recall.keep(Array((m, 4)), Array((4, 5)), False, False, (m, 5), lambda *_: None)
-        assert len(recall._recipes) <= 3
+        keep_product((m, 4), (4, 5), [])
+        assert len(recall._known) <= 3
     assert recall.product(Array((9, 4)), Array((4, 5))) is not None
     assert recall.product(Array((3, 4)), Array((4, 5))) is None

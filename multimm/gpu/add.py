@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
 from multimm.gpu.compiled import MAX_GRID_Z, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
 from multimm.gpu.operands import check_arrays, check_out, common_alignment
-from multimm.gpu.repeated import Kept, Kind, keep, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +68,16 @@ def add_partials(
         Factors that are no real numbers.
     """
     stacked = hasattr(parts, "strides")
-    kinds = kind_of(*((parts,) if stacked else parts), c, out)
-    kind = kinds and (*kinds, stacked, alpha, beta)
+    operands = (parts, c) if stacked else (*parts, c)
+    done = recall.again("add_partials", operands, out, stacked, alpha, beta)
+    if done is not None:
+        return done
     addends = list(parts)
-    kept = _known.get(kind)
-    if kept is not None:
-        result = _empty(addends[0]) if out is None else out
-        with addends[0].device:
-            read = [*addends[: 1 if alpha == 0 else None], *([] if beta == 0 else [c])]
-            if kept.again([x.data.ptr for x in (*read, result)]):
-                return result
     _check(addends, alpha, beta, c, out)
+    import cupy
+
     with addends[0].device:
-        result = _empty(addends[0]) if out is None else out
+        result = cupy.empty(addends[0].shape, addends[0].dtype) if out is None else out
         if alpha == 0:
             addends = addends[:1]  # none is read
         shallow = len(addends) <= MAX_PARTS
@@ -92,21 +89,29 @@ def add_partials(
             given = [*addends, *([] if beta == 0 else [c]), result]
             # The copies stay referenced until everything that reads them is in the stream.
             walked = [_walkable(x, order) for x in given]
-            run = _decided(walked, order, alpha, beta)
+            run = prepared_sum(walked, order, alpha, beta)
             run([x.data.ptr for x in walked])
-            if shallow and kind and all(x is y for x, y in zip(given, walked, strict=True)):
-                keep(_known, kind, run, walked, in_place=True)
+            if walked[-1] is not result:  # one column of a wider array
+                cupy.copyto(result, walked[-1])
+            if shallow and all(x is y for x, y in zip(given, walked, strict=True)):
+                again = _by_operands(run, parts, len(addends), len(operands), beta)
+                recall.keep("add_partials", operands, out, stacked, alpha, beta,
+                            result=result, run=again, in_place=True)  # fmt: skip
     return result
 
 
-_known: dict[Kind, Kept] = {}
-
-
-def _empty(like: Array) -> Array:
-    import cupy
-
-    with like.device:
-        return cupy.empty(like.shape, like.dtype)
+def _by_operands(
+    run: Callable[[Sequence[int]], None],
+    parts: Sequence[Array] | Array,
+    count: int,
+    operands: int,
+    beta: float,
+) -> recall.Run:
+    """Return `run` for the addresses of `parts`, in one array or several, of C and the result."""
+    step = getattr(parts, "strides", (None,))[0]
+    places = [(i, 0) if step is None else (0, i * step) for i in range(count)]
+    places += [*([] if beta == 0 else [(operands - 1, 0)]), (operands, 0)]
+    return lambda pointers: run([pointers[i] + offset for i, offset in places])
 
 
 def _check(parts: list[Array], alpha: float, beta: float, c: Array, out: Array) -> None:
@@ -148,10 +153,14 @@ def _steps(x: Array) -> list[tuple[int, int]]:
     return [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size > 1]
 
 
-def _decided(
+def prepared_sum(
     operands: Sequence[Array], order: Sequence[int], alpha: float, beta: float
 ) -> Callable[[Sequence[int]], None]:
-    """Return what adds operands like these: the parts, C unless beta is 0, and D."""
+    """Return what adds operands like these: the parts, C unless beta is 0, and D.
+
+    Their rows lie in the order `order` of axes and are contiguous. It takes their addresses, and
+    launches on the current stream.
+    """
     out = operands[-1]
     count = len(operands) - 1 - (beta != 0)
     *beyond, batches, rows, (cols, _) = _axes(operands, order)
