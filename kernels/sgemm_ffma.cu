@@ -100,9 +100,9 @@ static_assert(LANES_M * WARP_N * (THREADS / 32) <= STAGES * GROUP * STAGE,
 
 // The k in which piece number `piece` of a tile is copied: TOGETHER pieces at a time, for each
 // group of copies costs three empty instructions, and all at once they hold up the shared reads.
-// On an H200, groups 3 k apart were up to 3 % faster where A is copied 16 bytes at a time, and as
-// much slower where it is scattered.
-constexpr int TOGETHER = 4, APART = A_ALONG_K ? 2 : 3;
+// Whether groups should come 2 or 3 k apart depends on how ptxas then schedules the loop, and makes
+// up to 3 % on an H200: 2 where A is scattered, and in a long tile where nothing is.
+constexpr int TOGETHER = 4, APART = A_ALONG_K || (!B_ALONG_K && BLOCK_K > 16) ? 2 : 3;
 __device__ constexpr int piece_k(int piece) {
   return piece / TOGETHER * APART < BLOCK_K - 2 ? piece / TOGETHER * APART : BLOCK_K - 2;
 }

@@ -102,8 +102,9 @@ def fake_cupy() -> ModuleType:
     module.copyto = np.copyto
     module.RawKernel = Kernel
     module.ndarray = GPUArray
-    runtime = SimpleNamespace(getDevice=lambda: 0)
-    module.cuda = SimpleNamespace(Device=Device, runtime=runtime)
+    runtime = SimpleNamespace(getDevice=lambda: 0, streamIsCapturing=lambda stream: False)
+    stream = SimpleNamespace(ptr=0)
+    module.cuda = SimpleNamespace(Device=Device, runtime=runtime, get_current_stream=lambda: stream)
     return module
 
 
@@ -117,7 +118,7 @@ def cupy():
         compiled.kernel_for.cache_clear()
         compiled.device_of.cache_clear()
         recall.forget()
-        yield
+        yield sys.modules["cupy"]
     recall.forget()
     compiled.kernel_for.cache_clear()
     compiled.device_of.cache_clear()
@@ -262,16 +263,30 @@ def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
     assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
+def adding(operands, order, alpha, beta):
+    """What multimm.gpu.add prepares, in NumPy: for other operands laid out like these."""
+    assert order == (0, 1)
+    layouts = [(*x.shape, x.strides[0] // 4) for x in operands]
+
+    def run(pointers):
+        views = [
+            matrices(pointer, *layout, 4, np.float32)
+            for pointer, layout in zip(pointers, layouts, strict=True)
+        ]
+        *addends, out = views
+        addend = beta * addends.pop() if beta else 0
+        out[...] = alpha * sum(addends) + addend
+
+    return run
+
+
 @pytest.mark.parametrize("with_c", [False, True])
 @pytest.mark.parametrize("with_partial", [False, True])
 @pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
 def test_long_sums_are_cut_into_slices(
     launches, monkeypatch, trans_a, trans_b, with_c, with_partial
 ):
-    def add(parts, *, alpha, beta, c, out):
-        out[...] = alpha * sum(parts) + (0 if c is None else beta * c)
-
-    monkeypatch.setattr(launch, "add_partials", add)
+    monkeypatch.setattr(launch.add, "prepared_sum", adding)
     m, n, k = 5, 3, 5003
     a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
     b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
@@ -286,7 +301,47 @@ def test_long_sums_are_cut_into_slices(
     np.testing.assert_array_equal(np.asarray(out), expected + (3 * np.asarray(c) if with_c else 0))
     ((_, grid, _, args),) = launches
     assert grid[2] == -(-k // args[3]) > 1
-    assert args[3] % 32 == 0
+    assert args[3] % 8 == 0
+
+
+def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monkeypatch, cupy):
+    """The pool may give its memory to others while the graph is still replayed."""
+    memory = np.full(2**18, np.nan, np.float32)
+    address, events = memory.__array_interface__["data"][0], []
+
+    def allocate(size, stream):
+        assert size <= memory.nbytes
+        events.append(("allocated", size, stream))
+        return address
+
+    def array(shape, dtype, memptr):
+        return memory[: np.prod(shape)].reshape(shape).view(GPUArray)
+
+    def add(operands, order, alpha, beta):
+        run = adding(operands, order, alpha, beta)
+        return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
+
+    monkeypatch.setattr(launch.add, "prepared_sum", add)
+    cuda = cupy.cuda
+    for holder, name, value in (
+        (cuda.runtime, "streamIsCapturing", lambda stream: stream == 99),
+        (cuda.runtime, "mallocAsync", allocate),
+        (cuda.runtime, "freeAsync", lambda *freed: events.append(("freed", *freed))),
+        (cuda, "get_current_stream", lambda: SimpleNamespace(ptr=99)),
+        (cuda, "UnownedMemory", lambda pointer, size, owner, device: (pointer, size)),
+        (cuda, "MemoryPointer", lambda owned, offset: owned),
+        (cupy, "ndarray", array),
+    ):
+        monkeypatch.setattr(holder, name, value, raising=False)
+    a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
+    out = launch.gemm(a, b, tuned=False)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
+    (*deciding, (first, size, stream), added, freed) = events
+    assert [event for event, *_ in deciding] == ["allocated", "freed"]
+    assert (first, stream) == ("allocated", 99)
+    assert size >= 4 * 40 * 30 * launches[0][1][2]
+    assert added == ("added", address)
+    assert freed == ("freed", address, 99)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu.registry import (
+    LONELY,
     MAX_SLICES,
+    MAX_SUMS,
     MIN_SLICE,
     REGISTRY,
+    STRAGGLE,
     Device,
     Problem,
+    _turns,
     choose,
     config_named,
+    predicted_seconds,
     slice_length,
     slices_of_k,
 )
@@ -38,16 +46,18 @@ def test_unknown_name_lists_the_known():
 @pytest.mark.parametrize(
     ("problem", "name"),
     [
-        (Problem(8192, 8192, 8192, scattered_a=True), "large"),
-        (Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True), "busy"),
-        (Problem(8192, 8192, 8192), "tight"),
+        (Problem(8192, 8192, 8192, scattered_a=True), "turned"),
+        (Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True), "turned"),
+        (Problem(8192, 8192, 8192), "large"),
         (Problem(8192, 8192, 8192, scattered_b=True), "turned"),
         (Problem(2048, 2048, 2048, scattered_a=True), "quick"),
         (Problem(1024, 1024, 1024, scattered_a=True), "wide"),
         (Problem(1024, 1024, 1024, scattered_b=True), "tall"),
-        (Problem(512, 512, 512), "small"),
-        (Problem(33, 31, 1000), "small"),
-        (Problem(32, 32, 32, batch=4096), "small"),
+        (Problem(5000, 5000, 5000, scattered_a=True), "wide"),
+        (Problem(64, 65536, 64, scattered_a=True), "thin"),
+        (Problem(65536, 64, 64, scattered_a=True), "slim"),
+        (Problem(512, 512, 512, scattered_a=True), "small"),
+        (Problem(32, 32, 32, batch=10_000, scattered_a=True), "tiny"),
     ],
 )
 def test_choice_on_an_h200(problem, name):
@@ -58,12 +68,21 @@ def test_choice_on_an_h200(problem, name):
 
 def test_reason_counts_tiles_padding_and_slices():
     _, reason = choose(
-        Problem(128 * 7, 256 * 13, 5000, scattered_a=True), Device(limits_for(80), 1)
+        Problem(128 * 7, 256 * 13, 50_000, scattered_b=True), Device(limits_for(80), 1)
     )
     assert "large: 91 tiles of 128x256 on 1 multiprocessors, 100% of them inside D" in reason
     _, reason = choose(Problem(32, 64, 100_000), H200)
-    assert "small: 64 tiles of 32x64 on 132 multiprocessors" in reason
-    assert reason.endswith("k cut into 64 slices")
+    assert "tiny: 126 tiles of 32x32 on 132 multiprocessors" in reason
+    assert reason.endswith("k cut into 63 slices")
+
+
+def test_predicted_seconds_grow_with_work_and_have_a_floor():
+    launch = predicted_seconds(Problem(1, 1, 1), H200)
+    assert 1e-6 < launch < 1e-5
+    seconds = predicted_seconds(Problem(8192, 8192, 8192), H200)
+    assert 2 * 8192**3 / 67e12 < seconds < 2 * 8192**3 / 45e12
+    times = [predicted_seconds(Problem(3000, 3000, k), H200) for k in (10, 100, 1000, 10_000)]
+    assert times == sorted(times)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 300_000), st.integers(1, 200))
@@ -75,13 +94,55 @@ def test_slices_cover_k(m, n, k, multiprocessors):
         length = slice_length(k, slices)
         assert (slices - 1) * length < k <= slices * length  # none is empty
         assert length >= MIN_SLICE
+        assert slices * m * n <= MAX_SUMS
 
 
-def test_only_long_sums_of_few_values_are_cut():
-    assert slices_of_k(Problem(64, 64, 2048), H200) == 8
-    assert slices_of_k(Problem(64, 64, 2047), H200) == 1
+def test_slices_fill_a_device_and_leave_a_full_one_alone():
+    assert slices_of_k(Problem(64, 64, 1_000_000), H200) == MAX_SLICES
+    assert slices_of_k(Problem(768, 3072, 3072), H200) > 1
+    assert slices_of_k(Problem(8192, 8192, 8192), H200) == 1
+    assert slices_of_k(Problem(128 * 12, 128 * 11, 2000), H200) == 1  # as many as multiprocessors
+    assert slices_of_k(Problem(64, 64, 2 * MIN_SLICE - 1), H200) == 1
     assert slices_of_k(Problem(64, 64, 1_000_000, batch=2), H200) == 1
-    assert slices_of_k(Problem(64 * 67, 64, 4096), H200) == 1  # 67 squares: more than 66
+    assert slices_of_k(Problem(0, 64, 1_000_000), H200) == 1
+    assert slices_of_k(Problem(3000, 3000, 1_000_000), H200) == 1  # two sums are too large
+
+
+def test_slices_that_barely_help_are_not_worth_a_launch():
+    """What a second launch costs, a small product does not gain."""
+    for n in (33, 64, 128, 200):
+        assert slices_of_k(Problem(n, n, n), H200) == 1
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 100_000))
+def test_slices_do_not_depend_on_layouts(m, n, k):
+    """Or the bits of a result would."""
+    flags = itertools.product((False, True), repeat=4)
+    assert len({slices_of_k(Problem(m, n, k, 1, *each), H200) for each in flags}) == 1
+
+
+@pytest.mark.parametrize(
+    ("warps", "tiles", "resident", "turns"),
+    [
+        (8, 0.2, 1, 1),  # a few multiprocessors have one tile each
+        (4, 1.5, 2, 2),
+        (4, 0.9, 2, 1 + LONELY),  # one warp per scheduler
+        (2, 0.9, 8, 2 * (1 + LONELY)),  # half of the schedulers have nothing to do
+        (2, 4.9, 8, 6),  # 10 warps on 4 schedulers: as long as 12
+        (4, 3.5, 2, 4.5),  # more than are resident: no rounds, but some end late
+        (4, 16.1, 4, 17.1),
+    ],
+)
+def test_turns_of_the_busiest_multiprocessor(warps, tiles, resident, turns):
+    late = STRAGGLE * resident**0.5
+    expected = max(math.ceil(tiles), tiles + late) if tiles > resident else turns
+    assert _turns(warps, tiles, resident) == pytest.approx(expected)
+
+
+def test_ragged_operands_run_at_the_rate_of_scattered_ones():
+    scattered = Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True)
+    ragged = Problem(8192, 8192, 8192, ragged_a=True, ragged_b=True)
+    assert choose(scattered, H200) == choose(ragged, H200)
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)

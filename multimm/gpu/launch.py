@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import ArrayTypeError
-from multimm.gpu import recall, tuning
-from multimm.gpu.add import add_partials
+from multimm.gpu import add, recall, skinny, tuning
 from multimm.gpu.compiled import (
-    Launches,
     batch_axes,
     device_of,
     kernel_for,
-    launch,
     prepare,
 )
 from multimm.gpu.layout import Axis, ProductShape, Stack, check_addend, product_shape
 from multimm.gpu.operands import check_arrays, check_out, describe
 from multimm.gpu.registry import Problem, choose, config_named, slice_length, slices_of_k
+from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.tiles import STRIP, TileConfig
+from multimm.gpu.workspace import workspace
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ def gemm(
     out: Array = None,
     config: TileConfig | str | None = None,
     tuned: bool = True,
+    kept_as: str = "ieee",
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C with FP32 fused multiply-adds.
 
@@ -68,9 +68,14 @@ def gemm(
         Written to and returned: rows or columns contiguous, overlapping no operand.
     config : TileConfig or str, optional
         Or the name of one; by default what `multimm tune` found on this GPU, else
-        `registry.choose` decides. The bits of the result are the same.
+        `registry.choose` decides. The bits of the result are the same. Skinny products
+        (`skinny_choice`) have kernels of their own, which sum in another order; a named
+        configuration always means sgemm_ffma.
     tuned : bool, optional
         False leaves out what was found on this GPU.
+    kept_as : str, optional
+        The verb under which `recall` keeps what was decided; "gemm" is what `recall.product`
+        finds, whatever the precision.
 
     Returns
     -------
@@ -84,8 +89,11 @@ def gemm(
     KernelError
         An unknown configuration, or a GPU that is too old.
     """
-    plain = alpha == 1 and config is None and tuned and c is partial is out is None
-    if plain and (done := recall.product(a, b, trans_a, trans_b)) is not None:
+    plain = alpha == 1 and tuned and c is partial is out is None
+    known: tuple[Any, ...] = (kept_as, (a, b, c, partial), out, trans_a, trans_b)
+    if not plain:
+        known += (alpha, beta, tuned)
+    if config is None and (done := recall.again(*known)) is not None:
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
@@ -111,9 +119,9 @@ def gemm(
             read_c = None if beta == 0 else c  # nor copied
             operands = [(a, trans_a), (b, trans_b), (read_c, None), (partial, None), (out, None)]
             run = _launch_gemm(operands, shape, alpha, beta, config, tuned)
-            if plain and run is not None:
-                recall.keep(a, b, trans_a, trans_b, shape.result,
-                            lambda a, b, d: run((a, b, 0, 0, d)))  # fmt: skip
+            # An operand that is not read has no place in what was decided.
+            if config is None and run is not None and read_c is c:
+                recall.keep(*known, result=out, run=run)
     return out
 
 
@@ -141,7 +149,7 @@ def _launch_gemm(
     beta: float,
     config: TileConfig | None,
     tuned: bool,
-) -> Launches | None:
+) -> recall.Run | None:
     """Launch; return what can be launched again for other operands of the same kind."""
     # The copies stay referenced until everything that reads them is in the stream.
     prepared = [_prepare(x, any_order=flag is not None) for x, flag in operands]
@@ -153,9 +161,16 @@ def _launch_gemm(
     problem = Problem(
         shape.m, shape.n, shape.k, int(np.prod(shape.batch, dtype=np.int64)),
         scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
+        ragged_a=loads["TRANS_A"] > loads["WIDE_A"],
+        ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"],
     )  # fmt: skip
+    sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
+    copied = any(x is not given for (x, _), (given, _) in zip(prepared, operands, strict=True))
+    if config is None and (way := way_for(problem, device)) is not None:
+        again = skinny.prepared(way, ident, prepared, axes, shape, alpha, beta, sides)
+        again([stack.pointer for stack in stacks])
+        return None if copied else again
     if config is None and tuned:
-        sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
         config = tuning.lookup(ident, problem, *sides)
     if config is None:
         config, _ = choose(problem, device)
@@ -163,16 +178,18 @@ def _launch_gemm(
         ident, "sgemm_ffma.cu", "sgemm_ffma", (*config.defines().items(), *loads.items()),
         shared_bytes=config.shared_bytes,
     )  # fmt: skip
-    slices = 1 if alpha == 0 else slices_of_k(problem, device)
+    # Sums of slices are added in rows: not into one column of a wider array.
+    loose = shape.n == 1 and any(x is not None and stack.ld != 1 for x, stack in prepared[2:])
+    slices = 1 if alpha == 0 or loose else slices_of_k(problem, device)
+    run: recall.Run
     if slices > 1:
-        _launch_slices(kernel, config, prepared, shape, alpha, beta, slices, loads)
-        return None
-    tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
-    head = (shape.m, shape.n, shape.k, 0, alpha, beta)
-    run = prepare(kernel, tiles, config.threads, head, stacks, axes, _SIGNATURE, 4,
-                  config.shared_bytes)  # fmt: skip
+        run = _sliced(kernel, config, prepared, shape, alpha, beta, slices, loads, ident)
+    else:
+        tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
+        head = (shape.m, shape.n, shape.k, 0, alpha, beta)
+        run = prepare(kernel, tiles, config.threads, head, stacks, axes, _SIGNATURE, 4,
+                      config.shared_bytes)  # fmt: skip
     run([stack.pointer for stack in stacks])
-    copied = any(x is not given for (x, _), (given, _) in zip(prepared, operands, strict=True))
     return None if copied else run
 
 
@@ -194,7 +211,7 @@ def _load_paths(
     return loads
 
 
-def _launch_slices(
+def _sliced(
     kernel: Any,
     config: TileConfig,
     prepared: Sequence[tuple[Array, Stack]],
@@ -203,28 +220,42 @@ def _launch_slices(
     beta: float,
     slices: int,
     loads: dict[str, int],
-) -> None:
-    """Sum slices of k into a workspace, one per z of the grid, and add them in a fixed tree."""
-    import cupy
+    ident: int,
+) -> recall.Run:
+    """Return what sums slices of k into a workspace, and adds them in a fixed tree.
 
+    The grid's z numbers the slices. Like `Launches`, it serves other operands of the same kind.
+    """
     m, n, k = shape.m, shape.n, shape.k
-    (_, a), (_, b), (c, _), (partial, _), (out, _) = prepared
+    (_, a), (_, b), *_ = prepared
     length = slice_length(k, slices)
-    parts = cupy.empty((slices + (partial is not None), m, n), np.float32)
+    step = -(-m * n // STRIP) * STRIP  # all sums are aligned: they are added 16 bytes at a time
     steps = (
         length * (a.ld if loads["TRANS_A"] else 1),
         length * (1 if loads["TRANS_B"] else b.ld),
-        0, 0, m * n,
+        0, 0, step,
     )  # fmt: skip
-    workspace = Stack(parts.data.ptr, m, n, n, False, ())
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    launch(
+    products = prepare(
         kernel, tiles, config.threads, (m, n, k, length, 1.0, 0.0),
-        (a, b, _ABSENT, _ABSENT, workspace), [Axis(slices, steps)], _SIGNATURE, 4,
-        config.shared_bytes,
+        (a, b, _ABSENT, _ABSENT, Stack(0, m, n, n, False, ())), [Axis(slices, steps)],
+        _SIGNATURE, 4, config.shared_bytes,
     )  # fmt: skip
     # A stack has one product here.
-    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x in (c, partial, out))
-    if partial is not None:
-        cupy.copyto(parts[-1], partial)
-    add_partials(parts, alpha=alpha, beta=0.0 if c is None else beta, c=c, out=out)
+    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in prepared[2:])
+    given = {3: partial, 2: None if beta == 0 else c, 4: out}
+    places = [i for i, x in given.items() if x is not None]
+    some, release = workspace((slices, step), ident)
+    addends = [*some[:, : m * n].reshape(slices, m, n), *(given[i] for i in places)]
+    adding = add.prepared_sum(addends, (0, 1), alpha, beta if 2 in places else 0.0)
+    release()
+    offsets = [4 * step * i for i in range(slices)]
+
+    def run(pointers: Sequence[int]) -> None:
+        sums, release = workspace((slices, step), ident)
+        first: int = sums.data.ptr
+        products((pointers[0], pointers[1], 0, 0, first))
+        adding([*(first + offset for offset in offsets), *(pointers[i] for i in places)])
+        release()
+
+    return run

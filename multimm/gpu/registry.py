@@ -5,12 +5,15 @@ Pure arithmetic: a problem and a device in, a configuration and the reason for i
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from multimm.errors import KernelError
-from multimm.gpu.tiles import ArchLimits, TileConfig
+from multimm.gpu.add_config import MAX_PARTS
+from multimm.gpu.tiles import K_RUN, ArchLimits, TileConfig
 
 logger = logging.getLogger(__name__)
 
@@ -21,59 +24,79 @@ class Entry(NamedTuple):
     name: str
     config: TileConfig
     #: Multiply-adds of a busy multiprocessor per clock, as a share of all lanes, where A and B are
-    #: scattered: only A (as in NN), both (NT), none (TN), only B (TT).
+    #: copied 4 bytes at a time: only A (as in NN), both (NT), none (TN), only B (TT).
     rates: tuple[float, float, float, float]
-    start: int  #: clocks that a launch takes besides: code is fetched, the first tiles arrive
+    edge: int  #: a tile's first copies and its stores take as long as so many k
+    start: int  #: clocks that a launch takes besides: code is fetched
     why: str
 
 
-# From trials on an H200 (132 multiprocessors, 1980 MHz, 66.9 TFLOP/s), kernels compiled by NVRTC
-# 13, each beside cuBLAS FP32 in the same run: rates and starts fitted where a configuration was
-# among the fastest, estimated elsewhere. Best of the table in TFLOP/s, NN/NT/TN/TT:
-#   8192: large 51.6, busy 48.4, tight 53.8, turned 52.5 (cuBLAS 51.1/51.2/53.4/50.7)
-#   2048: quick 49.3, busy 47.0, quick 50.0, tall 46.5 (cuBLAS 50.4/48.7/52.0/48.4)
-#   1024: wide 41.4, wide 37.1, wide 42.8, tall 40.8 (cuBLAS 38.1/36.7/40.2/40.5)
-#   512: small 23.8/20.5/26.4/22.1 (cuBLAS 18.0/17.8/18.6/18.2)
-# The long start of a long block_k is what the fit says; that its fully unrolled loop has to be
-# fetched first is the likely cause, not a profiled one. "portable" fits every chip since sm_75 and
-# was not timed.
+# Fitted to 53 products on an H200 (132 multiprocessors, 1980 MHz, 66.9 TFLOP/s), the awkward list
+# of benchmarks/cases.py and squares, each with all configurations and up to 17 numbers of slices;
+# kernels compiled by NVRTC 13.0. What the model chooses takes 0.5 % longer than the fastest of the
+# table, geometric mean, 3 % at most. Without an entry all products together take longer: tiny 1 %,
+# wide 0.7, thin 0.6, slim, tall and small 0.4, turned and quick 0.2; large wins 8192 TN alone.
+# After that, from squares of 2048 and 8192: large goes along rows (NN 54.4 TFLOP/s at 8192, before
+# 52.8), and quick_turned is new (TT 51.5 at 2048, quick 50.2).
+# The long start of a long block_k is what the fit says: it is slower where each multiprocessor has
+# one tile. That its fully unrolled loop has to be fetched is a guess, not a profile.
 REGISTRY: tuple[Entry, ...] = (
-    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 1, 1), (0.795, 0.66, 0.77, 0.766),
-          130_000, "94 % multiply-adds"),
-    Entry("turned", TileConfig(256, 128, 32, 16, 8, 3, 1, 0, 1), (0.768, 0.68, 0.814, 0.809),
-          130_000, "a scattered B on the short side"),
-    Entry("tight", TileConfig(128, 128, 32, 16, 8, 3, 1, 0, 2), (0.755, 0.706, 0.829, 0.743),
-          130_000, "two blocks share a multiprocessor"),
-    Entry("quick", TileConfig(128, 256, 16, 16, 8, 3, 2, 0, 1), (0.778, 0.647, 0.788, 0.70),
-          18_000, "large with half the code"),
-    Entry("busy", TileConfig(128, 128, 16, 8, 8, 4, 1, 0, 2), (0.74, 0.746, 0.77, 0.66),
-          18_000, "16 warps hide scattered copies"),
-    Entry("wide", TileConfig(64, 128, 16, 8, 8, 3, 1, 0, 2), (0.773, 0.678, 0.77, 0.684),
-          18_000, "a quarter of the tile of large"),
-    Entry("tall", TileConfig(128, 64, 16, 8, 8, 4, 1, 0, 2), (0.726, 0.637, 0.77, 0.76),
-          18_000, "wide turned over"),
-    Entry("portable", TileConfig(128, 128, 8, 16, 8, 4, 1, 0, 2), (0.68, 0.60, 0.72, 0.62),
-          18_000, "33 KB of shared memory"),
-    Entry("small", TileConfig(32, 64, 16, 4, 4, 4, 1, 0, 4), (0.50, 0.42, 0.56, 0.46),
-          5_000, "D of few tiles, much padding"),
+    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 0, 1), (0.857, 0.85, 0.923, 0.885),
+          30, 75_200, "94 % multiply-adds"),
+    Entry("turned", TileConfig(256, 128, 32, 16, 8, 3, 1, 0, 1), (0.847, 0.86, 0.912, 0.928),
+          30, 75_200, "large turned over"),
+    Entry("quick", TileConfig(128, 256, 16, 16, 8, 3, 2, 1, 1), (0.844, 0.855, 0.891, 0.853),
+          30, 11_900, "large with half the code"),
+    Entry("quick_turned", TileConfig(256, 128, 16, 16, 8, 3, 2, 1, 1), (0.826, 0.852, 0.883, 0.879),
+          30, 11_900, "turned with half the code"),
+    Entry("wide", TileConfig(64, 128, 16, 8, 8, 3, 1, 0, 3), (0.828, 0.767, 0.878, 0.81),
+          28, 1_300, "a quarter of the tile of large"),
+    Entry("tall", TileConfig(128, 64, 16, 8, 8, 3, 1, 0, 3), (0.81, 0.786, 0.862, 0.854),
+          28, 800, "wide turned over"),
+    Entry("thin", TileConfig(64, 128, 8, 8, 8, 4, 1, 0, 4), (0.779, 0.701, 0.81, 0.752),
+          17, 1_400, "a short k: four blocks hide each other's edges"),
+    Entry("slim", TileConfig(128, 64, 8, 8, 8, 4, 1, 0, 4), (0.716, 0.73, 0.812, 0.772),
+          17, 1_400, "thin turned over"),
+    Entry("tiny", TileConfig(32, 32, 16, 4, 4, 4, 1, 0, 12), (0.537, 0.458, 0.675, 0.515),
+          29, 0, "many small D"),
+    Entry("portable", TileConfig(128, 128, 8, 16, 8, 4, 1, 0, 2), (0.775, 0.718, 0.854, 0.828),
+          25, 0, "33 KB of shared memory"),
+    Entry("small", TileConfig(32, 64, 16, 4, 4, 4, 1, 0, 4), (0.601, 0.511, 0.675, 0.527),
+          23, 2_100, "D of few tiles, much padding"),
 )  # fmt: skip
 
-#: What `Entry.rates` are for: whether A and B are scattered.
+#: What `Entry.rates` are for: whether A and B are copied 4 bytes at a time.
 _PATHS = ((True, False), (True, True), (False, False), (False, True))
 
+CLOCKS_PER_SECOND = 1.98e9  # of an H200
+LAUNCH = 4_000  # clocks that no configuration can do without
+LANES, SCHEDULERS, WARP = 128, 4, 32  # of a multiprocessor: multiply-adds per clock; threads
+
+#: On the busiest multiprocessor, more blocks than are resident at a time end one after another:
+#: how far beyond the average it is then, in blocks, for one resident block. With more of them it
+#: grows as their square root, as deviations of sums do. Fitted.
+STRAGGLE = 0.5
+#: What two warps per scheduler lack to the rates of `Entry` if no others hide their waits. Fitted.
+LONELY = 0.2
+
 #: A slice of k is at least this long, and a product is cut into at most so many: `add_partials`
-#: adds that many parts in one launch.
-MIN_SLICE, MAX_SLICES = 256, 64
-#: Slices are only cut from a k of this length, of a D with fewer squares of 64 x 64 than half
-#: the multiprocessors.
-SLICED_K, SQUARE = 2048, 64
+#: adds them, and P, in one launch.
+MIN_SLICE, MAX_SLICES = 48, MAX_PARTS - 1
+#: All sums together have at most so many values, 64 MiB: memory that no plan knows of.
+MAX_SUMS = 2**24
+#: Tiles on every multiprocessor for which numbers of slices are looked for; arbitrary.
+MOST_FULL = 4
+#: Adding slices: clocks of another launch, and bytes read or written per clock. Fitted.
+SUM_START, SUM_BYTES = 5_000, 2_500
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The sizes of a product: `batch` products of m x k by k x n.
+    """The sizes of a product: `batch` products of m x k by k x n, and how A and B are copied.
 
-    An operand is scattered if it is stored along k, and turned on its way to shared memory.
+    An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
+    ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
+    are copied 4 bytes at a time.
     """
 
     m: int
@@ -82,6 +105,8 @@ class Problem:
     batch: int = 1
     scattered_a: bool = False
     scattered_b: bool = False
+    ragged_a: bool = False
+    ragged_b: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +135,7 @@ def config_named(name: str) -> TileConfig:
 def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
     """Return the configuration with the least predicted time, and why.
 
-    The busiest multiprocessor computes ``ceil(tiles / multiprocessors)`` whole tiles, padding
-    included. The first of equals wins, so larger tiles do.
+    The first of equals wins, so larger tiles do.
 
     Parameters
     ----------
@@ -124,9 +148,9 @@ def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
     reason : str
         One line.
     """
-    best = min(REGISTRY, key=lambda entry: _clocks(entry, problem, device))
-    config = best.config
     slices = slices_of_k(problem, device)
+    best = min(REGISTRY, key=lambda entry: _clocks(entry, problem, device, slices))
+    config = best.config
     tiles = _tiles(config, problem) * slices
     area = config.block_m * config.block_n * max(1, tiles)
     useful = problem.batch * slices * problem.m * problem.n / area
@@ -140,36 +164,84 @@ def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
     return config, reason
 
 
+def predicted_seconds(problem: Problem, device: Device) -> float:
+    """Return how long the chosen configuration is predicted to take, at an H200's clock."""
+    slices = slices_of_k(problem, device)
+    clocks = min(_clocks(entry, problem, device, slices) for entry in REGISTRY)
+    return (LAUNCH + clocks) / CLOCKS_PER_SECOND
+
+
 def slices_of_k(problem: Problem, device: Device) -> int:
     """Return into how many slices k is cut, each summed on its own, to keep a device busy.
 
-    It does not depend on the configuration, so that all configurations give the same bits.
+    It depends on sizes and the device only, so that all configurations and layouts give the same
+    bits.
     """
-    squares = -(-problem.m // SQUARE) * -(-problem.n // SQUARE)
-    if problem.batch > 1 or problem.k < SLICED_K or not 0 < 2 * squares <= device.multiprocessors:
+    if problem.batch > 1 or problem.m * problem.n == 0:
         return 1
-    wanted = min(-(-2 * device.multiprocessors // squares), problem.k // MIN_SLICE, MAX_SLICES)
-    return -(-problem.k // slice_length(problem.k, wanted))
+    return _slices(problem.m, problem.n, problem.k, device)
+
+
+@functools.lru_cache(4096)
+def _slices(m: int, n: int, k: int, device: Device) -> int:
+    """The number of slices with the least predicted time, of operands in C order.
+
+    Worth trying are those with which some configuration fills every multiprocessor with just a
+    whole number of tiles.
+    """
+    most = min(MAX_SLICES, k // MIN_SLICE, MAX_SUMS // (m * n))
+    if most < 2:
+        return 1
+    problem = Problem(m, n, k, scattered_a=True)
+    wanted = {
+        full * device.multiprocessors // _tiles(entry.config, problem)
+        for entry in REGISTRY
+        for full in range(1, MOST_FULL + 1)
+    }
+    # Of one length, the number that it comes to.
+    counts = {-(-k // slice_length(k, min(count, most))) for count in wanted if count > 1}
+    return min(
+        (1, *sorted(counts)),
+        key=lambda slices: min(_clocks(entry, problem, device, slices) for entry in REGISTRY),
+    )
 
 
 def slice_length(k: int, slices: int) -> int:
     """Return the length of all slices of k but the last, which may be shorter."""
-    unit = 32  # whole tiles of k of every configuration
-    return -(-k // (slices * unit)) * unit
+    return -(-k // (slices * K_RUN)) * K_RUN  # each begins with a whole sector
 
 
 def _tiles(config: TileConfig, problem: Problem) -> int:
     return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
 
 
-def _clocks(entry: Entry, problem: Problem, device: Device) -> float:
-    """Predicted clocks of the busiest multiprocessor."""
+def _clocks(entry: Entry, problem: Problem, device: Device, slices: int) -> float:
+    """Predicted clocks of the busiest multiprocessor, and of adding slices."""
     config = entry.config
-    if config.blocks_per_multiprocessor(device.limits) < 1:
-        return float("inf")
-    slices = slices_of_k(problem, device)
-    turns = -(-_tiles(config, problem) * slices // device.multiprocessors)
-    k = -(-problem.k // slices)
-    rate = entry.rates[_PATHS.index((problem.scattered_a, problem.scattered_b))]
-    lanes = 128
-    return turns * k * config.block_m * config.block_n / (lanes * rate) + entry.start
+    resident = config.blocks_per_multiprocessor(device.limits)
+    if resident < 1:
+        return math.inf
+    path = (problem.scattered_a or problem.ragged_a, problem.scattered_b or problem.ragged_b)
+    k = problem.k if slices == 1 else slice_length(problem.k, slices)
+    tile = (
+        config.block_m
+        * config.block_n
+        * (k / entry.rates[_PATHS.index(path)] + entry.edge / entry.rates[0])
+        / LANES
+    )
+    tiles = _tiles(config, problem) * slices / device.multiprocessors
+    clocks = entry.start + tile * _turns(config.threads // WARP, tiles, resident)
+    if slices > 1:
+        clocks += SUM_START + (slices + 1) * problem.m * problem.n * 4 / SUM_BYTES
+    return clocks
+
+
+def _turns(warps: int, tiles: float, resident: int) -> float:
+    """For how many tiles the busiest multiprocessor takes time, if it has `tiles` on average."""
+    most = math.ceil(tiles)
+    if most > resident:
+        turns = max(most, tiles + STRAGGLE * math.sqrt(resident))
+    else:  # all at once: each scheduler has whole warps
+        turns = math.ceil(most * warps / SCHEDULERS) * SCHEDULERS / warps
+    lonely = min(most, resident) * warps < 2 * SCHEDULERS
+    return turns * (1 + LONELY * lonely)

@@ -78,7 +78,7 @@ class GpuBench:
         launch.gemm(self._a, self._b, **self._sides, out=self._out, config=config)
 
     @property
-    def _sides(self) -> dict[str, bool]:
+    def _sides(self) -> dict[str, Any]:
         return {"trans_a": self._case.trans_a, "trans_b": self._case.trans_b}
 
     def _sided(self) -> tuple[Array, Array]:

@@ -48,10 +48,12 @@ class Case(NamedTuple):
     @property
     def problem(self) -> Problem:
         """As `registry.choose` sees it, of operands in C order that are aligned to 16 bytes."""
-        # What lies along k is scattered; what lies along m or n only if its rows are not aligned.
-        scattered_a = not self.trans_a or self.m % STRIP != 0
-        scattered_b = self.trans_b or self.n % STRIP != 0
-        return Problem(self.m, self.n, self.k, 1, scattered_a, scattered_b)
+        return Problem(
+            self.m, self.n, self.k, 1,
+            scattered_a=not self.trans_a, scattered_b=self.trans_b,
+            ragged_a=self.trans_a and self.m % STRIP != 0,
+            ragged_b=not self.trans_b and self.n % STRIP != 0,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         """As the command line writes it."""

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from cuda_on_cpu import products
 from cuda_on_cpu.elementwise import add_cases, transpose_cases
+from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
 from multimm.gpu.registry import REGISTRY
+from multimm.gpu.skinny_config import AxpyConfig, DotConfig, OuterConfig
 from multimm.gpu.source import kernel_text
 from multimm.gpu.tiles import TileConfig
 
@@ -88,6 +90,33 @@ def ffma(way: str, config: TileConfig, *, wide: str = "", **more: int) -> Varian
     )  # fmt: skip
 
 
+def skinny(entry: str, way: str, config: DotConfig | AxpyConfig | OuterConfig, *,
+           turned: bool = False, wide: bool = False) -> Variant:  # fmt: skip
+    """A kernel for few columns of D, with `turned` for few rows, or for a thin k."""
+    few, span, sums = getattr(config, "cols", 9999), getattr(config, "span", 0), 9999
+    defines = {**config.defines(), "TRANS_A": int(way[0] == "t"), "TRANS_B": int(way[1] == "t")}
+    if isinstance(config, OuterConfig):
+        tile, sums = Tile(config.block_rows, config.BLOCK_COLS, 3, config.threads), config.thin
+    else:
+        sides = (few, span) if turned else (span, few)
+        tile = Tile(*sides, config.chunk, config.threads, config.shared_bytes)
+        defines["TURNED"] = int(turned)
+    if isinstance(config, AxpyConfig):
+        defines["WIDE"] = int(wide)
+
+    def cases() -> Iterator[Case]:
+        large = replace(tile, m=max(4, tile.m), n=max(4, tile.n))
+        for seed, problem in enumerate(products.problems(large, full=True, slices=sums == 9999)):
+            stored = replace(problem, trans_a=way[0] == "t", trans_b=way[1] == "t")
+            stored = stored.with_whole_rows(wide and not turned, wide and turned)
+            side = {"m": min(stored.m, few)} if turned else {"n": min(stored.n, few)}
+            yield products.product_case(
+                entry, tile, sliced, replace(stored, k=min(stored.k, sums), **side), seed
+            )
+
+    return Variant(f"{entry}.cu", tuple(defines.items()), cases)
+
+
 def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 32,
               threads: int = 256, **skew: int) -> Variant:  # fmt: skip
     """The transpose of elements of `words` words, moved in slots of `vector` elements."""
@@ -102,6 +131,17 @@ def add(element_bytes: int, parts: int, vector: int, unroll: int) -> Variant:
     defines = {"ELEMENT_BYTES": element_bytes, "PARTS": parts, "VECTOR": vector,
                "UNROLL": unroll, "THREADS": 64}  # fmt: skip
     return Variant("add_partials.cu", tuple(defines.items()), lambda: add_cases(defines))
+
+
+def pack(parts: int) -> Variant:
+    """The split of float32 operands into FP16 parts."""
+    defines = {"PARTS": parts, "BLOCKS": 1, "CAP": 40}
+    return Variant("split_pack.cu", tuple(defines.items()), lambda: pack_cases(defines))
+
+
+def unpack(parts: int) -> Variant:
+    """FP16 parts as float32 again."""
+    return Variant("split_unpack.cu", (("PARTS", parts),), lambda: unpack_cases({"PARTS": parts}))
 
 
 _WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
@@ -123,6 +163,18 @@ TABLE: tuple[Variant, ...] = (
     ffma("tn", _FFMA_TALL, wide="ab"),
     ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
     ffma("tt", replace(_FFMA, stages=4), wide="a"),
+    skinny("sgemm_dot", "nn", DotConfig(4, 2, 4, 2, 2, 1)),
+    skinny("sgemm_dot", "nt", DotConfig(1, 1, 2, 1, 3, 1)),
+    skinny("sgemm_dot", "nt", DotConfig(2, 4, 2, 2, 2, 1), turned=True),
+    skinny("sgemm_dot", "tt", DotConfig(16, 4, 2, 1, 2, 1), turned=True),
+    skinny("sgemm_axpy", "tn", AxpyConfig(4, 8, 1, 4, 2, 1), wide=True),
+    skinny("sgemm_axpy", "tt", AxpyConfig(1, 8, 2, 4, 3, 1)),
+    skinny("sgemm_axpy", "nn", AxpyConfig(2, 32, 4, 2, 1, 1), turned=True, wide=True),
+    skinny("sgemm_axpy", "tn", AxpyConfig(16, 16, 1, 2, 2, 1), turned=True),
+    skinny("sgemm_outer", "nn", OuterConfig(7, 16)),
+    skinny("sgemm_outer", "nt", OuterConfig(1, 8)),
+    skinny("sgemm_outer", "tn", OuterConfig(12, 24)),
+    skinny("sgemm_outer", "tt", OuterConfig(3, 16)),
     transpose(1),
     transpose(2, threads=512),
     transpose(4),
@@ -143,6 +195,10 @@ TABLE: tuple[Variant, ...] = (
     add(4, 5, 1, 2),
     add(4, 13, 4, 2),
     add(8, 3, 2, 1),
+    pack(1),
+    pack(2),
+    unpack(1),
+    unpack(2),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),

@@ -1,0 +1,45 @@
+"""Memory between one launch and the next, on streams that are captured too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multimm.gpu.layout import Shape
+
+Array = Any
+
+
+def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
+    """Return an array for what is launched next on the current stream, and what gives it back.
+
+    CuPy's pool hands memory to others as soon as nobody refers to it, in the order of the stream.
+    A captured graph refers to nothing, and would write to it in every replay: while a stream is
+    captured, nodes of the graph allocate the memory and free it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    device : int
+        The current one.
+
+    Returns
+    -------
+    array : cupy.ndarray of float32
+        C-contiguous, on the device; it begins on 256 bytes and holds anything.
+    release : callable
+        To be called after the last launch that uses the array, with the same current stream.
+    """
+    import cupy
+
+    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
+    if not runtime.streamIsCapturing(stream):
+        return cupy.empty(shape, np.float32), lambda: None
+    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    address = runtime.mallocAsync(size, stream)
+    memory = cupy.cuda.UnownedMemory(address, size, None, device)
+    array = cupy.ndarray(shape, np.float32, memptr=cupy.cuda.MemoryPointer(memory, 0))
+    return array, lambda: runtime.freeAsync(address, stream)

@@ -1,0 +1,223 @@
+"""Cases for split_pack.cu and split_unpack.cu, bit by bit; residuals in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_on_cpu.operands import Far, Operand, placed
+from cuda_on_cpu.products import Case
+from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
+from multimm.gpu.split_reference import joined, pack_reference, row_exponents, split
+
+THREADS = 256
+_BUFFERS = 7  # of an operand
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand: what it holds, and how it lies in memory."""
+
+    rows: int
+    k: int
+    kind: str = "normal"
+    along_k: bool = True
+    wide: bool = False
+    ahead: int = 1
+    span: int = 2
+    run: int = 2
+    extra: int = 0
+    offset: int = 0
+    far: bool = False
+
+
+def numbers(kind: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Float32 of a distribution by name; "odd" is everything that a kernel may stumble over."""
+    x = rng.standard_normal((rows, k))
+    if kind == "wide":  # most elements need more than the parts can carry
+        x *= 2.0 ** rng.integers(-60, 61, (rows, k))
+    elif kind == "sparse":
+        x *= rng.random((rows, k)) < 0.5
+    elif kind == "integers":
+        x = np.rint(8 * x)
+    x = x.astype(np.float32)
+    if kind == "odd" and x.size:
+        scales = np.array([0, 2.0**-149, 2.0**-140, 2.0**-126, 2.0**-30, 1, 2.0**126], np.float32)
+        with np.errstate(over="ignore", under="ignore"):
+            x *= scales[np.arange(rows) % len(scales), None]
+        flat = x.reshape(-1)
+        odd = [np.inf, -np.inf, np.nan, -0.0, 1e-45, -3.4e38, 65519.0, 2.0**-24]
+        at = rng.choice(flat.size, min(flat.size, 9 * rows), replace=False)
+        flat[at] = np.array(odd, np.float32)[rng.integers(0, len(odd), len(at))]
+    return x
+
+
+@dataclass(frozen=True)
+class PackCase(Case):
+    """A launch whose residuals, the last two buffers of each operand, come in any order."""
+
+    cap: int
+
+    def wrong(self, found: list[Buffer]) -> str:
+        """What differs; empty if nothing does."""
+        first = len(found) % _BUFFERS  # of the operands' buffers
+        found = list(found)
+        for i in range(first, len(found), _BUFFERS):
+            wanted, got = self.expected[i + 5 : i + 7], found[i + 5 : i + 7]
+            found[i + 5 : i + 7] = wanted
+            pairs, seen = (_pairs(*buffers, self.cap) for buffers in (wanted, got))
+            count = int(self.expected[i + 4].spans[0][1])
+            if len(seen) != len(set(seen)) or len(seen) != min(count, self.cap):
+                return f"{self.launch.what}: {len(seen)} residuals of {count}"
+            if not set(seen) <= set(pairs):
+                return f"{self.launch.what}: residuals {sorted(set(seen) - set(pairs))[:3]}"
+        return super().wrong(found)
+
+
+_UNWRITTEN = 2**64 - 1
+
+
+def _pairs(at: Buffer, values: Buffer, cap: int) -> list[tuple[int, bytes]]:
+    keys, rests = at.spans[0], values.spans[0]
+    return [
+        (int(key), rest.tobytes()) for key, rest in zip(keys, rests, strict=True)
+        if key != _UNWRITTEN
+    ]  # fmt: skip
+
+
+def _lists() -> list[tuple[Matrix, Matrix]]:
+    none, full = Matrix(0, 5), {"wide": True, "extra": 4, "offset": 8}
+    return [
+        (Matrix(1, 1), none),
+        (none, Matrix(3, 2, "odd", along_k=False)),
+        (Matrix(64, 64, wide=True), Matrix(64, 64, along_k=False, wide=True)),
+        (
+            Matrix(130, 200, "odd", **full, ahead=2),
+            Matrix(131, 132, along_k=False, **full, span=1, run=1),
+        ),
+        (
+            Matrix(65, 190, "odd", extra=3, offset=1),
+            Matrix(67, 65, "odd", False, offset=3, extra=2),
+        ),
+        (Matrix(200, 131, "odd", False, True, 4, 1), Matrix(3, 333, "odd", True, True, 2, 3)),
+        (
+            Matrix(66, 321, "sparse", offset=2, ahead=2, run=4),
+            Matrix(129, 70, "integers", False, ahead=3),
+        ),
+        (Matrix(5, 90, "wide"), Matrix(4, 77, "wide", False)),
+        (Matrix(2, 3, far=True), Matrix(3, 2, along_k=False, far=True)),
+        (Matrix(7, 0), Matrix(2, 64, "wide", wide=True)),
+    ]
+
+
+def pack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Both operands of a product in one launch."""
+    for seed, matrices in enumerate(_lists()):
+        rng = np.random.default_rng(seed)
+        tickets, tasks = np.zeros(1, np.uint32), 0
+        members: list[object] = []
+        given, expected = [Buffer.of(tickets)], []
+        for matrix in matrices:
+            more, before, after = _operand(matrix, defines, len(given), rng)
+            members += more
+            given += before
+            expected += after
+            slabs = -(-matrix.k // 64)
+            tasks += (
+                -(-matrix.rows // 128) * 2 * (-(-slabs // matrix.run) + -(-slabs // matrix.span))
+            )
+        launch = Launch(
+            "split_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), Pointer(0)], given,
+            seed=seed, what=f"split_pack {matrices}",
+        )  # fmt: skip
+        drawn = Buffer.of(tickets + np.uint32(tasks))
+        yield PackCase(launch, [drawn, *expected], defines["CAP"])
+
+
+def _operand(
+    m: Matrix, defines: Mapping[str, int], first: int, rng: np.random.Generator
+) -> tuple[list[object], list[Buffer], list[Buffer]]:
+    """The members of an operand's struct, its buffers, and what they hold afterwards."""
+    x = numbers(m.kind, m.rows, m.k, rng)
+    packed = pack_reference(x, defines["PARTS"])
+    stored, ld = _stored(m, x)
+    pointer = stored.arguments(first)[0] if x.size else None
+    panels, slabs = len(packed.exponents) // 64, -(-m.k // 64)
+    spans = -(-slabs // m.span)
+    room = (len(packed.residuals), defines["CAP"])
+    keys = packed.residuals["row"].astype(np.uint64) << np.uint64(32)
+    keys |= packed.residuals["k"].astype(np.uint64)
+    padded = np.zeros((panels * 64, spans * m.span * 64), np.float32)
+    padded[: m.rows, : m.k] = np.where(np.isfinite(x), np.abs(x), 0)
+    largest = padded.reshape(panels, 64, spans, m.span * 64).max(axis=3, initial=0).swapaxes(1, 2)
+    maxima = np.ascontiguousarray(largest).reshape(-1).view(np.uint32) + np.uint32(1)
+    before = [
+        stored.buffer, *map(Buffer.of, (
+            np.full(packed.tiles.size, 0x7BCD, np.uint16), np.full_like(packed.exponents, 99),
+            np.zeros_like(maxima), np.zeros(2, np.uint64),
+            np.full(room[1], _UNWRITTEN, np.uint64), np.zeros(room[1], np.float32),
+        )),
+    ]  # fmt: skip
+    exponents = packed.exponents if slabs else np.full_like(packed.exponents, 99)
+    after = [
+        stored.buffer, *map(Buffer.of, (
+            packed.tiles.reshape(-1).view(np.uint16), exponents, maxima,
+            np.array([packed.nonfinite, packed.uncarried], np.uint64),
+            keys, packed.residuals["value"].copy(),
+        )),
+    ]  # fmt: skip
+    assert (row_exponents(x) == packed.exponents[: m.rows]).all()
+    pointers = [Pointer(first + i) for i in range(1, _BUFFERS)]
+    sizes = (ld, m.rows, m.k, int(m.along_k), int(m.wide), m.span, m.run, min(m.ahead, panels))
+    return [pointer, *sizes, *pointers], before, after
+
+
+def _stored(m: Matrix, x: np.ndarray) -> tuple[Operand | Far, int]:
+    lines = x if m.along_k else x.T
+    if m.far:
+        return Far(np.ascontiguousarray(lines), 2**31 + 4), 2**31 + 4
+    width = lines.shape[1]
+    extra = m.extra + (-(width + m.extra) % 4 if m.wide else 0)
+    stored = placed((1, *lines.shape), "f4", extra=extra, offset=m.offset).holding(lines[None])
+    return stored, stored.ld
+
+
+def unpack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """The way back: the whole matrix, some of its columns, and the residuals of either."""
+    shapes = ((1, 1), (64, 64), (130, 201), (65, 63), (3, 132), (5, 322))
+    for seed, (rows, k) in enumerate(shapes):
+        rng = np.random.default_rng(seed)
+        x = numbers(("wide", "normal")[seed % 2], rows, k, rng)
+        packed, parts = pack_reference(x, defines["PARTS"]), split(x, defines["PARTS"])
+        listed = packed.residuals
+        whole = joined(parts)
+        carried = np.where(parts.rest != 0, np.float32(0), whole)
+        ks = np.sort(rng.choice(k, -(-k // 3), replace=False)).astype(np.int32)
+        given = [Buffer.of(packed.tiles.reshape(-1).view(np.uint16)), Buffer.of(packed.exponents)]
+        lists = [Buffer.of(listed[name].copy()) for name in ("row", "k", "value")]
+        blocks = len(packed.exponents) // 64 * -(-k // 64)
+        yield _unpack("unpack", blocks, [rows, k], given, np.full_like(x, np.nan), carried)
+        columns, chosen = Buffer.of(ks), np.full((rows, len(ks)), np.nan, np.float32)
+        yield _unpack(
+            "unpack_columns", -(-chosen.size // THREADS), [rows, k, len(ks)],
+            [columns, *given], chosen, carried[:, ks],
+        )  # fmt: skip
+        if len(listed):
+            many = -(-len(listed) // THREADS)
+            yield _unpack("put_residuals", many, [len(listed), k], lists, carried, whole)
+            yield _unpack(
+                "put_into_columns", many, [len(listed), len(ks)], [columns, *lists],
+                carried[:, ks], whole[:, ks],
+            )  # fmt: skip
+
+
+def _unpack(
+    entry: str, blocks: int, sizes: list[int], given: list[Buffer], y: np.ndarray,
+    result: np.ndarray,
+) -> Case:  # fmt: skip
+    buffers = [*given, Buffer.of(np.ascontiguousarray(y).reshape(-1))]
+    arguments = [*sizes, *(Pointer(i) for i in range(len(buffers)))]
+    launch = Launch(entry, (blocks, 1, 1), THREADS, arguments, buffers, what=f"{entry} {y.shape}")
+    return Case(launch, [*given, Buffer.of(np.ascontiguousarray(result).reshape(-1))])

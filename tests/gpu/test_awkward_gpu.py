@@ -1,0 +1,102 @@
+"""Sizes that no tile divides, on a GPU: what slices of k promise, and what graphs keep."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from multimm.gpu import launch
+from multimm.gpu.compiled import device_of
+from multimm.gpu.registry import REGISTRY, Problem, choose, slices_of_k
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+pytestmark = pytest.mark.gpu
+
+U = 2.0**-24
+#: m, n, k; most of them are cut into slices of k on an H200.
+SHAPES = (
+    (257, 257, 257), (509, 521, 523), (1009, 1013, 1019), (33, 33, 65537), (127, 129, 20011),
+    (768, 3072, 3072), (1797, 1797, 64), (2039, 2053, 100),
+)  # fmt: skip
+
+
+def problem_of(m: int, n: int, k: int) -> Problem:
+    return Problem(m, n, k, scattered_a=True, ragged_b=n % 4 != 0)
+
+
+def normal(seed: int, *shape: int):
+    rng = cupy.random.default_rng(seed)
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rounding_is_that_of_one_dot_product(shape):
+    m, n, k = shape
+    a, b = normal(1, m, k), normal(2, k, n)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    bound = U * (k + 3) * (abs(a).astype(np.float64) @ abs(b).astype(np.float64))
+    off = abs(launch.gemm(a, b, tuned=False) - exact)
+    assert bool((off <= bound).all()), f"{float((off / bound).max())} times the bound"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_small_integers_are_exact_with_every_scalar_and_addend(shape):
+    m, n, k = shape
+    rng = np.random.default_rng(3)
+    a, b, c, p = (
+        cupy.asarray(rng.integers(-3, 4, size).astype(np.float32))
+        for size in ((m, k), (k, n), (m, n), (m, n))
+    )
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    result = launch.gemm(a, b, alpha=2, beta=-1, c=c, partial=p, tuned=False)
+    assert bool((result == 2 * (exact + p) - c).all())
+
+
+def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():
+    m, n, k = 190, 61, 9001
+    assert slices_of_k(problem_of(m, n, k), device_of(0)) > 1
+    a, b = normal(4, m, k), normal(5, k, n)
+    expected = launch.gemm(a, b, tuned=False)
+    turned = {"a": cupy.ascontiguousarray(a.T), "b": cupy.ascontiguousarray(b.T)}
+    for entry in REGISTRY:
+        for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
+            got = launch.gemm(turned["a"] if trans_a else a, turned["b"] if trans_b else b,
+                              trans_a=trans_a, trans_b=trans_b, config=entry.name)  # fmt: skip
+            assert bool((got == expected).all()), f"{entry.name} {trans_a=} {trans_b=}"
+
+
+def test_a_replayed_graph_writes_to_no_memory_of_others():
+    m, n, k = 128, 96, 30_000
+    assert slices_of_k(problem_of(m, n, k), device_of(0)) > 1
+    a, b, out = normal(6, m, k), normal(7, k, n), cupy.empty((m, n), np.float32)
+    expected = launch.gemm(a, b, tuned=False)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    try:
+        launch.gemm(a, b, out=out, tuned=False)  # compiles
+        stream.synchronize()
+        stream.begin_capture()
+        for _ in range(3):
+            launch.gemm(a, b, out=out, tuned=False)
+        graph = stream.end_capture()
+        # All sizes of block that the pool may have kept for the slices.
+        others = [cupy.full(2**power, 7, np.float32) for power in range(10, 24) for _ in range(4)]
+        for _ in range(2):
+            out[...] = np.nan
+            graph.launch(stream)
+        stream.synchronize()
+        assert bool((out == expected).all())
+        assert all(bool((x == 7).all()) for x in others)
+    finally:
+        cupy.cuda.Stream.null.use()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reason_says_how_many_slices_run(shape):
+    problem, device = problem_of(*shape), device_of(0)
+    slices = slices_of_k(problem, device)
+    _, reason = choose(problem, device)
+    assert reason.endswith(f"k cut into {slices} slices") == (slices > 1)

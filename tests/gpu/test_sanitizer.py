@@ -1,0 +1,223 @@
+"""Every kernel under compute-sanitizer, over small shapes: memory, races, barriers.
+
+As a program it runs the kernels and checks their results, which is what the sanitizer watches:
+
+    compute-sanitizer --tool racecheck python tests/gpu/test_sanitizer.py
+
+A product that reaches another kernel is one more line in PRODUCTS, a kernel that computes something
+else one more function in KERNELS.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from multimm.gpu import reference
+from multimm.gpu.add import add_partials
+from multimm.gpu.compile import compile_text, target_for
+from multimm.gpu.launch import gemm
+from multimm.gpu.registry import REGISTRY
+from multimm.gpu.transpose import transpose
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+pytestmark = pytest.mark.gpu
+
+SANITIZER = "compute-sanitizer"
+U = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Product:
+    """Sizes of a product, or of a stack of `batch` of them."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 0
+    extra: int = 0  #: by how much leading dimensions exceed the width
+    config: str | None = None
+    transposes: tuple[str, ...] = ("NN", "NT", "TN", "TT")
+
+
+PRODUCTS = (
+    Product(1, 1, 1),
+    Product(70, 67, 45),  # ragged
+    Product(64, 128, 48),  # 16 bytes at a time
+    Product(65, 72, 33, extra=3),
+    Product(40, 36, 20, extra=4),
+    Product(20, 12, 9, batch=3),
+    Product(33, 20, 2500),  # slices of k, which add_partials adds
+    # A short side, and a thin k.
+    Product(300, 1, 700),
+    Product(1, 300, 700),
+    Product(7, 140, 1100, extra=1),
+    Product(140, 8, 520, batch=3),
+    Product(520, 600, 5),
+    # Not each in all four: most of the time is the compiler's.
+    *(
+        Product(132, 260, 70, config=entry.name, transposes=(way,))
+        for entry, way in zip(REGISTRY, itertools.cycle(("NN", "TT", "NT", "TN")), strict=False)
+    ),
+)
+
+#: Each does on purpose what one of the tools finds, with two warps and 64 floats.
+WRONG = """
+extern "C" __global__ void memcheck(float* x) { x[threadIdx.x + 1] = 0.0f; }
+extern "C" __global__ void initcheck(float* x) { x[threadIdx.x] += 1.0f; }
+extern "C" __global__ void synccheck(float* x) {
+  if (threadIdx.x < 40) __syncthreads();
+  x[threadIdx.x] = 0.0f;
+}
+extern "C" __global__ void racecheck(float* x) {
+  __shared__ float tile[64];
+  tile[threadIdx.x] = static_cast<float>(threadIdx.x);
+  x[threadIdx.x] = tile[63 - threadIdx.x];
+}
+"""
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+
+
+def uploaded(values: np.ndarray, extra: int = 0):
+    """The values in GPU memory that ends with the last of them, `extra` elements behind each row.
+
+    Copied as a whole, so that no kernel but ours runs.
+    """
+    *outer, width = values.shape
+    fill = np.nan if values.dtype.kind in "fc" else 77
+    whole = np.full((*outer, width + extra), fill, values.dtype)
+    whole[..., :width] = values
+    memory = cupy.asarray(whole.reshape(-1)[: whole.size - extra])
+    return cupy.ndarray(values.shape, values.dtype, memptr=memory.data, strides=whole.strides)
+
+
+def downloaded(x) -> np.ndarray:
+    """The values of such an array."""
+    span = sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True))
+    flat = cupy.asnumpy(cupy.ndarray(span // x.itemsize + 1, x.dtype, memptr=x.data))
+    return np.lib.stride_tricks.as_strided(flat, x.shape, x.strides)
+
+
+def run_product(p: Product, trans_a: bool, trans_b: bool) -> None:
+    """Multiply plainly, then with all operands in slices; compare with float64."""
+    rng, stack = np.random.default_rng(1), (p.batch,) if p.batch else ()
+    shapes = ((p.k, p.m) if trans_a else (p.m, p.k), (p.n, p.k) if trans_b else (p.k, p.n))
+    a, b, c, partial = (
+        rng.standard_normal((*stack, *shape)).astype(np.float32)
+        for shape in (*shapes, (p.m, p.n), (p.m, p.n))
+    )
+    left, right = (
+        np.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, trans_a), (b, trans_b))
+    )
+    exact, scale = left.astype(float) @ right, abs(left).astype(float) @ abs(right)
+    ga, gb, gc, gp = (uploaded(x, p.extra) for x in (a, b, c, partial))
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "config": p.config}
+    unread = cupy.empty_like(gc)  # initcheck would say if it were
+    plain = gemm(ga, gb, beta=0, c=unread, **flags)
+    out = uploaded(np.full_like(c, np.nan), p.extra)
+    gemm(ga, gb, alpha=0.5, beta=-1, c=gc, partial=gp, out=out, **flags)
+    for result, expected, added in (
+        (plain, exact, 0), (out, 0.5 * (exact + partial) - c, abs(partial) + abs(c)),
+    ):  # fmt: skip
+        error = abs(downloaded(result) - expected)
+        assert (error <= (p.k + 6) * U * (scale + added)).all(), f"{p}, {flags}"
+
+
+def products() -> None:
+    """Run sgemm_ffma and whatever else `gemm` chooses."""
+    for product in PRODUCTS:
+        for way in product.transposes:
+            run_product(product, way[0] == "T", way[1] == "T")
+
+
+def sums() -> None:
+    """Run add_partials."""
+    rng = np.random.default_rng(2)
+    for dtype, count, (shape, extra) in itertools.product(
+        ("f4", "f8"), (1, 3, 9), (((5, 256), 0), ((3, 1025), 0), ((7, 33), 3), ((2, 3, 70), 2))
+    ):
+        values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
+        *parts, c = (uploaded(x, extra) for x in values)
+        out = uploaded(np.full(shape, np.nan, dtype), extra)
+        for alpha, beta in ((1, 0), (0.5, 2)):
+            add_partials(parts, alpha=alpha, beta=beta, c=c, out=out)
+            expected = reference.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
+            assert (downloaded(out) == expected).all(), f"{dtype} {count} {shape} {alpha} {beta}"
+
+
+def transposes() -> None:
+    """Run transpose and transpose_skewed."""
+    for dtype, (shape, extra) in itertools.product(
+        ("u1", "f2", "f4", "f8", "c16"),
+        (((1, 1), 0), ((33, 70), 0), ((64, 128), 0), ((65, 31), 3), ((2, 40, 50), 1),
+         ((2053, 67), 0)),
+    ):  # fmt: skip
+        values = np.random.default_rng(3).integers(0, 99, shape).astype(dtype)
+        result = transpose(uploaded(values, extra))
+        assert (downloaded(result) == np.swapaxes(values, -1, -2)).all(), f"{dtype} {shape}"
+
+
+KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes)
+
+
+def go_wrong(tool: str) -> None:
+    """Run what a tool has to find."""
+    binary = compile_text(WRONG, target_for(int(cupy.cuda.Device().compute_capability))).binary
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "wrong.cubin")
+        path.write_bytes(binary)
+        kernel = cupy.RawModule(path=str(path)).get_function(tool)
+        kernel((1,), (64,), (cupy.empty(64, np.float32),))
+        cupy.cuda.Device().synchronize()
+
+
+def sanitized(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run this file under a tool."""
+    sanitizer = shutil.which(SANITIZER)
+    if sanitizer is None:
+        pytest.skip(f"{SANITIZER}, a part of the CUDA toolkit, is not on the path")
+    words = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+    done = subprocess.run([*words, sys.executable, __file__, *arguments],
+                          capture_output=True, text=True)  # fmt: skip
+    if "Device not supported" in done.stdout:
+        pytest.skip(f"{SANITIZER} does not support this GPU or the machine that it is lent to")
+    return done
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_kernels_are_clean(tool):
+    done = sanitized(tool)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    assert "checked: products, sums, transposes" in done.stdout
+    found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
+    assert found, done.stdout
+    assert set(found) == {"0"}, done.stdout[-6000:]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_tool_finds_what_it_is_for(tool):
+    done = sanitized(tool, tool)
+    assert done.returncode != 0, done.stdout[-3000:]
+    assert f"at {tool}+0x" in done.stdout, done.stdout[-3000:]
+
+
+if __name__ == "__main__":
+    cupy.cuda.set_allocator(None)  # memory of a pool would hide who reads beyond its own
+    if wrong := sys.argv[1:]:
+        go_wrong(wrong[0])
+    else:
+        for run in KERNELS:
+            run()
+        print("checked:", ", ".join(run.__name__ for run in KERNELS))
