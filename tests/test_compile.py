@@ -16,6 +16,8 @@ from multimm.errors import KernelError
 from multimm.gpu import cache, compiled, nvrtc
 from multimm.gpu import compile as compiling
 from multimm.gpu.layout import Axis, Stack
+from multimm.gpu.source import kernel_text
+from multimm.gpu.split_config import SPLIT_REGISTRY, THREADS, SplitConfig
 
 ADD = """#line 1 "common/add.cu"
 extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
@@ -102,6 +104,36 @@ def test_usage_is_read_from_the_report():
         "{", "{ __shared__ float y_[300]; y_[threadIdx.x] = x[7]; x += int(y_[2]);"
     )
     assert compiling.compile_text(shared, "sm_80").usage["add"].shared == 1200
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*(entry.config for entry in SPLIT_REGISTRY), SplitConfig(1, 192, 5, 8)],
+    ids=str,
+)
+def test_split_products_never_spill_nor_wait_for_each_other(config):
+    made = compiling.compile_text(kernel_text("sgemm_split.cu", config.defines()), "sm_90a")
+    usage = made.usage["sgemm_split"]
+    assert usage.spilled == 0
+    # At its start; later a third of the threads gives registers to the others.
+    assert usage.registers <= 65_536 // THREADS
+    # C75xx: warpgroup products that the compiler serialises, or register requests it ignores.
+    assert "C75" not in made.log
+
+
+def test_rules_of_split_products_hold_in_the_kernel_too():
+    defines = SPLIT_REGISTRY[0].config.defines()
+    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS and BAND must be defined"):
+        compiling.compile_text(kernel_text("sgemm_split.cu", {"PARTS": 2}), "sm_90a")
+    for wrong, message in (
+        ({"SLOTS": 3}, "a slab is copied while another one is multiplied"),
+        ({"TILE_N": 96}, "B is packed in tiles of 64 rows"),
+        ({"PARTS": 3}, "one product, or three"),
+    ):
+        with pytest.raises(KernelError, match=message):
+            compiling.compile_text(kernel_text("sgemm_split.cu", defines | wrong), "sm_90a")
+    with pytest.raises(KernelError, match="wgmma"):
+        compiling.compile_text(kernel_text("sgemm_split.cu", defines), "sm_90")
 
 
 def test_subnormals_are_kept():

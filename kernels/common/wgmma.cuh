@@ -1,0 +1,103 @@
+// Tensor-core products of one warpgroup (128 threads), both factors in shared memory (sm_90a).
+//
+//   D (64 x N, float32, registers) (+)= A (64 x 16, float16) * B (N x 16, float16)'
+//
+// A tile in shared memory is 64 rows of 128 bytes along k, its 16-byte pieces swizzled: piece p of
+// row r lies where piece p ^ (r % 8) would. It begins at a multiple of 1024 bytes, and tiles of
+// further rows follow at once. Both factors are walked 16 k at a time, which is 32 bytes.
+//
+// Of D, thread t of the warpgroup has in d[4 * j + 2 * h + i]
+//   row 16 * (t / 32) + t % 32 / 4 + 8 * h      column 8 * j + 2 * (t % 4) + i
+//
+// A sum is made of all 16 products and the old D at once, truncated at 25 fractional bits of the
+// largest and rounded towards zero.
+#pragma once
+
+#include "common/mbarrier.cuh"
+
+typedef unsigned long long factor_t;  // describes a factor in shared memory to the tensor core
+
+// The factor that begins at an address: rows in groups of 8 that are 1024 bytes apart, 128-byte
+// swizzle. Addresses are in units of 16 bytes.
+__device__ __forceinline__ factor_t factor_at(shared_t address) {
+  constexpr factor_t GROUPS = 1024 / 16, SWIZZLE_128B = 1;
+  return (address >> 4) | factor_t(1) << 16 | GROUPS << 32 | SWIZZLE_128B << 62;
+}
+constexpr factor_t NEXT_16_K = 32 / 16;  // added to a factor
+
+// Before the first product, and whenever other instructions have written to registers of D.
+__device__ __forceinline__ void products_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void products_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Wait until at most PENDING groups of products are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define D_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D_16(i) D_4(i), D_4(i + 4), D_4(i + 8), D_4(i + 12)
+#define D_32(i) D_16(i), D_16(i + 16)
+#define NAMES_0 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_32 \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_64 \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_96 \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MULTIPLY(shape, d_names, a_name, b_name, add_name, ...)                             \
+  asm volatile(                                                                             \
+      "{\n"                                                                                 \
+      ".reg .pred add;\n"                                                                   \
+      "setp.ne.b32 add, " add_name ", 0;\n"                                                 \
+      "wgmma.mma_async.sync.aligned." shape ".f32.f16.f16 {" d_names "}, " a_name ", " b_name \
+      ", add, 1, 1, 0, 0;\n"                                                                \
+      "}\n"                                                                                 \
+      : __VA_ARGS__                                                                         \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+
+// D = A * B', plus the old D if `add`.
+__device__ __forceinline__ void multiply(float (&d)[32], factor_t a, factor_t b, bool add) {
+  MULTIPLY("m64n64k16", NAMES_0, "%32", "%33", "%34", D_32(0));
+}
+__device__ __forceinline__ void multiply(float (&d)[64], factor_t a, factor_t b, bool add) {
+  MULTIPLY("m64n128k16", NAMES_0 ", " NAMES_32, "%64", "%65", "%66", D_32(0), D_32(32));
+}
+__device__ __forceinline__ void multiply(float (&d)[96], factor_t a, factor_t b, bool add) {
+  MULTIPLY("m64n192k16", NAMES_0 ", " NAMES_32 ", " NAMES_64, "%96", "%97", "%98", D_32(0),
+           D_32(32), D_32(64));
+}
+__device__ __forceinline__ void multiply(float (&d)[128], factor_t a, factor_t b, bool add) {
+  MULTIPLY("m64n256k16", NAMES_0 ", " NAMES_32 ", " NAMES_64 ", " NAMES_96, "%128", "%129",
+           "%130", D_32(0), D_32(32), D_32(64), D_32(96));
+}
+
+#undef MULTIPLY
+#undef NAMES_96
+#undef NAMES_64
+#undef NAMES_32
+#undef NAMES_0
+#undef D_32
+#undef D_16
+#undef D_4
+
+// Registers per thread of this warpgroup from here on: given back, or waited for. Every warpgroup
+// of the thread block asks once, in a branch of its own.
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}

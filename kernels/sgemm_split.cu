@@ -1,0 +1,366 @@
+// D = alpha * (2^(ea + eb) * A * B' + P) + beta * C      packed operands, float32 sums, sm_90a
+//
+//   A      m rows, packed: tiles[R / 64][slabs][PARTS][64][64] float16, R = m rounded up to 128
+//   B      n rows, packed likewise: row j of B is column j of the product
+//   ea, eb R exponents each, one per row; they lie in -163 ... 113
+//   P      m x n   rows ldp apart; null: no partial result to go on from
+//   C      m x n   rows ldc apart; null: beta is taken as 0
+//   D      m x n   rows ldd apart; overlaps no operand
+//
+// A slab is 64 k. A tile is 64 rows of one slab, 8192 bytes in the layout that the tensor cores
+// read (common/wgmma.cuh); rows and k beyond the operand's are 0. Of two parts the first is the
+// high one, the second the low one times 2^11:
+//
+//   x = (hi + lo * 2^-11) * 2^e          A * B' = hi hi' + 2^-11 (hi lo' + lo hi')
+//
+// As in BLAS, beta == 0 never reads C and alpha == 0 never reads A, B or P. Sizes and offsets are
+// 64-bit. With slab_step > 0 the work is cut into slices of so many slabs: slice i goes, as a
+// product of its own, to D + i * stride_d.
+//
+// Tensor cores round every sum towards zero. That is a bias and would add up over all of k, so a
+// sum at full weight lives in them for 32 k only, and is then added to FP32 registers, to nearest:
+//
+//   every half slab  fresh = hi hi'      one third of the work         total += fresh
+//                    small += lo hi'     one third                     (at weight 2^-11 the bias of
+//                    small += hi lo'     one third                     FOLD slabs is harmless)
+//   every FOLD       total += 2^-11 small
+//   every FLUSH      total is laid down in D, and the next one is added to it: the roundings of a
+//                    long chain of additions, too, add up
+//
+// While the tensor cores are busy with `small` of a half, the warps add its `fresh` to `total`:
+//
+//   tensor cores   | hi hi' | lo hi'  hi lo' | hi hi' | lo hi'  hi lo' |
+//   FP32 adders             | total += fresh |        | total += fresh |
+//
+// With PARTS == 1 (tf32) there is one product, and its sum stays in the tensor cores.
+//
+// One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other. One
+// thread copies whole tiles of the operands through a ring of SLOTS slots in shared memory; two
+// warpgroups multiply, each its 64 rows by the same TILE_N columns. A slot has one part of a slab:
+//
+//            TILE_N            slot:  A rows 0-63 | A rows 64-127 | B rows 0-63 | B rows 64-127 ..
+//        +------------+
+//     64 | warpgroup 0|        global --(bulk copies)--> slot --> tensor cores
+//        +------------+        full:  all bytes of a slot have landed
+//     64 | warpgroup 1|        empty: all warps have read it
+//        +------------+
+//
+// Copies run ahead into the next tile of D while this one is stored.
+//
+// Cost per slab and block, TILE_N 128, PARTS 2: 1536 clocks of the tensor cores, 64 KB from L2,
+// 144 KB read from shared memory, 128 additions per thread.
+//
+// On an H200, 700 W are what ends it: 214 TFLOP/s at 8192, sustained, at 1380 MHz. In one launch,
+// before the clock is lowered, the tensor cores are 93 % busy. Slower there: clusters of two thread
+// blocks that share B by multicast (0 to -2 %); one sum for all three products, small ones first,
+// scaled by 2^-11 in between, with tiles of 128 x 192 (-5 %); starting the second warpgroup one or
+// two slabs after the first (0 to -1 %); 5 slots (-2 %); rows of tiles in bands of 32 (-4 %). No
+// faster: adding `fresh` every 64 k.
+
+// What SplitConfig.defines() sets; an editor, which sees this file alone, gets "wide".
+#ifdef __CLANGD__
+#define PARTS 2
+#define TILE_N 128
+#define SLOTS 6
+#define BAND 8
+#endif
+#if !defined(PARTS) || !defined(TILE_N) || !defined(SLOTS) || !defined(BAND)
+#error "PARTS, TILE_N, SLOTS and BAND must be defined: see SplitConfig.defines()"
+#endif
+
+#include "common/index.cuh"
+#include "common/mbarrier.cuh"
+#include "common/split_finish.cuh"
+#include "common/wgmma.cuh"
+
+constexpr int SLAB = 64;       // k of a tile
+constexpr int TILE_ROWS = 64;  // rows of a tile of an operand
+constexpr int TILE_BYTES = TILE_ROWS * SLAB * 2;
+constexpr int GROUPS = 2, GROUP_THREADS = 128;  // warpgroups that multiply; one more copies
+constexpr int THREADS = (1 + GROUPS) * GROUP_THREADS;
+constexpr int COPY_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
+constexpr int TILE_M = GROUPS * TILE_ROWS;
+constexpr int B_TILES = TILE_N / TILE_ROWS;
+constexpr int SLOT_BYTES = (GROUPS + B_TILES) * TILE_BYTES;
+constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
+
+static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
+static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");
+static_assert(SLOTS >= 2 * PARTS, "a slab is copied while another one is multiplied");
+static_assert((COPY_REGISTERS + GROUPS * MULTIPLY_REGISTERS) * GROUP_THREADS <= 65536,
+              "registers of a multiprocessor");
+
+// A place in the ring, and the parity of the round that is going on there.
+struct Place {
+  int slot, parity;
+  __device__ __forceinline__ void next() {
+    if (++slot == SLOTS) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The tiles of D, slice by slice: thread block i takes number i, then i + gridDim.x, and so on.
+// Numbers are 32-bit: whatever D fits a GPU's memory has fewer tiles.
+struct Work {
+  unsigned tile_rows, tile_cols, slices;
+  index_t slabs, slab_step;
+
+  __device__ __forceinline__ unsigned count() const { return tile_rows * tile_cols * slices; }
+  __device__ __forceinline__ unsigned slice(unsigned item) const {
+    return slices == 1 ? 0 : item / (tile_rows * tile_cols);
+  }
+  // Bands of BAND rows of tiles are walked column by column: what is multiplied at one time shares
+  // few rows of A and few of B, which then come from L2.
+  __device__ __forceinline__ TileIndex tile(unsigned item) const {
+    const unsigned tile = slices == 1 ? item : item % (tile_rows * tile_cols);
+    const unsigned above = tile / (BAND * tile_cols) * BAND;
+    const unsigned rest = tile - above * tile_cols;
+    const unsigned rows = tile_rows - above < BAND ? tile_rows - above : BAND;
+    return {above + rest % rows, rest / rows};
+  }
+  __device__ __forceinline__ index_t first_slab(unsigned item) const {
+    return slice(item) * slab_step;
+  }
+  __device__ __forceinline__ index_t slab_count(unsigned item) const {
+    const index_t left = slabs - first_slab(item);
+    return left < slab_step ? left : slab_step;
+  }
+};
+
+struct Ring {
+  shared_t slots, full, empty;
+  __device__ __forceinline__ shared_t slot(int i) const { return slots + i * SLOT_BYTES; }
+  __device__ __forceinline__ shared_t full_at(int i) const { return full + i * 8; }
+  __device__ __forceinline__ shared_t empty_at(int i) const { return empty + i * 8; }
+};
+
+// An operand as it is copied; `last` is its last row of tiles. Of rows of tiles beyond it nothing
+// is stored: the last one stands in for them.
+struct Packed {
+  const char* tiles;
+  index_t slabs, last;
+  __device__ __forceinline__ const char* at(index_t row, index_t slab) const {
+    return tiles + ((row < last ? row : last) * slabs + slab) * (PARTS * TILE_BYTES);
+  }
+};
+
+// One thread copies all that its block multiplies.
+__device__ __forceinline__ void copy_operands(const Ring& ring, const Work& work, const Packed& a,
+                                              const Packed& b) {
+  Place place{0, 1};  // the first round finds empty slots
+  for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
+    const TileIndex tile = work.tile(item);
+    const index_t first = work.first_slab(item);
+    const char* from[GROUPS + B_TILES];
+#pragma unroll
+    for (int i = 0; i < GROUPS + B_TILES; ++i) {
+      from[i] = i < GROUPS ? a.at(tile.row * GROUPS + i, first)
+                           : b.at(tile.col * B_TILES + i - GROUPS, first);
+    }
+#pragma unroll 1
+    for (index_t left = work.slab_count(item); left > 0; --left) {
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part, place.next()) {
+        const shared_t full = ring.full_at(place.slot);
+        barrier_wait(ring.empty_at(place.slot), place.parity);
+        barrier_expect(full, SLOT_BYTES);
+#pragma unroll
+        for (int i = 0; i < GROUPS + B_TILES; ++i) {
+          copy_bulk(ring.slot(place.slot) + i * TILE_BYTES, from[i] + part * TILE_BYTES,
+                    TILE_BYTES, full);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < GROUPS + B_TILES; ++i) from[i] += PARTS * TILE_BYTES;
+    }
+  }
+}
+
+struct Slot {
+  factor_t a, b;
+};
+
+// Wait for a slot, and describe this warpgroup's rows of A, and B.
+__device__ __forceinline__ Slot landed(const Ring& ring, const Place& place, int group) {
+  barrier_wait(ring.full_at(place.slot), place.parity);
+  const shared_t slot = ring.slot(place.slot);
+  return {factor_at(slot + group * TILE_BYTES), factor_at(slot + GROUPS * TILE_BYTES)};
+}
+
+// This warp has read what lies in a slot and those after it, one for each part.
+__device__ __forceinline__ void release(const Ring& ring, int slot) {
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const int at = slot + part;
+      barrier_arrive(ring.empty_at(at < SLOTS ? at : at - SLOTS));
+    }
+  }
+}
+
+// d = A * B' of one slab, plus the old d if `add`.
+__device__ __forceinline__ void multiply_slab(float (&d)[SUMS], factor_t a, factor_t b, bool add) {
+#pragma unroll
+  for (int i = 0; i < SLAB / 16; ++i) {
+    multiply(d, a + i * NEXT_16_K, b + i * NEXT_16_K, add || i > 0);
+  }
+}
+
+#if PARTS == 1
+// total = A * B' of `count` slabs.
+__device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring& ring,
+                                               Place& place, int count, int group) {
+  int reading = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const Slot slot = landed(ring, place, group);
+    products_fence();
+    multiply_slab(total, slot.a, slot.b, i > 0);
+    products_commit();
+    products_wait<1>();  // the slab before has been read
+    if (i > 0) release(ring, reading);
+    reading = place.slot;
+    place.next();
+  }
+  products_wait<0>();
+  release(ring, reading);
+}
+#else
+// total += A * B' of `count` slabs, at most FOLD. Halves of a slab are turns of one loop: unrolled,
+// the compiler would take more registers than there are for a second `fresh`.
+__device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring& ring,
+                                               Place& place, int count, int group) {
+  constexpr int STEPS = SLAB / 16 / 2;  // of 16 k, in a half
+  float fresh[SUMS], small[SUMS];
+  int reading = 0;
+#pragma unroll 1
+  for (int i = 0; i < 2 * count; ++i) {
+    const bool second = i % 2 == 1;
+    const factor_t at = second ? STEPS * NEXT_16_K : 0;
+    Place lo_place = place;
+    lo_place.next();
+    const Slot hi = landed(ring, place, group);
+    products_fence();
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      multiply(fresh, hi.a + at + s * NEXT_16_K, hi.b + at + s * NEXT_16_K, s > 0);
+    }
+    products_commit();
+    const Slot lo = landed(ring, lo_place, group);
+    products_fence();
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const factor_t k = at + s * NEXT_16_K;
+      multiply(small, lo.a + k, hi.b + k, i > 0 || s > 0);
+      multiply(small, hi.a + k, lo.b + k, true);
+    }
+    products_commit();
+    products_wait<1>();  // `fresh` is there, and what came before has been read
+    if (!second && i > 0) release(ring, reading);
+    if (second) {
+      reading = place.slot;
+      place = lo_place;
+      place.next();
+    }
+#pragma unroll
+    for (int j = 0; j < SUMS; ++j) total[j] += fresh[j];
+  }
+  products_wait<0>();
+  release(ring, reading);
+#pragma unroll
+  for (int j = 0; j < SUMS; ++j) total[j] = fmaf(small[j], 1.0f / 2048, total[j]);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sgemm_split(index_t m, index_t n, index_t slabs, index_t slab_step, float alpha, float beta,
+                const char* __restrict__ a_tiles, const int* __restrict__ ea,
+                const char* __restrict__ b_tiles, const int* __restrict__ eb,
+                const float* __restrict__ c, index_t ldc, const float* __restrict__ p, index_t ldp,
+                float* __restrict__ d, index_t ldd, index_t stride_d) {
+  extern __shared__ char memory[];
+  const shared_t start = (shared_address(memory) + 1023) / 1024 * 1024;  // what the swizzle needs
+  const Ring ring{start, start + SLOTS * SLOT_BYTES, start + SLOTS * (SLOT_BYTES + 8)};
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) {
+      barrier_init(ring.full_at(i), 1);
+      barrier_init(ring.empty_at(i), GROUPS * (GROUP_THREADS / 32));
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();  // all find barriers that work
+
+  if (beta == 0.0f) c = nullptr;
+  if (alpha == 0.0f) p = nullptr;
+  const Work work{static_cast<unsigned>(ceil_div(m, TILE_M)),
+                  static_cast<unsigned>(ceil_div(n, TILE_N)),
+                  static_cast<unsigned>(slab_step ? ceil_div(slabs, slab_step) : 1),
+                  alpha == 0.0f ? 0 : slabs, slab_step ? slab_step : slabs};
+  // From one lane, so that the compiler knows it is the same in all.
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0);
+  if (role == GROUPS) {
+    fewer_registers<COPY_REGISTERS>();
+    if (threadIdx.x % GROUP_THREADS == 0) {  // R / 64 rows of tiles
+      copy_operands(ring, work, {a_tiles, slabs, ceil_div(m, 128) * 2 - 1},
+                    {b_tiles, slabs, ceil_div(n, 128) * 2 - 1});
+    }
+  } else {
+    more_registers<MULTIPLY_REGISTERS>();
+    const auto finish_of = [&](unsigned item) {
+      // Computed where it is used: in the loops there are no registers to keep it in.
+      asm volatile("" : "+r"(item));
+      const TileIndex tile = work.tile(item);
+      const int thread = threadIdx.x % GROUP_THREADS;
+      const index_t row =
+          tile.row * TILE_M + role * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
+      const index_t col = tile.col * TILE_N + thread % 4 * 2;
+      const bool read = alpha != 0.0f;
+      return Finish{read ? ea + row : nullptr,
+                    read ? eb + col : nullptr,
+                    c ? c + row * ldc + col : nullptr,
+                    p ? p + row * ldp + col : nullptr,
+                    d + work.slice(item) * stride_d + row * ldd + col,
+                    ldc,
+                    ldp,
+                    ldd,
+                    clip(m - row, TILE_M),
+                    clip(n - col, TILE_N),
+                    alpha,
+                    beta};
+    };
+    Place place{0, 0};
+#pragma unroll 1
+    for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
+      float total[SUMS] = {};
+#if PARTS == 1
+      const int count = static_cast<int>(work.slab_count(item));
+      if (count > 0) multiply_slabs(total, ring, place, count, role);
+#else
+      bool kept = false;
+#pragma unroll 1
+      for (index_t left = work.slab_count(item); left > 0; left -= FLUSH) {
+        if (kept) {
+#pragma unroll
+          for (int i = 0; i < SUMS; ++i) total[i] = 0.0f;
+        }
+        const int count = clip(left, FLUSH);
+#pragma unroll 1
+        for (int done = 0; done < count; done += FOLD) {
+          multiply_slabs(total, ring, place, clip(count - done, FOLD), role);
+        }
+        if (kept) finish_of(item).add_kept(total);
+        kept = left > FLUSH;
+        if (kept) finish_of(item).keep(total);
+      }
+#endif
+      if (p || c) {
+        finish_of(item).store<false>(total);
+      } else {
+        finish_of(item).store<true>(total);
+      }
+    }
+  }
+}

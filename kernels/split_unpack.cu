@@ -1,0 +1,120 @@
+// y = (high + low / 2^11) * 2^e + residuals    what split_pack.cu packed, as float32 again
+//
+//   tiles[R/64][S][PARTS][64][64], exponents[R]   see split_pack.cu
+//   y   rows x k, row-major, rows k elements apart
+//
+// The sum of the parts is a float32, and so is what it becomes: nothing is rounded. What the parts
+// did not carry, and have 0 for, is put in its place after that. Each is one thread's work:
+//
+//   unpack          8 neighbours along k of a row: 16 bytes of each part, 32 of y
+//   put_residuals   one residual
+//
+// unpack_columns and put_into_columns do the same for some k only: y then has a column for each
+// element of `ks`, which ascend.
+//
+// Cost: 2 bytes read for each element and part, 4 written. Subnormal numbers are kept, which is why
+// this is a kernel of its own: array libraries compile theirs to flush them.
+
+// What an editor, which sees this file alone, gets; see multimm/gpu/packed.py.
+#ifdef __CLANGD__
+#define PARTS 2
+#endif
+#if !defined(PARTS)
+#error "PARTS must be defined: see multimm.gpu.packed"
+#endif
+
+#include "common/index.cuh"
+#include "common/pack_map.cuh"
+#include "common/split.cuh"
+
+static_assert(PARTS == 1 || PARTS == 2, "the high part, or the high and the low part");
+
+// 16 bytes of a part, times its unit; with `more`, added to the sums.
+__device__ __forceinline__ void add_part(float (&sums)[VECTOR], const unsigned short* from,
+                                         bool more, float unit) {
+  const uint4 both = *reinterpret_cast<const uint4*>(from);
+  const unsigned halves[VECTOR / 2] = {both.x, both.y, both.z, both.w};
+#pragma unroll
+  for (int e = 0; e < VECTOR; ++e) {
+    const float value = value_of(halves[e / 2] >> e % 2 * 16) * unit;
+    sums[e] = more ? sums[e] + value : value;
+  }
+}
+
+// One block per tile; neighbours along k are packed in neighbouring blocks.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    unpack(index_t rows, index_t k, const unsigned short* __restrict__ tiles,
+           const int* __restrict__ exponents, float* __restrict__ y) {
+  const unsigned slabs = static_cast<unsigned>(ceil_div(k, TILE));
+  const index_t row0 = static_cast<index_t>(blockIdx.x / slabs) * TILE;
+  const int vector = threadIdx.x % VECTORS;
+  const index_t k0 = static_cast<index_t>(blockIdx.x % slabs) * TILE + vector * VECTOR;
+  tiles += static_cast<index_t>(blockIdx.x) * PARTS * TILE_ELEMENTS;
+  const bool wide = k % 4 == 0;  // each row of y begins at a multiple of 16 bytes
+#pragma unroll
+  for (int i = 0; i < TILE / ROWS_AT_ONCE; ++i) {
+    const int row = threadIdx.x / VECTORS + i * ROWS_AT_ONCE;
+    if (row0 + row >= rows) return;
+    const unsigned short* const from = tiles + swizzled(row, vector);
+    const Power up = power_of_two(exponents[row0 + row]);
+    float* const to = y + (row0 + row) * k + k0;
+    float sums[VECTOR];
+    add_part(sums, from, false, 1.0f);
+    if (PARTS == 2) add_part(sums, from + TILE_ELEMENTS, true, LOW_UNIT);
+    const int left = clip(k - k0, VECTOR);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) sums[e] = scaled(sums[e], up);
+    if (wide && left == VECTOR) {
+      __stcs(reinterpret_cast<float4*>(to), make_float4(sums[0], sums[1], sums[2], sums[3]));
+      __stcs(reinterpret_cast<float4*>(to) + 1, make_float4(sums[4], sums[5], sums[6], sums[7]));
+    } else {
+#pragma unroll
+      for (int e = 0; e < VECTOR; ++e) {
+        if (e < left) to[e] = sums[e];
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    unpack_columns(index_t rows, index_t k, index_t columns, const int* __restrict__ ks,
+                   const unsigned short* __restrict__ tiles, const int* __restrict__ exponents,
+                   float* __restrict__ y) {
+  const index_t i = static_cast<index_t>(blockIdx.x) * THREADS + threadIdx.x;
+  if (i >= rows * columns) return;
+  const index_t row = i / columns, at = ks[i % columns];
+  const index_t tile = row / TILE * ceil_div(k, TILE) + at / TILE;
+  const int inside = static_cast<int>(at % TILE);
+  const unsigned short* const from = tiles + tile * PARTS * TILE_ELEMENTS + inside % VECTOR +
+                                     swizzled(static_cast<int>(row % TILE), inside / VECTOR);
+  float sum = value_of(from[0]);
+  if (PARTS == 2) sum += value_of(from[TILE_ELEMENTS]) * LOW_UNIT;
+  y[i] = scaled(sum, power_of_two(exponents[row]));
+}
+
+extern "C" __global__ void put_residuals(index_t count, index_t k, const int* __restrict__ rows,
+                                         const int* __restrict__ ks,
+                                         const float* __restrict__ values, float* __restrict__ y) {
+  const index_t i = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) y[rows[i] * k + ks[i]] = values[i];
+}
+
+extern "C" __global__ void put_into_columns(index_t count, index_t columns,
+                                            const int* __restrict__ wanted,
+                                            const int* __restrict__ rows,
+                                            const int* __restrict__ ks,
+                                            const float* __restrict__ values,
+                                            float* __restrict__ y) {
+  const index_t i = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  index_t first = 0, last = columns;  // the first column from ks[i] on lies between these
+  while (first < last) {
+    const index_t middle = (first + last) / 2;
+    if (wanted[middle] < ks[i]) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  if (first < columns && wanted[first] == ks[i]) y[rows[i] * columns + first] = values[i];
+}

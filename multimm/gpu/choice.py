@@ -1,0 +1,95 @@
+"""Which kernel computes a product at the precision that was promised.
+
+Pure arithmetic, and a note of what was chosen last.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import NamedTuple
+
+from multimm.gpu.registry import Device, Problem, predicted_seconds
+from multimm.gpu.split_config import CAPABILITY, split_seconds
+
+logger = logging.getLogger(__name__)
+
+#: Kernels, by the names of their files.
+FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
+
+#: The bound of the split kernel's error is below that of an FP32 dot product from here on.
+SPLIT_K = 256
+#: With both sides of D at least this long the tensor cores always pay.
+LARGE = 1024
+
+
+class Choice(NamedTuple):
+    """A kernel and why it was taken."""
+
+    kernel: str  #: "sgemm_ffma" or "sgemm_split"
+    precision: str  #: that was promised
+    reason: str  #: one line
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
+    """Return the fastest kernel that keeps the promise, as far as sizes tell.
+
+    Parameters
+    ----------
+    problem : Problem
+    precision : {"float32", "ieee", "tf32"}
+    device : Device
+
+    Returns
+    -------
+    Choice
+    """
+    reason = _why_not(problem, precision, device)
+    if reason is not None:
+        return Choice(FFMA, precision, reason)
+    m, n, k = problem.m, problem.n, problem.k
+    products = 1 if precision == "tf32" else 3
+    if min(m, n) >= LARGE:
+        return Choice(SPLIT, precision, f"{m} x {n} x {k} fills the tensor cores")
+    ours = split_seconds(m, n, k, products, device.multiprocessors)
+    plain = predicted_seconds(problem, device)
+    kernel = SPLIT if ours < plain else FFMA
+    return Choice(
+        kernel, precision,
+        f"{ours * 1e6:.0f} us predicted on the tensor cores, packing included, "
+        f"{plain * 1e6:.0f} us with FP32 multiply-adds",
+    )  # fmt: skip
+
+
+def _why_not(problem: Problem, precision: str, device: Device) -> str | None:
+    if precision == "ieee":
+        return "FP32 multiply-adds were asked for"
+    if device.limits.capability != CAPABILITY:
+        return f"compute capability {device.limits.capability / 10}: wgmma needs 9.0"
+    if problem.batch != 1:
+        return "a stack of products"
+    if problem.k < SPLIT_K:
+        return f"k = {problem.k} is shorter than {SPLIT_K}"
+    if 0 in (problem.m, problem.n):
+        return "the result is empty"
+    return None
+
+
+_noted = threading.local()
+
+
+def note(choice: Choice) -> None:
+    """Keep a choice for `last_choice`, and log it."""
+    _noted.choice = choice
+    logger.debug("%s for %s: %s", *choice)
+
+
+def last_choice() -> Choice | None:
+    """Return what the last product of this thread on a GPU ran with, or None.
+
+    A product that is launched again as it was (two small CuPy arrays of a kind that was multiplied
+    before) does not count: its choice is the one of the first time.
+    """
+    return getattr(_noted, "choice", None)

@@ -1,0 +1,274 @@
+"""Products of packed operands on the tensor cores: how kernels/sgemm_split.cu is launched.
+
+A packed operand is any value with these attributes:
+
+tiles : cupy.ndarray of float16, shape (R / 64, slabs, parts, 64, 64), C-contiguous
+    R is `rows` rounded up to 128, a slab has 64 k; parts are 2 (high, low) or 1 (high).
+exponents : cupy.ndarray of int32, shape (R,)
+rows, k : int
+    Of the operand: op(A) is m x k and has m rows, op(B) is k x n and has n.
+
+How the tiles are laid out says the kernel file. What the tiles cannot carry (values that are not
+finite, and others that the pack lists) is not looked at here. Whatever can be wrong is checked
+before CUDA is touched; kernels run on the caller's current stream of the operands' device.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimm.errors import ArrayTypeError, KernelError, ShapeError
+from multimm.gpu.add import add_partials
+from multimm.gpu.compiled import device_of, kernel_for
+from multimm.gpu.layout import ProductShape, check_addend
+from multimm.gpu.operands import check_arrays, check_out, describe
+from multimm.gpu.split_config import (
+    CAPABILITY,
+    PACKED_ROWS,
+    SLAB,
+    THREADS,
+    TILE_ROWS,
+    SplitConfig,
+    choose_split,
+    split_config_named,
+    split_slices,
+)
+from multimm.gpu.workspace import workspace
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+Packed = Any
+
+_FLOAT16, _INT32 = np.dtype(np.float16), np.dtype(np.int32)
+#: Floats between the slices of k are a multiple of it: they are added 16 bytes at a time.
+_STRIP = 4
+
+
+def multiply(
+    packed_a: Packed,
+    packed_b: Packed,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: Array = None,
+    partial: Array = None,
+    out: Array = None,
+    config: SplitConfig | str | None = None,
+) -> Array:
+    """D = alpha * (A @ B + P) + beta * C of packed operands, on the tensor cores.
+
+    With two parts, A @ B is accurate as with FP32 arithmetic: componentwise within 24 * 2**-24
+    of abs(A) @ abs(B) from k = 256 on. With one part it is a ``tf32`` product.
+
+    Parameters
+    ----------
+    packed_a, packed_b : packed operands
+        m rows and n rows, of the same k, number of parts and device.
+    alpha, beta : float
+        beta == 0 never reads C, alpha == 0 never reads A, B or P.
+    c, partial : cupy.ndarray of float32, shape (m, n), optional
+        Copied first unless their rows are contiguous.
+    out : cupy.ndarray of float32, shape (m, n), optional
+        Written to and returned: rows or columns contiguous, overlapping no operand.
+    config : SplitConfig or str, optional
+        Or the name of one; by default `split_config.choose_split` decides. The bits of the
+        result are the same.
+
+    Returns
+    -------
+    cupy.ndarray of float32, shape (m, n)
+        On the device of the operands; `out`, or a new C-contiguous array.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+        Operands that do not fit together, or an `out` that cannot be written to.
+    KernelError
+        An unknown configuration, one for another number of parts, or a GPU without wgmma.
+    """
+    parts, ident = _check_packed(packed_a, packed_b)
+    m, n, k = packed_a.rows, packed_b.rows, packed_a.k
+    if not (c is partial is out is None):
+        given = {"c": c, "partial": partial, "out": out}
+        if _check_others({name: x for name, x in given.items() if x is not None}, m, n, k, ident):
+            # Rows of the transpose of out are what is contiguous: D' = B' A'.
+            c, partial = (x if x is None else x.T for x in (c, partial))
+            multiply(packed_b, packed_a, alpha=alpha, beta=beta, c=c, partial=partial, out=out.T,
+                     config=config)  # fmt: skip
+            return out
+    plan = _plan(m, n, k, parts, ident, config)
+    import cupy
+
+    with cupy.cuda.Device(ident):
+        if out is None:
+            out = cupy.empty((m, n), np.float32)
+        if m and n:
+            # The copies stay referenced until everything that reads them is in the stream.
+            c, partial = _rows(None if beta == 0 else c), _rows(None if alpha == 0 else partial)
+            operands = packed_a, packed_b
+            if alpha == 0 or plan.slices == 1:
+                _launch(plan, operands, alpha, beta, c, partial, _place(out))
+            else:
+                _launch_slices(plan, operands, alpha, beta, c, partial, out, ident)
+    return out
+
+
+def _check_packed(a: Packed, b: Packed) -> tuple[int, int]:
+    """Check what is inside two packed operands; return their number of parts and device."""
+    for side, x in (("a", a), ("b", b)):
+        tiles, exponents = x.tiles, x.exponents
+        if tiles is None:
+            raise ArrayTypeError(f"packed {side} has no tiles: multiply its source")
+        rows, slabs = -(-x.rows // PACKED_ROWS) * PACKED_ROWS, -(-x.k // SLAB)
+        parts = tiles.shape[2] if tiles.ndim == 5 else 2
+        wanted = (rows // TILE_ROWS, slabs, parts, TILE_ROWS, SLAB)
+        if (tiles.shape, exponents.shape) != (wanted, (rows,)) or parts not in (1, 2):
+            raise ShapeError(
+                f"packed {side} of {x.rows} rows and k {x.k} has tiles of shape {tiles.shape} and "
+                f"exponents of shape {exponents.shape}: they must be {wanted}, with 1 or 2 parts, "
+                f"and {(rows,)}; pack the operand again"
+            )
+        if (tiles.dtype, exponents.dtype) != (_FLOAT16, _INT32) or not (
+            tiles.flags.c_contiguous and exponents.flags.c_contiguous
+        ):
+            raise ArrayTypeError(
+                f"packed {side} has {tiles.dtype} tiles and {exponents.dtype} exponents, strides "
+                f"{tiles.strides}: they must be C-contiguous float16 and int32"
+            )
+    if a.k != b.k or a.tiles.shape[2] != b.tiles.shape[2]:
+        raise ShapeError(
+            f"packed a has k {a.k} in {a.tiles.shape[2]} parts, packed b has {b.k} in "
+            f"{b.tiles.shape[2]}: both must be equal; pack both for the same precision"
+        )
+    devices = [x.data.device_id for x in (a.tiles, a.exponents, b.tiles, b.exponents)]
+    if len(set(devices)) > 1:
+        raise ArrayTypeError(f"packed operands lie on devices {devices}: move them to one")
+    return a.tiles.shape[2], devices[0]
+
+
+def _check_others(given: dict[str, Array], m: int, n: int, k: int, ident: int) -> bool:
+    """Check C, P and out; return whether columns of out are what is contiguous."""
+    check_arrays(given, np.float32)
+    shape = ProductShape((), m, n, k)
+    for name, x in given.items():
+        if x.data.device_id != ident:
+            raise ArrayTypeError(
+                f"{name} lies on device {x.data.device_id}, the packed operands on {ident}: move "
+                "them to one"
+            )
+        if name != "out":
+            check_addend(name, x.shape, shape)
+    return "out" in given and check_out(given, shape.result).transposed
+
+
+class _Plan(NamedTuple):
+    """What sizes and configuration decide about a product."""
+
+    kernel: Any
+    shared_bytes: int
+    sizes: tuple[int, int, int]  #: m, n and slabs
+    tiles: int
+    slices: int
+    length: int  #: of a slice, in slabs
+    multiprocessors: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    m: int, n: int, k: int, parts: int, ident: int, config: SplitConfig | str | None
+) -> _Plan:
+    device = device_of(ident)
+    if device.limits.capability != CAPABILITY:
+        raise KernelError(
+            f"sgemm_split runs on GPUs of compute capability 9.0 (Hopper), this one has "
+            f"{device.limits.capability / 10}: use precision='ieee'"
+        )
+    products = 1 if parts == 1 else 3
+    if config is None:
+        config, _ = choose_split(m, n, k, products, device.multiprocessors)
+    elif isinstance(config, str):
+        config = split_config_named(config)
+    if config.products != products:
+        raise KernelError(f"{config} makes other products than operands of {parts} parts need")
+    kernel = kernel_for(
+        ident, "sgemm_split.cu", "sgemm_split", tuple(config.defines().items()),
+        shared_bytes=config.shared_bytes, specific=True,
+    )  # fmt: skip
+    slices, length = split_slices(m, n, k, device.multiprocessors)
+    plan = _Plan(kernel, config.shared_bytes, (m, n, -(-k // SLAB)), config.tiles(m, n), slices,
+                 length, device.multiprocessors)  # fmt: skip
+    logger.debug("k=%d %s: %s", k, config, plan)
+    return plan
+
+
+def _rows(x: Array) -> Array:
+    """An addend with contiguous rows, a copy if need be."""
+    if x is None:
+        return None
+    stack = describe(x)
+    if not isinstance(stack, str) and not stack.transposed:
+        return x
+    import cupy
+
+    logger.debug("operand of shape %s is copied: %s", x.shape, stack)
+    return cupy.ascontiguousarray(x)
+
+
+def _place(x: Array) -> tuple[int, int]:
+    """Address and leading dimension; the stride of a single row may be anything."""
+    if x is None:
+        return 0, 0
+    return x.data.ptr, int(x.strides[0]) // 4 if x.shape[0] > 1 else int(x.shape[1])
+
+
+def _launch(
+    plan: _Plan,
+    operands: tuple[Packed, Packed],
+    alpha: float,
+    beta: float,
+    c: Array,
+    partial: Array,
+    d: tuple[int, int],
+    step: int = 0,
+    apart: int = 0,
+) -> None:
+    """One launch: the product to D, or slices of `step` slabs to places `apart` floats apart."""
+    blocks = min(plan.tiles * (plan.slices if step else 1), plan.multiprocessors)
+    addresses = [array.data.ptr for x in operands for array in (x.tiles, x.exponents)]
+    args = (*plan.sizes, step, np.float32(alpha), np.float32(beta), *addresses, *_place(c),
+            *_place(partial), *d, apart)  # fmt: skip
+    plan.kernel((blocks, 1, 1), (THREADS, 1, 1), args, shared_mem=plan.shared_bytes)
+
+
+def _launch_slices(
+    plan: _Plan,
+    operands: tuple[Packed, Packed],
+    alpha: float,
+    beta: float,
+    c: Array,
+    partial: Array,
+    out: Array,
+    ident: int,
+) -> None:
+    """Sum slices of k into a workspace, and add them in a fixed tree."""
+    m, n = out.shape
+    apart = -(-m * n // _STRIP) * _STRIP
+    whole, release = workspace((plan.slices + (partial is not None), apart), ident)
+    parts = whole[:, : m * n].reshape(-1, m, n)
+    _launch(plan, operands, 1.0, 0.0, None, None, (whole.data.ptr, n), plan.length, apart)
+    import cupy
+
+    if partial is not None:
+        cupy.copyto(parts[-1], partial)
+    # A column of a wider array has no contiguous side, which add_partials could write along.
+    target = out if n > 1 or out.flags.c_contiguous else None
+    beta = 0.0 if c is None else beta
+    result = add_partials(parts, alpha=alpha, beta=beta, c=c, out=target)
+    if target is None:
+        cupy.copyto(out, result)
+    release()

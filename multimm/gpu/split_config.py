@@ -1,0 +1,232 @@
+"""How kernels/sgemm_split.cu cuts its work, and which configuration a product runs with.
+
+Pure arithmetic: nothing in this module knows of CUDA, CuPy or a device.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from multimm.errors import KernelError
+
+logger = logging.getLogger(__name__)
+
+#: k of a packed tile, rows of it, and its bytes of float16.
+SLAB, TILE_ROWS = 64, 64
+TILE_BYTES = TILE_ROWS * SLAB * 2
+#: Rows of D that a thread block computes: two warpgroups of 64 rows.
+TILE_M = 128
+#: Rows of a packed operand are filled up to a multiple of this.
+PACKED_ROWS = 128
+#: Two warpgroups multiply and one copies.
+THREADS = 384
+#: Registers of a thread that multiplies, and what it needs besides its sums.
+REGISTERS, OTHER_REGISTERS = 232, 36
+#: The most shared memory that a block may have on compute capability 9.0, the only one.
+SHARED_BYTES, CAPABILITY = 232_448, 90
+#: A slice of k has at least so many slabs, and a product at most so many slices: `add_partials`
+#: adds that many parts in one launch.
+MIN_SLABS, MAX_SLICES = 8, 64
+#: The narrowest tile; slices are counted by it, so that they depend on no configuration.
+MIN_TILE_N = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConfig:
+    """How sgemm_split.cu cuts its work: the independent integers only.
+
+    Parameters
+    ----------
+    products : int
+        Tensor-core products: 3 of two parts each for FP32 accuracy, or 1 for ``tf32``.
+    tile_n : int
+        Columns of D that one thread block computes at a time.
+    slots : int
+        Places in shared memory, each for one part of one slab.
+    band : int
+        Rows of tiles that are in flight together.
+    """
+
+    products: int
+    tile_n: int
+    slots: int
+    band: int
+
+    def __post_init__(self) -> None:
+        rules = (
+            (self.products in (1, 3), "products must be 3 (float32) or 1 (tf32)"),
+            (
+                self.tile_n in (64, 128, 192, 256),
+                f"tile_n must be a multiple of {TILE_ROWS} up to 256: B is packed in such tiles",
+            ),
+            (
+                self.registers <= REGISTERS,
+                f"its sums take {self.registers} registers per thread, of {REGISTERS}: lower "
+                "tile_n",
+            ),
+            (
+                self.slots >= 2 * self.parts,
+                f"slots must be at least {2 * self.parts}: a slab is copied while another one is "
+                "multiplied",
+            ),
+            (
+                self.shared_bytes <= SHARED_BYTES,
+                f"it needs {self.shared_bytes} bytes of shared memory, a block has at most "
+                f"{SHARED_BYTES}: lower slots",
+            ),
+            (self.band > 0, "band must be positive"),
+        )
+        for holds, sentence in rules:
+            if not holds:
+                raise KernelError(f"{self}: {sentence}")
+
+    @property
+    def parts(self) -> int:
+        """Parts of each operand: high and low, or high alone."""
+        return 1 if self.products == 1 else 2
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread: one set of sums, or total, fresh and small, and the rest."""
+        return self.tile_n // 2 * self.products + OTHER_REGISTERS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Slots, two barriers for each, and what aligning them may take."""
+        slot = (TILE_M + self.tile_n) // TILE_ROWS * TILE_BYTES
+        return self.slots * (slot + 2 * 8) + 1024
+
+    def defines(self) -> dict[str, int]:
+        """Return the kernel's compile-time parameters, by their names there."""
+        given = {name.upper(): value for name, value in asdict(self).items() if name != "products"}
+        return {"PARTS": self.parts, **given}
+
+    def tiles(self, m: int, n: int) -> int:
+        """Return how many tiles D is made of."""
+        return -(-m // TILE_M) * -(-n // self.tile_n)
+
+
+class SplitEntry(NamedTuple):
+    """A configuration with a name, what was measured of it, and why it is in the table."""
+
+    name: str
+    config: SplitConfig
+    clocks: int  #: of a block, per slab
+    why: str
+
+
+#: Clocks before the first slab of a tile and after its last one, estimated from small products.
+TILE_CLOCKS = 3000
+#: Clocks in a second when all multiprocessors are busy: the power limit lowers it to 1.4e9 in long
+#: products. Measured at 8192 or estimated, in seconds: two launches; packing an element; adding
+#: slices of k, once and for each byte that is moved.
+CLOCK, LAUNCH_SECONDS, PACK_SECONDS = 1.6e9, 10e-6, 3e-12
+ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
+
+# Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy.
+SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
+    SplitEntry("split_wide", SplitConfig(3, 128, 6, 8), 1745, "least traffic per product"),
+    SplitEntry("split_narrow", SplitConfig(3, 64, 9, 8), 960, "D of few tiles"),
+    SplitEntry("tf32_wide", SplitConfig(1, 256, 4, 12), 1234, "least traffic per product"),
+    SplitEntry("tf32_narrow", SplitConfig(1, 128, 7, 12), 648, "D of few tiles"),
+)
+
+
+def split_config_named(name: str) -> SplitConfig:
+    """Return the configuration of a name.
+
+    Raises
+    ------
+    KernelError
+        If the name is unknown; the message lists the known ones.
+    """
+    for entry in SPLIT_REGISTRY:
+        if entry.name == name:
+            return entry.config
+    known = ", ".join(repr(entry.name) for entry in SPLIT_REGISTRY)
+    raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
+
+
+def split_slices(m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
+    """Return into how many slices k is cut, each summed on its own, and the slabs of each.
+
+    They keep a device busy where D has few tiles, and do not depend on the configuration, so
+    that all configurations give the same bits. The last slice may be shorter.
+    """
+    slabs = -(-k // SLAB)
+    tiles = -(-m // TILE_M) * -(-n // MIN_TILE_N)
+    if not 0 < 2 * tiles <= multiprocessors or slabs < 2 * MIN_SLABS:
+        return 1, slabs
+    wanted = min(multiprocessors // tiles, slabs // MIN_SLABS, MAX_SLICES)
+    length = -(-slabs // wanted)
+    return -(-slabs // length), length
+
+
+def choose_split(
+    m: int, n: int, k: int, products: int, multiprocessors: int
+) -> tuple[SplitConfig, str]:
+    """Return the configuration with the least predicted time for a product, and why.
+
+    The busiest multiprocessor computes ``ceil(tiles / multiprocessors)`` whole tiles, padding
+    included. The first of equals wins.
+
+    Parameters
+    ----------
+    m, n, k : int
+    products : int
+        3 for ``float32``, 1 for ``tf32``.
+    multiprocessors : int
+        Of the device.
+
+    Returns
+    -------
+    config : SplitConfig
+    reason : str
+        One line.
+
+    Raises
+    ------
+    KernelError
+        If no configuration makes that many products.
+    """
+    slices, _ = split_slices(m, n, k, multiprocessors)
+    best, _ = _fastest(m, n, k, products, multiprocessors)
+    reason = (
+        f"{best.name}: {best.config.tiles(m, n)} tiles of {TILE_M}x{best.config.tile_n} on "
+        f"{multiprocessors} multiprocessors ({best.why})"
+    )
+    if slices > 1:
+        reason += f", k cut into {slices} slices"
+    logger.debug("m=%d n=%d k=%d: %s", m, n, k, reason)
+    return best.config, reason
+
+
+def split_seconds(m: int, n: int, k: int, products: int, multiprocessors: int) -> float:
+    """Return the predicted time of packing both operands and multiplying them.
+
+    Parameters
+    ----------
+    m, n, k, products, multiprocessors : int
+        As for `choose_split`.
+    """
+    slices, _ = split_slices(m, n, k, multiprocessors)
+    _, clocks = _fastest(m, n, k, products, multiprocessors)
+    seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
+    return seconds + (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
+
+
+def _fastest(m: int, n: int, k: int, products: int, multiprocessors: int) -> tuple[SplitEntry, int]:
+    """The entry with the least clocks of the busiest multiprocessor, and these."""
+    slices, length = split_slices(m, n, k, multiprocessors)
+
+    def clocks(entry: SplitEntry) -> int:
+        turns = -(-entry.config.tiles(m, n) * slices // multiprocessors)
+        return turns * (length * entry.clocks + TILE_CLOCKS)
+
+    able = [entry for entry in SPLIT_REGISTRY if entry.config.products == products]
+    if not able:
+        raise KernelError(f"{products} products were asked for: 3 (float32) or 1 (tf32) are made")
+    best = min(able, key=clocks)
+    return best, clocks(best)

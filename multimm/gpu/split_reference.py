@@ -1,0 +1,296 @@
+"""Splitting float32 into FP16 parts, and the product that sgemm_split computes, in NumPy.
+
+What kernels/split_pack.cu writes is modelled to the last bit. The product is modelled with the
+arithmetic of Hopper's tensor cores: one instruction adds 16 products of FP16 numbers to a float32
+in one go, each addend cut off below 25 fractional bits of the largest, the sum rounded toward
+zero. So accuracy is tested where there is no GPU. Importing this module imports NumPy alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+SLAB = 64  #: of k; tiles are as high as they are wide
+ROW_ALIGN = 128  #: rows are padded to a multiple
+#: How many FP16 numbers stand for a float32, by precision.
+PARTS = {"float32": 2, "tf32": 1}
+#: Of the low part, in units of the high one.
+LOW_UNIT = np.float32(2.0**-11)
+
+_TOP = 14  # exponent of the largest element of a row after scaling
+_NORMAL = np.float32(2.0**-14)  # FP16 numbers below are subnormal
+
+
+class Split(NamedTuple):
+    """The parts of a matrix, by row: x = (high + low / 2^11) * 2^exponents + rest."""
+
+    high: Array  #: float16, rows x k
+    low: Array  #: float16, rows x k; zeros where there is one part
+    exponents: Array  #: int32, rows
+    rest: Array  #: float32, rows x k; elements that the parts do not carry, and have 0 for
+    nonfinite: int  #: elements that are no numbers; their parts are 0
+
+
+def row_exponents(x: Array) -> Array:
+    """floor(log2 max |x|) - 14 over the finite elements of each row, int32; 0 for zero rows.
+
+    Parameters
+    ----------
+    x : numpy.ndarray of float32, shape (rows, k)
+    """
+    sizes = np.where(np.isfinite(x), np.abs(x), 0).max(axis=1, initial=0)
+    _, exponents = np.frexp(sizes)
+    return np.where(sizes > 0, exponents - 1 - _TOP, 0).astype(np.int32)
+
+
+def split(x: Array, parts: int = 2) -> Split:
+    """Split a matrix as kernels/split_pack.cu does.
+
+    Parameters
+    ----------
+    x : numpy.ndarray of float32, shape (rows, k)
+    parts : {2, 1}
+        1 leaves out the low part.
+
+    Returns
+    -------
+    Split
+    """
+    exponents = row_exponents(x)
+    finite = np.isfinite(x)
+    x = np.where(finite, x, np.float32(0))
+    y = _scaled(x, -exponents[:, None])
+    carried = np.abs(y) >= _NORMAL
+    y = np.where(carried, y, np.float32(0))
+    high = y.astype(np.float16)
+    low = np.zeros_like(high)
+    if parts == 2:
+        low = ((y - high.astype(np.float32)) / LOW_UNIT).astype(np.float16)
+    rest = np.where(carried, np.float32(0), x)
+    return Split(high, low, exponents, rest, int((~finite).sum()))
+
+
+def joined(parts: Split) -> Array:
+    """What the parts and the rests stand for: float32, nothing is rounded."""
+    y = parts.high.astype(np.float32) + parts.low.astype(np.float32) * LOW_UNIT
+    return _scaled(y, parts.exponents[:, None]) + parts.rest
+
+
+def _scaled(x: Array, exponents: Array) -> Array:
+    """x * 2^exponents, in two factors as the kernels do: one alone may be no float32."""
+    half = exponents >> 1
+    one = np.float32(1)
+    with np.errstate(under="ignore"):
+        scaled: Array = x * np.ldexp(one, half) * np.ldexp(one, exponents - half)
+    return scaled
+
+
+class PackedReference(NamedTuple):
+    """What split_pack.cu writes for one operand."""
+
+    tiles: Array  #: float16, (R/64, S, parts, 64, 64), swizzled
+    exponents: Array  #: int32, R
+    nonfinite: int
+    uncarried: int
+    residuals: Array  #: (row, k, value) records, sorted by row and k
+
+
+RESIDUAL = np.dtype([("row", np.int32), ("k", np.int32), ("value", np.float32)])
+
+
+def pack_reference(x: Array, parts: int = 2) -> PackedReference:
+    """Pack an operand, rows x k, to the last bit as kernels/split_pack.cu does.
+
+    Parameters
+    ----------
+    x : numpy.ndarray of float32, shape (rows, k)
+        op(A), or the transpose of op(B).
+    parts : {2, 1}
+    """
+    rows, k = x.shape
+    s = split(x, parts)
+    height = -(-rows // ROW_ALIGN) * ROW_ALIGN
+    slabs = -(-k // SLAB)
+    padded = np.zeros((parts, height, slabs * SLAB), np.float16)
+    for part, values in zip(padded, (s.high, s.low), strict=False):
+        part[:rows, :k] = values
+    tiles = padded.reshape(parts, height // SLAB, SLAB, slabs, SLAB).transpose(1, 3, 0, 2, 4)
+    exponents = np.zeros(height, np.int32)
+    exponents[:rows] = s.exponents
+    at = np.nonzero(s.rest)
+    residuals = np.empty(len(at[0]), RESIDUAL)
+    residuals["row"], residuals["k"], residuals["value"] = *at, s.rest[at]
+    return PackedReference(swizzled(tiles), exponents, s.nonfinite, len(residuals), residuals)
+
+
+def swizzled(tiles: Array) -> Array:
+    """Exchange the groups of 8 elements of each row as 128-byte swizzling does; its own inverse.
+
+    Parameters
+    ----------
+    tiles : array, shape (..., 64, 64)
+        NumPy or CuPy.
+
+    Returns
+    -------
+    array
+        New memory, C-contiguous.
+    """
+    *outer, height, width = tiles.shape
+    groups = tiles.reshape(*outer, height // 8, 8, width // 8, 8)
+    row = np.arange(8)[:, None]
+    moved: Array = groups[..., row, row.T ^ row, :]
+    return moved.reshape(tiles.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the kernel orders its sums.
+
+    Parameters
+    ----------
+    separate : bool, optional
+        Corrections have an accumulator of their own, which lives over `fold` elements of k and is
+        added with its weight of 2^-11 then. Otherwise each step begins with its corrections,
+        multiplies them by 2^-11, and adds the products of the high parts to them.
+    step : int, optional
+        Elements of k after which the products of the high parts are added to a float32, rounded
+        to nearest; a multiple of 16.
+    fold : int, optional
+        Elements of k, a multiple of `step`.
+    flush : int, optional
+        Elements of k after which that sum is added to another one; a multiple of `fold`.
+    """
+
+    separate: bool = True
+    step: int = 32
+    fold: int = 2048
+    flush: int = 8192
+
+
+def wgmma(acc: Array, a: Array, b: Array) -> Array:
+    """acc + a @ b for 16 elements of k, as one instruction adds them.
+
+    Each addend, `acc` too, is cut off after 25 fractional bits of the largest one's exponent, that
+    of a product being the sum of its factors' exponents. The sum of what is left is exact, and
+    rounded toward zero.
+
+    Parameters
+    ----------
+    acc : numpy.ndarray of float32, shape (m, n)
+    a : numpy.ndarray of float16, shape (m, 16)
+    b : numpy.ndarray of float16, shape (n, 16)
+    """
+    exponent = np.where(acc != 0, np.maximum(_exponent(acc), -126), _NONE)
+    ea = np.where(a != 0, np.maximum(_exponent(a), -14), _NONE)
+    eb = np.where(b != 0, np.maximum(_exponent(b), -14), _NONE)
+    top = np.maximum(exponent, (ea[:, None, :] + eb[None, :, :]).max(axis=2))
+    unit = np.ldexp(1.0, np.maximum(top, -400) - 25)
+    products = a[:, None, :].astype(np.float64) * b[None, :, :].astype(np.float64)
+    total = np.trunc(products / unit[..., None]).sum(axis=2) + np.trunc(acc / unit)
+    return _toward_zero(total * unit)
+
+
+_NONE = -1000  # the exponent of zero
+
+
+def _exponent(x: Array) -> Array:
+    return np.frexp(x.astype(np.float64))[1] - 1
+
+
+def _toward_zero(x: Array) -> Array:
+    """float64 to float32, toward zero."""
+    near: Array = x.astype(np.float32)
+    beyond = np.abs(near.astype(np.float64)) > np.abs(x)
+    return np.where(beyond, np.nextafter(near, np.float32(0)), near)
+
+
+def _steps(acc: Array, a: Array, b: Array) -> Array:
+    """One `wgmma` after the other over the elements of k, 16 at a time."""
+    for k in range(0, a.shape[1], 16):
+        acc = wgmma(acc, a[:, k : k + 16], b[:, k : k + 16])
+    return acc
+
+
+def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2) -> Array:
+    """a @ b.T as kernels/sgemm_split.cu computes it from packed operands.
+
+    Parameters
+    ----------
+    a : numpy.ndarray of float32, shape (m, k)
+    b : numpy.ndarray of float32, shape (n, k)
+        The transpose of op(B).
+    scheme : Scheme, optional
+    parts : {2, 1}
+        2 for ``precision="float32"``; 1 for ``"tf32"``, one product and no second sum.
+
+    Returns
+    -------
+    numpy.ndarray of float32, shape (m, n)
+        Products with elements that the parts do not carry are added in float32, one by one.
+    """
+    left, right = split(a, parts), split(b, parts)
+    (m, k), n = a.shape, len(b)
+    pad = [(0, 0), (0, -k % SLAB)]
+    high, low = ([np.pad(x[i], pad) for x in (left, right)] for i in (0, 1))
+    zero = np.zeros((m, n), np.float32)
+    if parts == 1:
+        total = _steps(zero, *high)
+    else:
+        total = _split_product(high, low, zero, scheme or Scheme())
+    product = _unscaled(total, left.exponents[:, None], right.exponents[None, :])
+    return product + _rests(left, right, a, b)
+
+
+def _unscaled(total: Array, ea: Array, eb: Array) -> Array:
+    """total * 2^(ea + eb): the halves of both exponents first, then the rest of both."""
+    one = np.float32(1)
+    first = np.ldexp(one, ea >> 1) * np.ldexp(one, eb >> 1)
+    second = np.ldexp(one, ea - (ea >> 1)) * np.ldexp(one, eb - (eb >> 1))
+    with np.errstate(under="ignore", over="ignore"):
+        scaled: Array = total * first * second
+    return scaled
+
+
+def _split_product(high: list[Array], low: list[Array], zero: Array, scheme: Scheme) -> Array:
+    kept, total, corrections = None, zero, zero
+    length = high[0].shape[1]
+    for k in range(0, length, scheme.step):
+        (ah, bh), (al, bl) = ([x[:, k : k + scheme.step] for x in pair] for pair in (high, low))
+        end = k + scheme.step
+        if scheme.separate:
+            corrections = _corrected(corrections, ah, bh, al, bl)
+            total = total + _steps(zero, ah, bh)
+            if end % scheme.fold == 0 or end >= length:
+                total, corrections = total + corrections * LOW_UNIT, zero
+        else:
+            total = total + _steps(_corrected(zero, ah, bh, al, bl) * LOW_UNIT, ah, bh)
+        if end % scheme.flush == 0 or end >= length:
+            kept, total = total if kept is None else total + kept, zero
+    return zero if kept is None else kept
+
+
+def _corrected(acc: Array, ah: Array, bh: Array, al: Array, bl: Array) -> Array:
+    """acc + low * high + high * low, in units of the low part."""
+    for k in range(0, ah.shape[1], 16):
+        here = slice(k, k + 16)
+        acc = wgmma(acc, al[:, here], bh[:, here])
+        acc = wgmma(acc, ah[:, here], bl[:, here])
+    return acc
+
+
+def _rests(left: Split, right: Split, a: Array, b: Array) -> Array:
+    """What the rests add to the product."""
+    total = np.zeros((len(a), len(b)), np.float32)
+    for row, k in zip(*np.nonzero(left.rest), strict=True):
+        total[row] += left.rest[row, k] * np.where(np.isfinite(b[:, k]), b[:, k], 0)
+    carried = joined(left) - left.rest
+    for row, k in zip(*np.nonzero(right.rest), strict=True):
+        total[:, row] += right.rest[row, k] * carried[:, k]
+    return total

@@ -1,0 +1,176 @@
+"""Packing on a GPU, to the last bit of the NumPy model; what flagged blocks keep; the way back."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from cuda_on_cpu.packing import numbers
+
+from multimm.errors import ShapeError
+from multimm.gpu import pack_config, packing
+from multimm.gpu.packing import RESIDUAL_CAP, check_pair, pack, start_pack
+from multimm.gpu.split_reference import pack_reference, split
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+pytestmark = pytest.mark.gpu
+
+SIZES = (1, 2, 7, 31, 63, 64, 65, 127, 128, 129, 200, 257, 511, 1000)
+KINDS = ("normal", "sparse", "integers", "odd")
+
+
+def stored(x: np.ndarray, order: str, extra: int, offset: int):
+    """A matrix on the GPU: its lines `extra` elements longer, `offset` from an aligned address."""
+    lines = x if order == "C" else x.T
+    whole = cupy.full(offset + lines.shape[0] * (lines.shape[1] + extra), np.nan, np.float32)
+    view = whole[offset:].reshape(lines.shape[0], -1)[:, : lines.shape[1]]
+    view[...] = cupy.asarray(np.ascontiguousarray(lines))
+    return view if order == "C" else view.T
+
+
+def assert_packed(block, x: np.ndarray, scheme: str):
+    """Bit by bit; `x` is rows x k."""
+    parts = {"float32": 2, "tf32": 1}[scheme]
+    expected = pack_reference(x, parts)
+    assert (block.nonfinite, block.uncarried) == (expected.nonfinite, expected.uncarried)
+    if block.raw is not None:
+        assert expected.nonfinite or expected.uncarried > RESIDUAL_CAP
+        raw = cupy.asnumpy(block.raw)
+        raw = raw if block.side == "a" else raw.T
+        np.testing.assert_array_equal(raw.view(np.uint32), x.view(np.uint32))
+        return
+    np.testing.assert_array_equal(cupy.asnumpy(block.exponents), expected.exponents)
+    tiles = cupy.asnumpy(block.tiles).view(np.uint16)
+    np.testing.assert_array_equal(tiles, expected.tiles.view(np.uint16))
+    if block.uncarried:
+        for name, part in zip(("row", "k", "value"), block.residuals, strict=True):
+            np.testing.assert_array_equal(cupy.asnumpy(part), expected.residuals[name])
+    else:
+        assert block.residuals is None
+
+
+@pytest.mark.parametrize("scheme", ["float32", "tf32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_bit_of_ragged_matrices(kind, scheme):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for rows, k in zip(*(rng.permutation(SIZES * 2) for _ in "ab"), strict=True):
+        side, order = rng.choice(["a", "b"]), rng.choice(["C", "F"])
+        trans, extra, offset = bool(rng.integers(2)), int(rng.integers(6)), int(rng.integers(5))
+        x = numbers(kind, int(rows), int(k), rng)
+        if rng.integers(2):  # packed, not kept: what is not finite leaves holes
+            x[~np.isfinite(x)] = 1
+        given = x if (side == "a") != trans else x.T
+        block = pack(stored(given, order, extra, offset), side=side, trans=trans, scheme=scheme)
+        assert block.shape == (x.shape if side == "a" else x.shape[::-1])
+        assert_packed(block, x, scheme)
+
+
+def test_what_is_not_finite_is_packed_as_zero():
+    x = numbers("odd", 130, 200, np.random.default_rng(5))
+    started = start_pack([(cupy.asarray(x), "a", False)])
+    (block,) = started.finish()
+    assert block.raw is not None
+    assert block.nonfinite == (~np.isfinite(x)).sum() > 0
+    tiles = cupy.asnumpy(started.operands[0].tiles)
+    np.testing.assert_array_equal(tiles.view(np.uint16), pack_reference(x).tiles.view(np.uint16))
+
+
+@pytest.mark.parametrize("ahead", [1, 100, 1 << 40])
+def test_two_operands_in_one_launch_whatever_is_read_ahead(monkeypatch, ahead):
+    monkeypatch.setattr(pack_config, "AHEAD", ahead)
+    monkeypatch.setattr(pack_config, "SPANS_AHEAD", ahead)
+    monkeypatch.setattr(packing, "cut_for", pack_config.cut_for.__wrapped__)
+    rng = np.random.default_rng(7)
+    for m, n, k in ((1, 1, 1), (1000, 700, 1500), (65, 3000, 129), (4097, 5, 3)):
+        a, b = numbers("normal", m, k, rng), numbers("sparse", n, k, rng)
+        both = [(cupy.asarray(a), "a", False), (cupy.asarray(b.T.copy()), "b", False)]
+        for _ in range(3):  # memory of earlier rounds is used again
+            packed = start_pack(both).finish()
+            check_pair(*packed)
+            for block, x in zip(packed, (a, b), strict=True):
+                assert_packed(block, x, "float32")
+
+
+def test_large_matrices_are_packed_like_small_ones():
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((5000, 6001), np.float32)
+    for view in (cupy.asarray(x), cupy.asfortranarray(cupy.asarray(x))):
+        assert_packed(pack(view, side="a"), x, "float32")
+        assert_packed(pack(view, side="b"), np.ascontiguousarray(x.T), "float32")
+
+
+def test_rows_2_to_31_elements_apart():
+    if cupy.cuda.Device().mem_info[0] < 30 * 2**30:
+        pytest.skip("needs 30 GB of free GPU memory")
+    x = np.random.default_rng(1).standard_normal((3, 70), np.float32)
+    far = cupy.zeros((3, 2**31 + 5), np.float32)[:, -70:]
+    far[...] = cupy.asarray(x)
+    assert_packed(pack(far, side="a"), x, "float32")
+    assert_packed(pack(far, side="b"), np.ascontiguousarray(x.T), "float32")
+
+
+@pytest.mark.parametrize("scheme", ["float32", "tf32"])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_unpacked_is_what_the_parts_carry(side, scheme):
+    rng = np.random.default_rng(11)
+    for rows, k in ((1, 1), (65, 63), (130, 200), (64, 8), (3, 1000)):
+        x = numbers("odd", rows, k, rng)
+        x[~np.isfinite(x)] = 2.0**-140
+        block = pack(cupy.asarray(x if side == "a" else x.T), side=side, scheme=scheme)
+        result = cupy.asnumpy(block.unpack())
+        result = result if side == "a" else result.T
+        parts = split(x, 2 if scheme == "float32" else 1)
+        error = np.abs(result.astype(float) - x)
+        assert not (
+            error > np.abs(x.astype(float)) * 2.0 ** (-22 if scheme == "float32" else -11)
+        ).any()
+        np.testing.assert_array_equal(result[parts.rest != 0], x[parts.rest != 0])
+        assert result.shape == x.shape
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_columns_are_those_of_the_whole(side):
+    rng = np.random.default_rng(17)
+    x = numbers("normal", 200, 300, rng)
+    x[rng.integers(0, 200, 300), rng.integers(0, 300, 300)] *= np.float32(2.0**-40)
+    block = pack(cupy.asarray(x if side == "a" else x.T), side=side)
+    assert 0 < block.uncarried <= RESIDUAL_CAP
+    whole = block.unpack() if side == "a" else block.unpack().T
+    ks = cupy.asarray(np.array([0, 7, 8, 63, 64, 200, 299], np.int32))
+    assert bool((block.columns(ks) == whole[:, ks]).all())
+    carried = cupy.where(cupy.asarray(split(x).rest == 0), whole, np.float32(0))
+    assert bool((block.columns(ks, residuals=False) == carried[:, ks]).all())
+
+
+def test_too_many_rests_keep_the_source():
+    x = numbers("wide", 600, 700, np.random.default_rng(13))
+    assert split(x).rest.astype(bool).sum() > RESIDUAL_CAP
+    given = cupy.asarray(x)
+    block = pack(given, side="a")
+    assert block.uncarried == split(x).rest.astype(bool).sum()
+    given[...] = 0  # the block is a value
+    np.testing.assert_array_equal(cupy.asnumpy(block.unpack()), x)
+    (seen,) = start_pack([(given, "a", False)], keep_raw=False).finish()
+    assert seen.raw is None  # all zeros are carried
+    given[...] = cupy.asarray(x)
+    (seen,) = start_pack([(given, "a", False)], keep_raw=False).finish()
+    assert seen.raw.data.ptr == given.data.ptr
+
+
+def test_the_callers_stream_is_used():
+    x = np.random.default_rng(15).standard_normal((513, 700), np.float32)
+    given = cupy.zeros((513, 700), np.float32)
+    with cupy.cuda.Stream(non_blocking=True):
+        big = cupy.ones(1 << 26)
+        for _ in range(20):
+            big += 1  # the stream is busy when packing is launched
+        given[...] = cupy.asarray(x)
+        assert_packed(pack(given, side="a"), x, "float32")
+
+
+def test_repeated_elements_are_refused():
+    row = cupy.zeros((1, 5), np.float32)
+    with pytest.raises(ShapeError, match="repeats elements"):
+        pack(cupy.broadcast_to(row, (4, 5)), side="a")

@@ -1,0 +1,214 @@
+"""Products at a promised precision: which kernel runs, what it computes, and when it steps back."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import multimm
+from multimm.errors import ArrayTypeError, MultimmError, OptionError, ShapeError
+from multimm.gpu.choice import last_choice
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+
+    from multimm.gpu import pack
+    from multimm.gpu.precision import gemm
+
+pytestmark = pytest.mark.gpu
+
+U = 2.0**-24
+M, N, K = 1100, 1030, 700  # ragged, and large enough for the tensor cores
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype="float32")
+
+
+def placed(x, turned=False):
+    """On the GPU; `turned`: in the memory of its transpose."""
+    return cupy.asarray(x.T).T if turned else cupy.asarray(x)
+
+
+def error_u(result, x, y):
+    """The largest error over |A| |B|, in units of 2^-24; NaN counts as infinite."""
+    x, y = (cupy.asarray(v).astype("f8") for v in (x, y))
+    scale = cupy.maximum(cupy.abs(x) @ cupy.abs(y), 2.0**-126)
+    worst = float((cupy.abs(cupy.asarray(result) - x @ y) / scale).max())
+    return worst / U if worst == worst else np.inf
+
+
+DISTRIBUTIONS = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "uniform": lambda rng, shape: rng.random(shape),
+    "half zeros": lambda rng, shape: rng.standard_normal(shape) * rng.integers(0, 2, shape),
+    "integers": lambda rng, shape: rng.integers(-1000, 1001, shape),
+    "lognormal": lambda rng, shape: (rng.random(shape) - 0.5) * np.exp(rng.standard_normal(shape)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_usual_data_runs_on_the_tensor_cores_within_the_contract(name, turned):
+    rng = np.random.default_rng(1)
+    x, y = (DISTRIBUTIONS[name](rng, shape).astype("f4") for shape in ((M, K), (K, N)))
+    result = multimm.matmul(placed(x, turned), placed(y, not turned))
+    assert last_choice().kernel == "sgemm_split"
+    assert error_u(result, x, y) <= 24
+    again = multimm.matmul(placed(x, turned), placed(y, not turned))
+    assert cupy.array_equal(result, again)
+
+
+def test_ieee_never_runs_on_the_tensor_cores():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    result = multimm.matmul(placed(x), placed(y), precision="ieee")
+    assert last_choice().kernel == "sgemm_ffma"
+    assert error_u(result, x, y) <= K + 2
+    multimm.matmul(placed(x), placed(y))  # what was remembered for "ieee" is not used here
+    assert last_choice().kernel == "sgemm_split"
+    multimm.matmul(placed(x), placed(y), precision="ieee")
+    assert last_choice().kernel == "sgemm_ffma"
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (1100, 1030, 255), (1, 4096, 4096)])
+def test_small_and_short_products_do_not(m, n, k):
+    x, y = normal(m, k), normal(k, n, seed=1)
+    result = multimm.matmul(placed(x), placed(y))
+    assert last_choice().kernel == "sgemm_ffma"
+    assert error_u(result, x, y) <= k + 2
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("side", "ab")
+def test_what_is_not_finite_gives_what_ieee_arithmetic_gives(bad, side):
+    x, y = normal(M, K), normal(K, N, seed=1)
+    (x if side == "a" else y)[17, 23] = bad
+    result = multimm.matmul(placed(x), placed(y))
+    choice = last_choice()
+    assert choice.kernel == "sgemm_ffma"
+    assert f"operand {side} has 1 elements that are not finite" in choice.reason
+    expected = multimm.matmul(placed(x), placed(y), precision="ieee")
+    np.testing.assert_array_equal(cupy.asnumpy(result), cupy.asnumpy(expected))
+
+
+def test_data_that_fp16_parts_do_not_carry_keeps_the_contract():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    grades = 10.0 ** np.linspace(-9, 9, K)
+    x, y = (x * grades).astype("f4"), (y / grades[:, None]).astype("f4")
+    result = multimm.matmul(placed(x), placed(y))
+    assert last_choice().kernel == "sgemm_ffma"
+    assert error_u(result, x, y) <= K + 2
+
+
+@pytest.mark.parametrize("side", ["a", "b", "both"])
+@pytest.mark.parametrize("alpha", [1.0, -0.5])
+def test_a_few_elements_that_are_not_carried_are_added_on_their_own(side, alpha):
+    """Only tiny elements of a row meet what is not zero in the other operand."""
+    x, y = normal(M, K), normal(K, N, seed=1)
+    tiny = np.float32(1.2345678e-11)
+    if side in ("a", "both"):
+        x[5, 3], y[:, 9], y[3, 9] = tiny, 0, 1.75
+    if side in ("b", "both"):
+        y[4, 7], x[11], x[11, 4] = tiny, 0, 1.25
+    result = multimm.gemm(alpha, placed(x), placed(y))
+    assert last_choice().kernel == "sgemm_split"
+    assert error_u(result / cupy.float32(alpha), x, y) <= 24
+
+
+def test_all_terms_of_gemm():
+    rng = np.random.default_rng(3)
+    x, y, c, p = (
+        rng.integers(-8, 9, shape).astype("f4") for shape in ((M, K), (K, N), (M, N), (M, N))
+    )
+    out = cupy.full((M, N), np.nan, "f4")
+    given = {"alpha": 2.0, "beta": -3.0, "c": placed(c), "partial": placed(p)}
+    result = gemm(placed(x.T), placed(y), trans_a=True, out=out, **given)
+    assert last_choice().kernel == "sgemm_split"
+    assert result is out
+    np.testing.assert_array_equal(cupy.asnumpy(out), 2 * (x @ y + p) - 3 * c)
+    turned = cupy.full((N, M), np.nan, "f4").T
+    np.testing.assert_array_equal(
+        cupy.asnumpy(gemm(placed(x), placed(y), out=turned, **given)), 2 * (x @ y + p) - 3 * c
+    )
+    unread = cupy.full((M, N), np.nan, "f4")
+    np.testing.assert_array_equal(
+        cupy.asnumpy(gemm(placed(x), placed(y), beta=0.0, c=unread)), x @ y
+    )
+
+
+def test_an_output_over_an_operand_is_refused():
+    a = cupy.ones((1024, 1024), "f4")
+    with pytest.raises(MultimmError, match="overlap"):
+        gemm(a, cupy.ones((1024, 1024), "f4"), out=a)
+
+
+def test_packed_operands_are_used_again():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    a, b = pack(placed(x), side="a"), pack(placed(y.T), side="b", trans=True)
+    both = gemm(a, b)
+    assert last_choice().kernel == "sgemm_split"
+    plain = gemm(placed(x), placed(y))
+    for result in (both, gemm(a, placed(y)), gemm(placed(x.T), b, trans_a=True)):
+        assert cupy.array_equal(result, plain)
+
+
+def test_a_flagged_operand_meets_a_packed_one():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    x[3, 4] = np.inf
+    result = gemm(pack(placed(x), side="a"), pack(placed(y), side="b"))
+    assert last_choice().kernel == "sgemm_ffma"
+    rest = np.delete(np.arange(M), 3)
+    assert error_u(result[rest], x[rest], y) <= K + 6
+    assert not bool(cupy.isfinite(result[3]).any())
+
+
+def test_operands_that_were_packed_for_something_else_are_refused():
+    a = cupy.ones((1024, 512), "f4")
+    packed = pack(a, side="a")
+    with pytest.raises(OptionError, match='"b"'):
+        gemm(packed, packed)
+    with pytest.raises(ShapeError):
+        gemm(packed, cupy.ones((511, 1024), "f4"))
+    with pytest.raises(ArrayTypeError):
+        gemm(packed, np.ones((512, 1024), "f4"))
+
+
+@pytest.mark.parametrize("k", [256, 1000])
+def test_tf32(k):
+    x, y = normal(M, k), normal(k, N, seed=1)
+    result = multimm.matmul(placed(x), placed(y), precision="tf32")
+    assert last_choice().kernel == "sgemm_split"
+    assert 24 < error_u(result, x, y) <= 2**15 + 2 * k
+
+
+def test_a_captured_stream_gets_fp32_multiply_adds():
+    a, b = placed(normal(1024, 512)), placed(normal(512, 1024, seed=1))
+    out = cupy.zeros((1024, 1024), "f4")
+    expected = gemm(a, b, precision="ieee")  # and its kernel is there
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        gemm(a, b, out=out)
+        graph = stream.end_capture()
+        assert last_choice().kernel == "sgemm_ffma"
+        graph.launch()
+        stream.synchronize()
+    assert cupy.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("trans", [False, True])
+def test_blocks_of_a_dask_array_are_packed_once(trans):
+    x, y = normal(2100, 1100), normal(1100, 2200, seed=1)
+    a = da.from_array(placed(x.T if trans else x), chunks=600, asarray=False)
+    b = da.from_array(placed(y), chunks=500, asarray=False)
+    lazy = multimm.gemm(1, a, b, trans_a=trans, blocks=(1050, 1100), slabs=550)
+    packs = [key for key in dict(lazy.dask) if str(key).startswith("('multimm-packed-")]
+    assert len(packs) == 2 * 2 + 2 * 2
+    result = lazy.compute(scheduler="sync")
+    assert last_choice().kernel == "sgemm_split"
+    assert error_u(result, x, y) <= 24
+    plain = multimm.gemm(1, a, b, trans_a=trans, blocks=(1050, 1100), slabs=550, precision="ieee")
+    assert not [key for key in dict(plain.dask) if str(key).startswith("('multimm-packed-")]

@@ -1,0 +1,58 @@
+"""Which kernel computes a product: a pure function of sizes, precision and device."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from multimm.gpu import choice
+from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
+from multimm.gpu.registry import Device, Problem
+from multimm.gpu.tiles import limits_for
+
+H200 = Device(limits_for(90), 132)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("size", [(1024, 1024, 256), (16384, 16384, 16384), (1024, 65536, 300)])
+def test_large_products_run_on_the_tensor_cores(size, precision):
+    found = choose_kernel(Problem(*size), precision, H200)
+    assert (found.kernel, found.precision) == (SPLIT, precision)
+
+
+@pytest.mark.parametrize(
+    ("problem", "precision", "device", "reason"),
+    [
+        (Problem(8192, 8192, 8192), "ieee", H200, "asked for"),
+        (Problem(8192, 8192, 8192), "float32", Device(limits_for(80), 108), "8.0: wgmma needs 9.0"),
+        (Problem(8192, 8192, 8192), "float32", Device(limits_for(100), 148), "10.0"),
+        (Problem(8192, 8192, 255), "float32", H200, "k = 255"),
+        (Problem(8192, 8192, 8192, 2), "tf32", H200, "stack"),
+        (Problem(0, 8192, 8192), "float32", H200, "empty"),
+        (Problem(256, 256, 256), "float32", H200, "predicted"),
+        (Problem(1, 8192, 8192), "float32", H200, "predicted"),
+    ],
+)
+def test_others_do_not_and_say_why(problem, precision, device, reason):
+    found = choose_kernel(problem, precision, device)
+    assert found.kernel == FFMA
+    assert reason in found.reason
+
+
+def test_narrow_products_do_where_the_prediction_says_so():
+    found = choose_kernel(Problem(512, 65536, 8192), "float32", H200)
+    assert found.kernel == SPLIT
+    assert "predicted on the tensor cores" in found.reason
+
+
+def test_each_thread_has_its_own_last_choice(monkeypatch):
+    monkeypatch.setattr(choice, "_noted", threading.local())
+    assert last_choice() is None
+    note(Choice(FFMA, "ieee", "for a reason"))
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(last_choice()))
+    thread.start()
+    thread.join()
+    assert seen == [None]
+    assert last_choice().reason == "for a reason"

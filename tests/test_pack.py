@@ -1,0 +1,503 @@
+"""Packing without a GPU: layouts, tasks, blocks and their checks, the way through Dask."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda_on_cpu.packing import numbers
+from hypothesis import given
+from hypothesis import strategies as st
+from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
+
+import multimm
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+from multimm.gpu import pack_config, packed, packed_dask, packing
+from multimm.gpu.compile import compile_text
+from multimm.gpu.pack_config import cut_for
+from multimm.gpu.packed import PARTS, PackedBlock, Residuals, check_pair
+from multimm.gpu.packing import pack, start_pack
+from multimm.gpu.source import kernel_text
+from multimm.gpu.split_reference import joined, pack_reference, split, swizzled
+
+
+class Kernel:
+    """What split_pack.cu and split_unpack.cu compute, from the arguments of a launch."""
+
+    def __init__(self, entry: str, defines: tuple[tuple[str, int], ...]):
+        self.entry, self.defines = entry, dict(defines)
+
+    def __call__(self, grid, block, args):
+        launches.append((self.entry, grid, args))
+        assert block == (256, 1, 1)
+        assert 1 <= grid[0] < 2**31
+        getattr(self, self.entry)(grid[0], *args)
+
+    def split_pack(self, tasks, struct, tickets):
+        assert int.from_bytes(ctypes.string_at(tickets, 4), "little") == 0
+        assert tickets % 4 == 0
+        for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
+            tasks -= self.pack_one(*map(int, members))
+        assert tasks == 0
+
+    def pack_one(self, x, ld, rows, k, along_k, wide, span, run, ahead, tiles, exponents, maxima,
+                 flags, residual_at, residuals):  # fmt: skip
+        slabs, panels = -(-k // 64), -(-rows // 128) * 2
+        if not slabs * panels:
+            return 0
+        assert 1 <= ahead <= panels
+        assert all(address % 8 == 0 for address in (flags, residual_at))
+        lines, width = (rows, k) if along_k else (k, rows)
+        assert not wide or (x % 16 == 0 and (lines == 1 or ld % 4 == 0))
+        given = memory(x, (lines, width), (ld, 1), "f4")
+        result = pack_reference(given if along_k else given.T, self.defines["PARTS"])
+        found = memory(
+            maxima, (panels, -(-slabs // span), 64), (64 * -(-slabs // span), 64, 1), "u4"
+        )
+        assert not found.any()
+        for at, values in ((tiles, result.tiles), (exponents, result.exponents)):
+            memory(at, (values.size,), (1,), values.dtype)[...] = values.reshape(-1)
+        counts = memory(flags, (2,), (1,), "u8")
+        assert not counts.any()
+        counts[...] = result.nonfinite, result.uncarried
+        order = np.random.default_rng(0).permutation(result.uncarried)[: self.defines["CAP"]]
+        if len(order):
+            listed = result.residuals[order]
+            keys = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
+            memory(residual_at, (len(order),), (1,), "u8")[...] = keys
+            memory(residuals, (len(order),), (1,), "f4")[...] = listed["value"]
+        return panels * (-(-slabs // span) + -(-slabs // run))
+
+    def carried(self, rows, k, tiles, exponents):
+        height, parts = -(-rows // 128) * 128, self.defines["PARTS"]
+        shape = (height // 64, -(-k // 64), parts, 64, 64)
+        flat = memory(tiles, (int(np.prod(shape)),), (1,), "f2").reshape(shape)
+        plain = swizzled(flat).transpose(2, 0, 3, 1, 4).reshape(parts, height, -1)[:, :rows, :k]
+        low = plain[1] if parts == 2 else np.zeros_like(plain[0])
+        es = memory(exponents, (height,), (1,), "i4")[:rows]
+        result = pack_reference(np.zeros((1, 1), "f4"))
+        assert result.uncarried == 0
+        return joined(packed_parts(plain[0], low, es))
+
+    def unpack(self, blocks, rows, k, tiles, exponents, y):
+        assert blocks == -(-rows // 128) * 2 * -(-k // 64)
+        memory(y, (rows, k), (k, 1), "f4")[...] = self.carried(rows, k, tiles, exponents)
+
+    def unpack_columns(self, blocks, rows, k, columns, ks, tiles, exponents, y):
+        at = memory(ks, (columns,), (1,), "i4")
+        memory(y, (rows, columns), (columns, 1), "f4")[...] = self.carried(
+            rows, k, tiles, exponents
+        )[:, at]
+
+    def put_residuals(self, blocks, count, k, *given):
+        rows, ks, values = self.lists(count, given[:3])
+        memory(given[3], (int(rows.max()) + 1, k), (k, 1), "f4")[rows, ks] = values
+
+    def put_into_columns(self, blocks, count, columns, wanted, *given):
+        wanted = memory(wanted, (columns,), (1,), "i4")
+        for row, k, value in zip(*self.lists(count, given[:3]), strict=True):
+            for at in np.flatnonzero(wanted == k):
+                memory(given[3] + 4 * int(row * columns + at), (1,), (1,), "f4")[0] = value
+
+    def lists(self, count, addresses):
+        kinds = zip(addresses, ("i4", "i4", "f4"), strict=True)
+        return [memory(address, (count,), (1,), kind) for address, kind in kinds]
+
+
+def packed_parts(high, low, exponents):
+    return split(np.zeros((1, 1), "f4"))._replace(
+        high=high, low=low, exponents=exponents, rest=np.zeros(high.shape, "f4")
+    )
+
+
+launches: list[tuple] = []
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    module = fake_cupy()
+    module.GPUArray = GPUArray
+    module.asnumpy = lambda x: np.array(x)
+    module.zeros = lambda shape, dtype: gpu(np.zeros(shape, dtype)).reshape(shape)
+    module.array = lambda x, order, copy: np.array(x, order=order, copy=copy).view(GPUArray)
+    module.ascontiguousarray = lambda x: np.ascontiguousarray(x).view(GPUArray)
+    module.asarray = lambda x: np.asarray(x).view(GPUArray)
+    module.cuda.get_current_stream = lambda: SimpleNamespace(ptr=0)
+    module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    for part in (packing, packed):
+        monkeypatch.setattr(part, "kernel_for", lambda device, file, entry, d: Kernel(entry, d))
+    launches.clear()
+    return module
+
+
+def given_as(x: np.ndarray, side: str, trans: bool) -> np.ndarray:
+    """The array that op(A), or op(B) transposed, x is packed from."""
+    return x if (side == "a") != trans else x.T
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many_residuals():
+    """Odd numbers, too, stay packed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (packing, packed):
+            patch.setattr(module, "RESIDUAL_CAP", 65_536)
+        yield
+
+
+def assert_packed(block: PackedBlock, x: np.ndarray) -> None:
+    expected = pack_reference(x, PARTS[block.scheme])
+    assert block.raw is None
+    assert block.tiles.tobytes() == expected.tiles.tobytes()
+    assert (block.exponents == expected.exponents).all()
+    assert (block.nonfinite, block.uncarried) == (0, expected.uncarried)
+    if block.uncarried:
+        for name, part in zip(("row", "k", "value"), block.residuals, strict=True):
+            assert (np.asarray(part) == expected.residuals[name]).all()
+    else:
+        assert block.residuals is None
+
+
+@given(
+    st.sampled_from("ab"), st.booleans(), st.sampled_from(["float32", "tf32"]),
+    st.integers(0, 200), st.integers(0, 200), st.sampled_from(LAYOUTS),
+    st.sampled_from(["normal", "sparse", "odd"]),
+)  # fmt: skip
+def test_every_layout_is_packed_as_the_operand(side, trans, scheme, rows, k, layout, kind):
+    launches.clear()
+    x = numbers(kind, rows, k, np.random.default_rng(rows + k))
+    x[~np.isfinite(x)] = 3
+    values = laid_out(given_as(x, side, trans), layout)
+    block = pack(values, side=side, trans=trans, scheme=scheme)
+    assert block.shape == ((rows, k) if side == "a" else (k, rows))
+    assert_packed(block, x)
+    assert len(launches) == (rows * k > 0)
+    back = np.asarray(block.unpack())
+    parts = split(x, PARTS[scheme])
+    assert (back == (joined(parts) if side == "a" else joined(parts).T)).all()
+    assert back.shape == block.shape
+
+
+def test_both_operands_in_one_launch():
+    rng = np.random.default_rng(3)
+    a, b = numbers("wide", 70, 90, rng), numbers("normal", 200, 90, rng)
+    started = start_pack([(gpu(a), "a", False), (gpu(b), "b", True)])
+    ((entry, grid, _),) = launches
+    assert entry == "split_pack"
+    assert grid == (cut_for(70, 90).tasks + cut_for(200, 90).tasks, 1, 1)
+    blocks = started.finish()
+    check_pair(*blocks)
+    for block, operand, x in zip(blocks, started.operands, (a, b), strict=True):
+        assert_packed(block, x)
+        assert block.tiles is operand.tiles
+        assert block.exponents is operand.exponents
+    assert blocks[0].nbytes == 2 * 2 * 2 * 8192 + 128 * 4 + blocks[0].uncarried * 12
+
+
+def test_columns_of_either_side_with_and_without_residuals():
+    x = numbers("wide", 70, 90, np.random.default_rng(5))
+    ks = np.array([0, 3, 64, 89], np.int32)
+    for side in "ab":
+        block = pack(gpu(given_as(x, side, False)), side=side)
+        assert block.uncarried > 0
+        whole = joined(split(x))
+        assert (np.asarray(block.columns(gpu(ks).reshape(-1))) == whole[:, ks]).all()
+        carried = np.asarray(block.columns(gpu(ks).reshape(-1), residuals=False))
+        assert (carried == np.where(split(x).rest[:, ks] == 0, whole[:, ks], 0)).all()
+        x[5, 7] = np.nan
+        raw = pack(gpu(given_as(x, side, False)), side=side)
+        np.testing.assert_array_equal(raw.columns(gpu(ks).reshape(-1)), x[:, ks])
+        x[5, 7] = 1
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("layout", ["C", "F", "wide columns", "every second"])
+def test_what_is_not_finite_keeps_the_source(bad, layout):
+    x = numbers("normal", 40, 30, np.random.default_rng(7))
+    x[2, 3] = x[20, 9] = bad
+    for side, trans, keep in itertools.product("ab", (False, True), (True, False)):
+        values = laid_out(given_as(x, side, trans), layout)
+        (block,) = start_pack([(values, side, trans)], keep_raw=keep).finish()
+        assert block.nonfinite == 2
+        assert block.tiles is block.exponents is block.residuals is None
+        assert block.shape == ((40, 30) if side == "a" else (30, 40))
+        np.testing.assert_array_equal(block.raw, x if side == "a" else x.T)
+        assert block.unpack() is block.raw
+        assert np.shares_memory(block.raw, values) == (not keep and layout != "every second")
+        assert block.nbytes == 40 * 30 * 4
+
+
+def test_too_many_residuals_keep_the_source(monkeypatch):
+    x = numbers("wide", 60, 50, np.random.default_rng(9))
+    count = pack_reference(x).uncarried
+    for module in (packing, packed):
+        monkeypatch.setattr(module, "RESIDUAL_CAP", count)
+    assert_packed(pack(gpu(x), side="a"), x)
+    for module in (packing, packed):
+        monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
+    block = pack(gpu(x), side="a")
+    assert block.uncarried == count
+    assert (np.asarray(block.raw) == x).all()
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_tasks_cover_every_slab_of_every_panel(rows, k):
+    cut = cut_for(rows, k)
+    assert cut.panels * 64 == -(-rows // 128) * 128
+    assert cut.slabs == -(-k // 64)
+    if not cut.panels * cut.slabs:
+        assert cut.tasks == 0
+        return
+    assert cut.spans == -(-cut.slabs // cut.span) <= pack_config.MAX_SPANS
+    assert 1 <= cut.ahead <= cut.panels
+    assert cut.tasks == cut.panels * (cut.spans + -(-cut.slabs // cut.run))
+
+
+def test_large_matrices_are_read_again_from_l2():
+    for n in (4096, 8192, 16384, 65536):
+        cut = cut_for(n, n)
+        assert 16 <= cut.spans <= 64
+        assert cut.run == 2
+        assert 12 * 2**20 <= cut.ahead * 64 * n * 4 <= 36 * 2**20  # bytes; L2 has 50 MB
+        assert cut.ahead * cut.spans >= 128
+    assert cut_for(2048, 2048).ahead * 64 * 2048 * 4 == 12 * 2**20
+
+
+def map_of_the_kernel() -> dict[str, object]:
+    """The constants and one-line functions of kernels/common/pack_map.cuh, as Python."""
+    text = kernel_text("split_pack.cu", {"PARTS": 2, "BLOCKS": 1, "CAP": 1})
+    text = text[text.index('#line 1 "common/pack_map.cuh"') :]
+    text = text[: text.index("#line", 1)]
+    names: dict[str, object] = {}
+    for line in text.splitlines():
+        constant = re.match(r"constexpr int (\w+) = ([^;]*);", line)
+        function = re.match(r"__device__ constexpr int (\w+)\((.*)\) { return (.*); }", line)
+        if constant:
+            names[constant[1]] = eval(constant[2].replace("/", "//"), names)
+        elif function:
+            arguments = function[2].replace("int ", "")
+            names[function[1]] = eval(
+                f"lambda {arguments}: {function[3].replace('/', '//')}", names
+            )
+    return names
+
+
+def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
+    names = map_of_the_kernel()
+    line_of, place_in_line, shared_place, swizzle = (
+        names[x] for x in ("line_of_thread", "place_in_line", "shared_place", "swizzled")
+    )
+    threads, tile = names["THREADS"], names["TILE"]
+    assert (threads, tile) == (256, 64)
+    for wide in (0, 1):
+        read = Counter(
+            (line_of(t, i), place_in_line(wide, t, e))
+            for t in range(threads) for i in range(4) for e in range(4)
+        )  # fmt: skip
+        assert len(read) == tile * tile == read.total()
+        assert not wide or all(place_in_line(1, t, 0) % 4 == 0 for t in range(threads))
+    places = {shared_place(row, four) for row in range(tile) for four in range(16)}
+    assert places == set(range(tile * 16))
+
+    def banks(slots):
+        return {slot % 8 for slot in slots}  # 4 banks each: 16 bytes
+
+    for first, j in itertools.product(range(0, threads, 8), range(4)):  # 8 threads at a time
+        eight = range(first, first + 8)
+        along_k = [shared_place(line_of(t, j), place_in_line(1, t, 0) // 4) for t in eight]
+        assert len(banks(along_k)) == 8
+        for wide in (0, 1):
+            across = [shared_place(place_in_line(wide, t, j), line_of(t, 0) // 4) for t in eight]
+            assert len(banks(across)) == 8
+        for half in (0, 1):
+            assert len(banks(shared_place(t // 8, t % 8 * 2 + half) for t in eight)) == 8
+    written = {swizzle(row, vector) for row in range(tile) for vector in range(8)}
+    assert written == set(range(0, tile * tile, 8))
+    r, c = np.divmod(np.arange(tile * tile), tile)
+    contract = (r * 128 + ((2 * c) ^ ((r & 7) << 4))) // 2
+    assert [swizzle(int(i), int(j) // 8) + int(j) % 8 for i, j in zip(r, c, strict=True)] == (
+        contract.tolist()
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_kernels_fit_a_multiprocessor(parts):
+    text = kernel_text("split_pack.cu", {"PARTS": parts, "BLOCKS": 4, "CAP": 65536})
+    usage = compile_text(text, "sm_90").usage["split_pack"]
+    assert usage.registers <= 64
+    assert usage.spilled <= 256  # of four variants together, before their first tile is there
+    assert usage.shared <= 48 * 1024
+    text = kernel_text("split_unpack.cu", {"PARTS": parts})
+    assert all(use.spilled == 0 for use in compile_text(text, "sm_90").usage.values())
+
+
+def test_bad_input_is_refused_before_anything_runs():
+    x = gpu(np.ones((4, 6), "f4"))
+    for error, sentence, call in (
+        (DTypeError, "dtype float64", lambda: pack(gpu(np.ones((2, 2))), side="a")),
+        (ArrayTypeError, "move it with cupy.asarray", lambda: pack(np.ones((2, 2)), side="a")),
+        (ShapeError, "one matrix", lambda: pack(gpu(np.ones((2, 3, 4), "f4")), side="a")),
+        (ShapeError, "one matrix", lambda: pack(x[0], side="b")),
+        (ShapeError, "repeats elements", lambda: pack(
+            np.broadcast_to(x[:1], (5, 6)).view(GPUArray), side="a")),
+        (OptionError, "side is 'c'", lambda: pack(x, side="c")),
+        (OptionError, "scheme is 'ieee'", lambda: pack(x, side="a", scheme="ieee")),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            call()
+    assert launches == []
+
+
+def test_pairs_that_do_not_fit_are_refused():
+    x = gpu(np.ones((4, 6), "f4"))
+    a, b = pack(x, side="a"), pack(x, side="b", trans=True)
+    check_pair(a, b)
+    far = pack(x, side="b", trans=True)
+    for array in far.arrays().values():
+        array.device_id = 1
+    for error, sentence, pair in (
+        (ArrayTypeError, "b is a cupy.GPUArray: pack it first", (a, x)),
+        (OptionError, 'b was packed as operand "a"', (a, a)),
+        (OptionError, "a was packed for float32 and b for tf32", (
+            a, pack(x, side="b", trans=True, scheme="tf32"))),
+        (ShapeError, "a contracts 6 columns, b 4 rows", (a, pack(x, side="b"))),
+        (ArrayTypeError, "a lies on device 0, b on device 1", (a, far)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            check_pair(*pair)
+
+
+def block_of(kind: str, side: str = "a", scheme: str = "float32") -> PackedBlock:
+    x = numbers(kind, 70, 90, np.random.default_rng(11))
+    return pack(gpu(given_as(x, side, False)), side=side, scheme=scheme)
+
+
+def test_blocks_that_are_no_blocks_are_refused():
+    block = block_of("wide")
+    good = {field: getattr(block, field) for field in PackedBlock.__dataclass_fields__}
+    assert PackedBlock(**good).nbytes == block.nbytes
+    short = Residuals(*(x[:-1] for x in block.residuals))
+    for error, sentence, change in (
+        (OptionError, "side is 'x'", {"side": "x"}),
+        (OptionError, "scheme is 'x'", {"scheme": "x"}),
+        (ShapeError, "rows is -1", {"rows": -1}),
+        (ShapeError, "k is 90.0", {"k": 90.0}),
+        (ShapeError, "tiles has shape", {"rows": 200}),
+        (ShapeError, "tiles has shape", {"k": 200}),
+        (ShapeError, "tiles has shape", {"scheme": "tf32"}),
+        (ArrayTypeError, "tiles has dtype uint16", {"tiles": block.tiles.view("u2")}),
+        (ArrayTypeError, "tiles is a builtins.NoneType", {"tiles": None}),
+        (ShapeError, "exponents has shape", {"exponents": block.exponents[:64]}),
+        (ArrayTypeError, "exponents is a numpy.ndarray", {"exponents": np.zeros(128, "i4")}),
+        (ArrayTypeError, "residuals of", {"residuals": None}),
+        (ArrayTypeError, "residuals of", {"uncarried": 3}),
+        (ArrayTypeError, "residuals of", {"residuals": short}),
+        (ArrayTypeError, "3 elements are not finite", {"nonfinite": 3}),
+        (ArrayTypeError, "both its source", {"raw": gpu(np.ones((70, 90), "f4"))}),
+        (ArrayTypeError, "strides", {"tiles": block.tiles.swapaxes(-1, -2)}),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            PackedBlock(**{**good, **change})
+
+
+BLOCKS = [("normal", "a", "float32"), ("wide", "b", "float32"), ("sparse", "b", "tf32"),
+          ("odd", "a", "float32"), ("odd", "b", "tf32")]  # fmt: skip
+
+
+def assert_same(one: PackedBlock, other: PackedBlock) -> None:
+    plain = ("rows", "k", "side", "scheme", "nonfinite", "uncarried", "shape", "nbytes")
+    assert [getattr(one, x) for x in plain] == [getattr(other, x) for x in plain]
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, x in one.arrays().items():
+        assert x.tobytes("A") == other.arrays()[name].tobytes("A")
+
+
+@pytest.mark.parametrize("kind", BLOCKS, ids=str)
+@pytest.mark.parametrize("family", ["dask", "cuda", "pickle"])
+def test_blocks_travel_and_come_back(kind, family):
+    from dask.sizeof import sizeof
+    from distributed.protocol import deserialize, serialize
+
+    packed_dask.register()
+    block = block_of(*kind)
+    if block.raw is not None and kind[1] == "a":
+        turned = laid_out(np.asarray(block.raw), "F")
+        block = PackedBlock(70, 90, "a", kind[2], nonfinite=block.nonfinite, raw=turned)
+    assert sizeof(block) == block.nbytes > 70 * 90 * 2
+    header, frames = serialize(block, serializers=(family,), on_error="raise")
+    assert header["serializer"] == family
+    if family != "pickle":
+        assert sum(packed_dask.frame_bytes(frame) for frame in frames) == block.nbytes
+    frames = [bytearray(frame) if family != "cuda" else frame for frame in frames]
+    assert_same(deserialize(header, frames), block)
+
+
+def test_an_empty_block_travels():
+    for rows, k in ((0, 5), (5, 0)):
+        block = pack(gpu(np.zeros((rows, k), "f4")), side="a")
+        header, frames = packed_dask.to_host(block)
+        assert len(frames) == (rows > 0)
+        assert_same(packed_dask.from_host(header, frames), block)
+        assert block.unpack().shape == (rows, k)
+
+
+def test_what_was_damaged_on_the_way_is_refused():
+    header, frames = packed_dask.to_host(block_of("wide"))
+    tiles = bytes(frames[0])
+
+    def arrays(change):
+        return {**header, "arrays": change(list(header["arrays"]))}
+
+    for error, sentence, damaged, arrived in (
+        (ArrayTypeError, "format 7", {**header, "format": 7}, frames),
+        (ArrayTypeError, "arrived as 100 bytes", header, [tiles[:100], *frames[1:]]),
+        (ArrayTypeError, "arrived as no bytes", header, frames[:-1]),
+        (ArrayTypeError, "1 frames arrived that nothing", header, [*frames, b"1"]),
+        (ArrayTypeError, "some lists", arrays(lambda x: x[:-1]), frames[:-1]),
+        (ShapeError, "tiles has shape", {**header, "block": {**header["block"], "k": 500}}, frames),
+    ):
+        with pytest.raises(error, match=sentence):
+            packed_dask.from_host(damaged, arrived)
+
+
+def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
+    registered = {}
+    module = ModuleType("dask_cuda.is_device_object")
+    module.is_device_object = SimpleNamespace(
+        register=lambda kind: lambda answer: registered.setdefault(kind, answer)
+    )
+    monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
+    monkeypatch.setitem(sys.modules, "dask_cuda.is_device_object", module)
+    packed_dask.register.cache_clear()
+    packed_dask.register()
+    assert registered[PackedBlock](block_of("normal")) is True
+
+
+def test_packing_loads_no_distributed_and_registers_where_it_is_loaded():
+    code = (
+        "import sys, multimm.gpu.packing as p; assert 'distributed' not in sys.modules; "
+        "from distributed.protocol.serialize import dask_serialize; p._register_with_dask(); "
+        "dask_serialize.dispatch(p.PackedBlock); print('registered')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=multimm.__path__[0] + "/..",
+    )
+    assert run.stdout == "registered\n", run.stderr
+
+
+def test_a_pickle_is_checked_too():
+    block = block_of("normal")
+    broken = pickle.dumps(block).replace(b"float32", b"float33", 1)
+    with pytest.raises((OptionError, TypeError)):
+        pickle.loads(broken)

@@ -1,0 +1,199 @@
+"""Products of packed operands without a GPU: what is refused, and what is launched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import stand_in
+from stand_in import GPUArray, gpu, laid_out, memory, standing_in
+
+from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
+from multimm.gpu import compiled, split
+from multimm.gpu.split import multiply
+from multimm.gpu.split_config import SPLIT_REGISTRY, split_config_named, split_slices
+from multimm.gpu.split_reference import pack_reference, swizzled
+
+
+class Kernel(stand_in.Kernel):
+    """What kernels/sgemm_split.cu computes, in NumPy: slice by slice from packed tiles."""
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        if self.name == "add_partials":
+            super().__call__(grid, block, args)
+            return
+        stand_in.Kernel.launches.append((self, grid, block, args))
+        assert block == (384, 1, 1)
+        assert shared_mem == self.max_dynamic_shared_size_bytes > 48 << 10
+        assert [type(x) for x in args] == [int] * 4 + [np.float32] * 2 + [int] * 11
+        self.multiply(grid, *args)
+
+    def multiply(self, grid, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
+                 apart):  # fmt: skip
+        slices = -(-slabs // step) if step else 1
+        tiles = -(-m // 128) * -(-n // self.defines["TILE_N"]) * slices
+        assert grid == (min(tiles, 132), 1, 1)
+
+        def operand(tiles, exponents, rows):
+            height, parts = -(-rows // 128) * 128, self.defines["PARTS"]
+            shape = height // 64, slabs, parts, 64, 64
+            flat = swizzled(memory(tiles, (np.prod(shape),), (1,), "f2").reshape(shape))
+            values = flat.transpose(2, 0, 3, 1, 4).reshape(parts, height, -1).astype(float)
+            values = values[0] + (values[1] / 2048 if parts == 2 else 0)
+            return np.ldexp(values, memory(exponents, (height, 1), (1, 1), "i4"))[:rows]
+
+        def matrix(pointer, ld):
+            return memory(pointer, (m, n), (ld, 1), "f4")
+
+        for i in range(slices):
+            part = slice(i * step * 64, (i + 1) * step * 64 if step else None)
+            total = np.zeros((m, n))
+            if alpha != 0:
+                total += operand(a, ea, m)[:, part] @ operand(b, eb, n)[:, part].T
+                total += matrix(p, ldp) if p else 0
+            total = alpha * total
+            if c and beta != 0:
+                total += beta * matrix(c, ldc)
+            matrix(d + 4 * i * apart, ldd)[...] = total
+
+
+@pytest.fixture(autouse=True)
+def launches():
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        patch.setattr(split, "workspace", lambda shape, device: (
+            gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
+        compiled.device_of.cache_clear()
+        split._plan.cache_clear()
+        yield stand_in.Kernel.launches
+    compiled.device_of.cache_clear()
+    split._plan.cache_clear()
+
+
+def on_gpu(x: np.ndarray) -> GPUArray:
+    return gpu(x.reshape(1, -1)).reshape(x.shape)
+
+
+def packed(x: np.ndarray, parts: int = 2) -> SimpleNamespace:
+    """`x` is rows x k."""
+    made = pack_reference(x, parts)
+    assert made.uncarried == 0
+    rows, k = x.shape
+    return SimpleNamespace(
+        rows=rows, k=k, tiles=on_gpu(made.tiles), exponents=on_gpu(made.exponents)
+    )
+
+
+def case(m, n, k):
+    """Small-integer operands, C and P, and the exact product; B is n x k."""
+    rng = np.random.default_rng(m + n + k)
+    shapes = ((m, k), (n, k), (m, n), (m, n))
+    a, b, c, p = (rng.integers(-8, 9, shape).astype(np.float32) for shape in shapes)
+    return a, b, c, p, a.astype(float) @ b.T
+
+
+@pytest.mark.parametrize("parts", [2, 1])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (70, 130, 100), (129, 1, 2000), (5, 65, 64), (1, 66, 1100)]
+)
+def test_everything_reaches_the_kernel(m, n, k, parts):
+    a, b, c, p, exact = case(m, n, k)
+    operands = packed(a, parts), packed(b, parts)
+    np.testing.assert_array_equal(multiply(*operands), exact)
+    for layout in stand_in.LAYOUTS[:4]:
+        out = laid_out(np.full((m, n), np.nan, np.float32), layout)
+        result = multiply(*operands, alpha=2, beta=-1, c=laid_out(c, layout),
+                          partial=laid_out(p, "reversed"), out=out)  # fmt: skip
+        assert result is out
+        np.testing.assert_array_equal(out, 2 * (exact + p) - c, layout)
+
+
+def test_k_is_cut_into_slices_where_d_is_small(launches):
+    a, b, c, p, exact = case(60, 70, 9000)
+    slices, length = split_slices(60, 70, 9000, 132)
+    multiply(packed(a), packed(b))
+    _, grid, _, args = launches[0]
+    assert grid == (2 * slices, 1, 1)
+    assert args[3] == length
+    assert args[-1] % 4 == 0
+    assert launches[1][0].name == "add_partials"
+    result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
+    np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
+
+
+def test_what_is_multiplied_by_zero_is_never_read(launches):
+    a, b, c, _, exact = case(60, 70, 9000)
+    nan = gpu(np.full((60, 70), np.nan, np.float32))
+    result = multiply(packed(a), packed(b), alpha=0, beta=2, c=gpu(c), partial=nan)
+    np.testing.assert_array_equal(result, 2 * c)
+    assert len(launches) == 1, "no slices"
+    np.testing.assert_array_equal(multiply(packed(a), packed(b), beta=0, c=nan), exact)
+
+
+def test_empty_results_launch_nothing(launches):
+    nothing = packed(np.zeros((0, 100), np.float32))
+    some = packed(np.ones((5, 100), np.float32))
+    assert multiply(nothing, some).shape == (0, 5)
+    assert multiply(some, nothing).shape == (5, 0)
+    assert launches == []
+
+
+def test_configurations_are_taken_by_value_and_name(launches):
+    a, b = packed(np.ones((5, 100), np.float32)), packed(np.ones((6, 100), np.float32))
+    for entry in SPLIT_REGISTRY[:2]:
+        for config in (entry.name, entry.config):
+            multiply(a, b, config=config)
+            assert launches[-1][0].defines == entry.config.defines()
+            assert launches[-1][0].max_dynamic_shared_size_bytes == entry.config.shared_bytes
+    with pytest.raises(KernelError, match="other products than operands of 2 parts"):
+        multiply(a, b, config=split_config_named("tf32_wide"))
+    with pytest.raises(KernelError, match="'fast' is unknown"):
+        multiply(a, b, config="fast")
+
+
+def test_other_gpus_are_refused(monkeypatch, launches):
+    a, b = (packed(np.ones((5, 100), np.float32)) for _ in "ab")
+    monkeypatch.setattr(stand_in.Device, "compute_capability", "80")
+    with pytest.raises(KernelError, match=r"capability 9\.0 \(Hopper\), this one has 8\.0: use"):
+        multiply(a, b)
+    assert launches == []
+
+
+def changed(x: SimpleNamespace, **parts) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(x), **parts})
+
+
+def test_operands_that_do_not_fit_are_refused(launches):
+    a, b = (packed(np.ones((rows, 100), np.float32)) for rows in (20, 30))
+    single, shorter = packed(np.ones((30, 100), "f4"), 1), packed(np.ones((30, 90), "f4"))
+    away = a.exponents.copy()
+    away.device_id = 1
+    good, wide = (gpu(np.zeros((20, n), np.float32)) for n in (30, 31))
+    elsewhere = gpu(np.zeros((20, 30), np.float32))
+    elsewhere.device_id = 1
+    for error, message, call in (
+        (ShapeError, "k 100 in 2 parts, packed b has 90", lambda: multiply(a, shorter)),
+        (ShapeError, "100 in 1: both must be equal", lambda: multiply(a, single)),
+        (ShapeError, "of 21 rows and k 100 has tiles", lambda: multiply(
+            changed(a, rows=21, exponents=a.exponents[:64]), b)),
+        (ShapeError, r"must be \(2, 2, 2, 64, 64\)", lambda: multiply(
+            changed(a, tiles=a.tiles.reshape(-1)), b)),
+        (ArrayTypeError, "no tiles: multiply its source", lambda: multiply(
+            a, changed(b, tiles=None, exponents=None))),
+        (ArrayTypeError, "int16 tiles", lambda: multiply(
+            changed(a, tiles=a.tiles.view(np.int16)), b)),
+        (ArrayTypeError, "C-contiguous", lambda: multiply(
+            changed(a, tiles=a.tiles.swapaxes(-1, -2)), b)),
+        (ArrayTypeError, r"devices \[0, 1, 0, 0\]", lambda: multiply(
+            changed(a, exponents=away), b)),
+        (ArrayTypeError, "c lies on device 1", lambda: multiply(a, b, beta=1, c=elsewhere)),
+        (ShapeError, "out has shape", lambda: multiply(a, b, out=wide)),
+        (ShapeError, "c has shape", lambda: multiply(a, b, beta=1, c=wide)),
+        (ShapeError, "may share memory", lambda: multiply(a, b, beta=1, c=good, out=good)),
+        (DTypeError, "float32", lambda: multiply(a, b, beta=1, c=good.astype(np.float64))),
+        (ArrayTypeError, "CuPy", lambda: multiply(a, b, partial=np.zeros((20, 30), "f4"))),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+    assert launches == []

@@ -1,0 +1,119 @@
+"""Configurations of the split product: rules, budgets, slices of k, choice. No GPU."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multimm.errors import KernelError
+from multimm.gpu import split_config
+from multimm.gpu.source import kernel_text
+from multimm.gpu.split_config import (
+    MAX_SLICES,
+    MIN_SLABS,
+    SHARED_BYTES,
+    SLAB,
+    SPLIT_REGISTRY,
+    SplitConfig,
+    choose_split,
+    split_config_named,
+    split_slices,
+)
+
+SMS = 132
+CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
+
+
+def test_budgets():
+    config = SplitConfig(3, 128, 7, 8)
+    assert config.parts == 2
+    # Two tiles of A and two of B are 32 KB: 7 slots, 14 barriers, and 1 KB to align them.
+    assert config.shared_bytes == 7 * 32768 + 14 * 8 + 1024 <= SHARED_BYTES
+    assert config.registers == 3 * 64 + 36
+    assert config.defines() == {"PARTS": 2, "TILE_N": 128, "SLOTS": 7, "BAND": 8}
+    single = SplitConfig(1, 256, 4, 5)
+    assert single.defines() == {"PARTS": 1, "TILE_N": 256, "SLOTS": 4, "BAND": 5}
+    assert single.shared_bytes == 4 * 49152 + 8 * 8 + 1024
+    assert single.tiles(129, 257) == 4
+    assert config.tiles(128, 129) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((2, 128, 7, 8), r"products must be 3 \(float32\) or 1"),
+        ((3, 96, 7, 8), "tile_n must be a multiple of 64"),
+        ((1, 320, 4, 8), "up to 256"),
+        ((3, 192, 5, 8), "324 registers per thread, of 232: lower tile_n"),
+        ((3, 128, 3, 8), "slots must be at least 4"),
+        ((1, 128, 1, 8), "slots must be at least 2"),
+        ((3, 128, 8, 8), "263296 bytes of shared memory, a block has at most 232448: lower slots"),
+        ((3, 128, 7, 0), "band must be positive"),
+    ],
+)
+def test_rules(values, message):
+    with pytest.raises(KernelError, match=message):
+        SplitConfig(*values)
+
+
+def test_the_table():
+    names = [entry.name for entry in SPLIT_REGISTRY]
+    assert len(set(names)) == len(set(CONFIGS)) == len(names)
+    for entry in SPLIT_REGISTRY:
+        assert split_config_named(entry.name) is entry.config
+        tensor_clocks = entry.config.products * 128 * entry.config.tile_n * SLAB // 2048
+        assert 1 < entry.clocks / tensor_clocks < 1.5, "2048 FP16 multiply-adds per clock"
+    with pytest.raises(KernelError, match="'fast' is unknown; known are 'split_wide'"):
+        split_config_named("fast")
+
+
+def test_the_kernel_has_the_same_constants():
+    text = kernel_text("sgemm_split.cu", CONFIGS[0].defines())
+    found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
+    for name in ("SLAB", "TILE_ROWS", "MULTIPLY_REGISTERS"):
+        ours = getattr(split_config, name.replace("MULTIPLY_", ""))
+        assert int(found[name]) == ours, name
+    assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == split_config.THREADS
+    assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 2**21), st.integers(1, 160))
+def test_slices_cover_k(m, n, k, multiprocessors):
+    slices, length = split_slices(m, n, k, multiprocessors)
+    slabs = -(-k // SLAB)
+    assert 1 <= slices <= MAX_SLICES
+    assert (slices - 1) * length < slabs <= slices * length, "none is empty"
+    if slices > 1:
+        assert length >= MIN_SLABS
+        assert split_config_named("split_narrow").tiles(m, n) * slices <= multiprocessors
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "slices"),
+    [(8192, 8192, 8192, 1), (1024, 1024, 1024, 1), (128, 128, 262_144, 64), (512, 512, 4096, 4),
+     (512, 512, 512, 1), (64, 64, 1_048_576, 64), (0, 5, 4096, 1), (2000, 1, 100_000, 8)],
+)  # fmt: skip
+def test_slices(m, n, k, slices):
+    assert split_slices(m, n, k, SMS)[0] == slices
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "products", "name"),
+    [(8192, 8192, 8192, 3, "split_wide"), (4096, 4096, 4096, 3, "split_wide"),
+     (2048, 2048, 2048, 3, "split_wide"), (1024, 1024, 1024, 3, "split_narrow"),
+     (16384, 16384, 16384, 1, "tf32_wide"), (4096, 4096, 4096, 1, "tf32_wide"),
+     (1024, 1024, 1024, 1, "tf32_narrow"), (1, 1, 1, 3, "split_narrow")],
+)  # fmt: skip
+def test_choice(m, n, k, products, name):
+    config, reason = choose_split(m, n, k, products, SMS)
+    assert config == split_config_named(name)
+    assert reason.startswith(f"{name}: {config.tiles(m, n)} tiles of 128x{config.tile_n} on 132")
+
+
+def test_the_reason_names_slices():
+    assert choose_split(128, 128, 262_144, 3, SMS)[1].endswith("k cut into 64 slices")
+    with pytest.raises(KernelError, match="2 products were asked for"):
+        choose_split(5, 5, 5, 2, SMS)

@@ -1,0 +1,252 @@
+"""The model of splitting and of the split product: exact where it must be, else within bounds."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from cuda_on_cpu.packing import numbers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multimm.gpu.split_reference import (
+    Scheme,
+    joined,
+    pack_reference,
+    row_exponents,
+    split,
+    swizzled,
+    wgmma,
+    wgmma_model,
+)
+
+U = 2.0**-24
+SCHEMES = (Scheme(), Scheme(step=64), Scheme(separate=False, step=64))
+KINDS = ("normal", "sparse", "integers", "odd", "wide")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_parts_and_rests_are_the_matrix(kind, parts):
+    x = numbers(kind, 60, 130, np.random.default_rng(3))
+    s = split(x, parts)
+    finite = np.isfinite(x)
+    assert s.nonfinite == (~finite).sum()
+    carried = joined(s).astype(np.float64)
+    unit = 2.0**-22 if parts == 2 else 2.0**-11
+    assert (np.abs(carried - np.where(finite, x, 0)) <= unit * np.abs(np.where(finite, x, 0))).all()
+    # A part is 0 or a normal FP16 number, a low one not larger than the last place of the high one.
+    assert ((s.high == 0) | (np.abs(s.high.astype(float)) >= 2.0**-14)).all()
+    assert (np.abs(s.high.astype(float)) <= 2.0**15).all()
+    assert (np.abs(s.low.astype(float)) <= np.abs(s.high.astype(float))).all()
+    assert (s.high[s.rest != 0] == 0).all()
+    assert (s.rest[s.rest != 0] == x[s.rest != 0]).all()
+    assert (s.low != 0).any() == (parts == 2 and kind != "integers")
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
+def test_any_bits_are_carried_or_listed(bits):
+    x = np.array([bits], np.uint32).view(np.float32)
+    s = split(x)
+    finite = np.isfinite(x)
+    largest = np.abs(np.where(finite, x, 0)).max()
+    y = np.ldexp(np.where(finite, x, 0).astype(np.float64), -int(s.exponents[0]))
+    if largest > 0:
+        assert 2.0**14 <= np.abs(y).max() < 2.0**15
+    else:
+        assert s.exponents[0] == 0
+    np.testing.assert_array_equal(s.rest != 0, finite & (x != 0) & (np.abs(y) < 2.0**-14))
+    error = np.abs(s.high.astype(float) + s.low.astype(float) / 2**11 - y)[s.rest == 0]
+    assert (error <= 2.0**-23 * np.abs(y[s.rest == 0])).all()
+
+
+def test_exponents_at_the_ends_of_the_range():
+    ends = np.array([0, 2**-149, 2**-127, 2**-126, 1, 1.999, 2, np.finfo("f4").max], np.float32)
+    expected = [0, -163, -141, -140, -14, -14, -13, 113]
+    assert row_exponents(ends[:, None]).tolist() == expected
+    assert row_exponents(np.array([[np.nan, -np.inf, 4]], np.float32)).tolist() == [-12]
+    assert row_exponents(np.zeros((2, 0), np.float32)).tolist() == [0, 0]
+
+
+def test_where_a_packed_element_lies():
+    x = np.random.default_rng(5).standard_normal((200, 150)).astype(np.float32)
+    packed, s = pack_reference(x), split(x)
+    assert packed.tiles.shape == (4, 3, 2, 64, 64)
+    memory = packed.tiles.tobytes()
+    for row, k in ((0, 0), (1, 9), (63, 63), (64, 64), (137, 100), (199, 149), (7, 56)):
+        for part, values in enumerate((s.high, s.low)):
+            tile = (row // 64 * 3 + k // 64) * 2 + part
+            r, c = row % 64, k % 64
+            at = tile * 8192 + r * 128 + ((2 * c) ^ ((r & 7) << 4))
+            assert memory[at : at + 2] == values[row, k].tobytes()
+    back = swizzled(packed.tiles)
+    assert (swizzled(back) == packed.tiles).all()
+    assert not back[3, :, :, 200 - 192 :].any()
+    assert not back[:, 2, :, :, 150 - 128 :].any()
+    assert packed.exponents.shape == (256,)
+    assert not packed.exponents[200:].any()
+
+
+def test_residuals_are_listed_in_order():
+    x = numbers("wide", 20, 90, np.random.default_rng(7))
+    packed = pack_reference(x)
+    assert packed.uncarried == len(packed.residuals) > 100
+    at = packed.residuals["row"].astype(int) * 90 + packed.residuals["k"]
+    assert (np.diff(at) > 0).all()
+    assert (packed.residuals["value"] == x.reshape(-1)[at]).all()
+
+
+def exact_sum(acc: float, a: list[float], b: list[float]) -> Fraction:
+    """What one instruction adds, in rational numbers: cut off, summed, not yet rounded."""
+
+    def exponent(x: float, least: int) -> int:
+        return max(math.frexp(x)[1] - 1, least)
+
+    terms = [(Fraction(acc), exponent(acc, -126))] if acc else []
+    terms += [
+        (Fraction(x) * Fraction(y), exponent(x, -14) + exponent(y, -14))
+        for x, y in zip(a, b, strict=True) if x and y
+    ]  # fmt: skip
+    if not terms:
+        return Fraction(0)
+    unit = Fraction(2) ** (max(e for _, e in terms) - 25)
+    return sum(int(term / unit) * unit for term, _ in terms)  # int() cuts off toward zero
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 12, 40]), st.booleans())
+def test_an_instruction_is_one_fused_sum(seed, spread, cancels):
+    rng = np.random.default_rng(seed)
+    a, b = (
+        (rng.standard_normal((2, 16)) * 2.0 ** rng.integers(-spread, 1, (2, 16))).astype(np.float16)
+        for _ in "ab"
+    )
+    acc = (rng.standard_normal((2, 2)) * 2.0 ** rng.integers(-spread, spread + 1)).astype("f4")
+    if cancels:
+        acc = -(a.astype("f4") @ b.astype("f4").T)
+    found = wgmma(acc, a, b)
+    for i in range(2):
+        for j in range(2):
+            wanted = exact_sum(float(acc[i, j]), a[i].tolist(), b[j].tolist())
+            got = Fraction(float(found[i, j]))
+            assert abs(got) <= abs(wanted)  # toward zero
+            beyond = np.nextafter(found[i, j], np.float32(np.inf if wanted > 0 else -np.inf))
+            assert got == wanted or abs(Fraction(float(beyond))) > abs(wanted)
+
+
+def test_what_is_cut_off():
+    zero = np.zeros((1, 1), np.float32)
+    almost, first = np.full((1, 16), 0.75, np.float16), np.eye(1, 16, dtype=np.float16)
+    assert wgmma(zero, almost, np.ones((1, 16), np.float16)) == 12
+    # Beside 2^25 the last place is 1: an addend below it is nothing, and 16 of them are nothing.
+    assert wgmma(zero + np.float32(2**25), almost, first) == 2**25
+    assert wgmma(zero + np.float32(2**25), almost, np.ones((1, 16), np.float16)) == 2**25
+    # The sum is rounded toward zero to 24 bits.
+    assert wgmma(zero + np.float32(2**24), 2 * almost, first) == 2**24
+    assert wgmma(zero - np.float32(2**24), -2 * almost, first) == -(2**24)
+
+
+def operands(kind: str, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """A, m x k, and B, n x k, of a distribution that accuracy is promised for."""
+    rng = np.random.default_rng(11)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((n, k))
+    name, _, size = kind.partition(" ")
+    if name == "uniform":
+        a, b = rng.random((m, k)), rng.random((n, k))
+    elif name == "half":
+        a, b = a * (rng.random(a.shape) < 0.5), b * (rng.random(b.shape) < 0.5)
+    elif name == "lognormal":
+        a, b = ((rng.random(x.shape) - 0.5) * np.exp(float(size) * x) for x in (a, b))
+    elif name == "columns":
+        scale = 10.0 ** (float(size) * rng.uniform(-1, 1, k))
+        a, b = a * scale, b / scale
+    elif name == "rows":
+        a = a * 10.0 ** (float(size) * rng.uniform(-1, 1, (m, 1)))
+    elif name == "integers":
+        a, b = np.rint(8 * a), np.rint(8 * b)
+    elif name == "zero":
+        a[::3] = 0
+    elif name == "subnormal":
+        a[::2] *= 2.0**-135
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def fma_chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b.T as FP32 multiply-adds compute it, one k after the other."""
+    total = np.zeros((len(a), len(b)), np.float32)
+    for x, y in zip(a.T.astype(np.float64), b.T.astype(np.float64), strict=True):
+        total = (np.multiply.outer(x, y) + total).astype(np.float32)
+    return total
+
+
+def errors(result: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """In units of 2^-24 |A||B|, less what the smallest numbers cost anyone."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    error = np.abs(result - a @ b.T) - a.shape[1] * 2.0**-149
+    sizes = np.abs(a) @ np.abs(b).T
+    return np.divide(error, sizes * U, out=np.zeros_like(error), where=error > 0)
+
+
+DISTRIBUTIONS = (
+    "normal", "uniform", "half zeros", "lognormal 0.5", "lognormal 1", "lognormal 2",
+    "lognormal 4", "columns 2", "columns 4", "columns 6", "columns 8", "rows 2", "rows 8",
+    "integers", "zero rows", "subnormal rows",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+@pytest.mark.parametrize("k", [256, 300, 4096])
+def test_float32_keeps_its_promise(kind, k):
+    a, b = operands(kind, 12, 10, k)
+    chain = errors(fma_chain(a, b), a, b)
+    for scheme in SCHEMES:
+        found = errors(wgmma_model(a, b, scheme), a, b)
+        assert found.max() <= 24, scheme
+        # Where most elements are listed apart, most is summed in float32 as by the chain.
+        factor = 1.25 if kind in ("columns 6", "columns 8") else 1
+        assert np.sqrt(np.mean(found**2)) <= factor * np.sqrt(np.mean(chain**2)) + 1e-3, scheme
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "lognormal 2"])
+def test_float32_keeps_its_promise_over_many_k(kind):
+    a, b = operands(kind, 2, 2, 2**17)
+    for scheme in SCHEMES:
+        assert errors(wgmma_model(a, b, scheme), a, b).max() <= 24
+
+
+def test_integers_are_exact():
+    a, b = operands("integers", 20, 9, 700)
+    for scheme in SCHEMES:
+        np.testing.assert_array_equal(wgmma_model(a, b, scheme), a.astype(float) @ b.T)
+    np.testing.assert_array_equal(wgmma_model(a, b, parts=1), a.astype(float) @ b.T)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_tf32_keeps_its_promise(kind):
+    for k in (17, 256, 4096):
+        a, b = operands(kind, 8, 8, k)
+        assert errors(wgmma_model(a, b, parts=1), a, b).max() <= 2.0**-9 / U + 2 * k
+
+
+def test_promotion_is_needed():
+    # All of k in the tensor cores: every step rounds toward zero, which adds up.
+    a, b = operands("uniform", 6, 6, 4096)
+    alone = errors(wgmma_model(a, b, Scheme(step=4096, fold=4096, flush=4096)), a, b)
+    assert alone.max() > 100
+
+
+def test_why_small_elements_are_listed_apart():
+    # The parts of 2^-24 would carry it. But as an FP16 number it is aligned like 2^-14, times 2^15
+    # like 2: other products, larger ones even, are cut off at 2^-24.
+    left, right = np.zeros((2, 1, 16), np.float16)
+    left[0, :2], right[0, :2] = (2.0**-24, 1365 / 1024 * 2.0**-9), (2.0**15, 1365 / 1024)
+    exact = left.astype(float) @ right.astype(float).T
+    lost = abs(wgmma(np.zeros((1, 1), np.float32), left, right) - exact) / exact
+    assert lost > 100 * U
+    left[0, 0] = 0
+    exact = left.astype(float) @ right.astype(float).T
+    assert wgmma(np.zeros((1, 1), np.float32), left, right) == exact
+    # In a matrix, where the largest element of the row is 2^14 to 2^15 after scaling.
+    row = np.array([[2.0**14, 2.0**-24, 1365 / 1024 * 2.0**-9]], np.float32)
+    assert split(row).rest.tolist() == [[0, 2.0**-24, 0]]
