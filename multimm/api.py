@@ -55,10 +55,12 @@ def matmul(
     b : array_like or dask.array.Array, shape (..., k, n) or (k,)
         Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both on the
         CPU or both on a GPU. Dimensions before the last two are broadcast.
-    precision : {"float32", "ieee"}
+    precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
-        dot product's bound. ``"ieee"``: FP32 fused multiply-adds and nothing else. Other
-        dtypes follow NumPy; float16 and bfloat16 are summed in float32.
+        dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
+        multiply-adds and nothing else. ``"tf32"``: significands of 11 bits, summed in FP32, on
+        GPUs with kernels for it. Other dtypes follow NumPy; float16 and bfloat16 are summed in
+        float32.
     blocks : int or (int, int), optional
         Rows and columns of the result's blocks. Default: planned.
     slabs : int, optional
@@ -265,7 +267,9 @@ def plan(
     readable = tuple(is_dask(x) and reader_of(x) is not None for x in arrays)
     gpu = any(on_gpu(x) for x in arrays)
     options = _options(blocks, slabs, p_k)
-    return _plan(specs[0], specs[1], step, options, cluster or _cluster(gpu), readable, False)
+    on = cluster or _cluster(gpu)
+    pack = _pack_scheme(step, on, *dtypes)
+    return _plan(specs[0], specs[1], step, options, on, readable, False, pack)
 
 
 def _as_spec(x: Array | MatrixSpec, name: str) -> MatrixSpec:
@@ -324,7 +328,8 @@ def _product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opt
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
     readable = (reader_of(a) is not None, reader_of(b) is not None)
     cluster = _cluster(on_gpu(a))
-    made = _plan(_spec(a), _spec(b), step, options, cluster, readable, c is not None)
+    pack = _pack_scheme(step, cluster, a.dtype, b.dtype)
+    made = _plan(_spec(a), _spec(b), step, options, cluster, readable, c is not None, pack)
     if (client := current_client()) is not None:
         from multimm.graph.placement import install
 
@@ -340,6 +345,7 @@ def _plan(
     cluster: ClusterSpec,
     readable: tuple[bool, ...],
     reads_c: bool,
+    pack: str,
 ) -> MatmulPlan:
     problem = Problem(
         a.T if step.trans_a else a,
@@ -350,8 +356,16 @@ def _plan(
         named_dtype(step.accumulate).itemsize,
         reads_c,
         (readable[0], readable[1]),
+        pack,
     )
     return plan_matmul(problem, cluster, precision=step.precision, options=options)
+
+
+def _pack_scheme(step: tasks.Step, cluster: ClusterSpec, *dtypes: np.dtype[Any]) -> str:
+    """The precision for which operand blocks are packed, empty where they never are."""
+    float32 = all(name == "float32" for name in (*dtypes, step.accumulate, step.dtype))
+    packs = float32 and step.precision != "ieee" and all(device.packs for device in cluster.devices)
+    return step.precision if packs else ""
 
 
 def _cluster(gpu: bool) -> ClusterSpec:

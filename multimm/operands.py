@@ -19,13 +19,13 @@ from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
 #: What `precision=` may be.
-PRECISIONS = ("float32", "ieee")
+PRECISIONS = ("float32", "ieee", "tf32")
 
 
 def check_precision(precision: str) -> None:
     """Raise `OptionError` for a precision that does not exist."""
     if precision not in PRECISIONS:
-        allowed = " and ".join(map(repr, PRECISIONS))
+        allowed = ", ".join(map(repr, PRECISIONS))
         raise OptionError(f"precision={precision!r}: allowed are {allowed}")
 
 

@@ -192,7 +192,7 @@ def test_ragged_lists():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"precision": "tf32"}, ("'tf32'", "'float32'", "'ieee'")),
+        ({"precision": "fp32"}, ("'fp32'", "'float32'", "'ieee'", "'tf32'")),
         ({"precision": 32}, ("32", "'float32'")),
         ({"blocks": 0}, ("blocks=0", "positive")),
         ({"blocks": (1, 2, 3)}, ("blocks=(1, 2, 3)",)),

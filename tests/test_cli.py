@@ -158,7 +158,7 @@ def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
         ("a.npy", "b.npy", "c.csv", [], ["c.csv", "supported are"]),
         ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
         ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
-        ("a.npy", "b.npy", "c.npy", ["--precision", "tf32"], ["tf32", "'float32' and 'ieee'"]),
+        ("a.npy", "b.npy", "c.npy", ["--precision", "fp32"], ["fp32", "'float32', 'ieee', 'tf32'"]),
         ("a.npy", "b.npy", "c.npy", ["--blocks", "0"], ["blocks=0"]),
         ("a.npy", "b.npy", "c.npy", ["--blocks", "x"], ["'x' is not a valid integer", "--help"]),
         ("a.npy", "b.npy", "c.npy", ["--workers", "0"], ["workers=0"]),

@@ -201,13 +201,13 @@ def test_bits_do_not_depend_on_the_number_of_workers():
 
 def test_tasks_do_not_ask_a_worker_what_was_tuned_there(monkeypatch):
     """Otherwise blocks of one product would run differently on workers with different caches."""
-    from multimm.gpu import launch
+    from multimm.gpu import precision
     from multimm.graph import tasks
 
     asked = []
     monkeypatch.setattr(tasks, "is_gpu", lambda block: True)
     monkeypatch.setattr(tasks, "finished", lambda block: block)
-    monkeypatch.setattr(launch, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
+    monkeypatch.setattr(precision, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
     x = integers((4, 4))
     tasks.multiply(x, x, step=FLOAT)
     tasks.gemm(x, x, step=FLOAT)

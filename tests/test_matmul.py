@@ -274,7 +274,7 @@ def test_blocks_apply_to_stacks():
     same_bits(c.compute(), a @ b)
 
 
-@pytest.mark.parametrize("precision", ["float32", "ieee"])
+@pytest.mark.parametrize("precision", ["float32", "ieee", "tf32"])
 def test_precisions(precision):
     rng = np.random.default_rng(11)
     a, b = rng.normal(size=(50, 300)).astype("f4"), rng.normal(size=(300, 40)).astype("f4")
@@ -326,7 +326,7 @@ def test_results_verify(tmp_path):
         ({"slabs": (3,)}, r"slabs=\(3,\)"),
         ({"p_k": 0}, "p_k=0"),
         ({"p_k": "2"}, "p_k='2'"),
-        ({"precision": "tf32"}, "precision='tf32'"),
+        ({"precision": "fp32"}, "precision='fp32'"),
         ({"precision": "double"}, "precision='double'"),
         ({"precision": None}, "precision=None"),
     ],

@@ -30,7 +30,8 @@ PRODUCT = (
         "--precision",
         default="float32",
         show_default=True,
-        help='"float32": at least an FP32 dot product\'s accuracy; "ieee": FP32 multiply-adds.',
+        help='"float32": at least an FP32 dot product\'s accuracy; "ieee": FP32 multiply-adds; '
+        '"tf32": significands of 11 bits.',
     ),
     click.option("--trans-a", is_flag=True, help="Multiply the transpose of A."),
     click.option("--trans-b", is_flag=True, help="Multiply the transpose of B."),

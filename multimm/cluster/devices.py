@@ -27,6 +27,8 @@ SUSTAINED_FLOPS = 0.77
 SUSTAINED_COPY = 0.85
 #: Compute capabilities whose multiprocessors have 64 float32 lanes; the others have 128.
 NARROW_MULTIPROCESSORS = ((6, 0), (7, 0), (7, 2), (7, 5), (8, 0))
+#: The compute capability whose tensor cores take packed blocks.
+PACKING = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,9 @@ def gpu_device(
     spills: bool,
 ) -> DeviceSpec:
     """The spec of a GPU: measured rates where we have them, else a share of the peaks."""
+    packs = capability == PACKING
     if name == H200.name:
-        return DeviceSpec(name, "gpu", memory_bytes, H200.gflops, H200.copy_gbps, spills)
+        return DeviceSpec(name, "gpu", memory_bytes, H200.gflops, H200.copy_gbps, spills, packs)
     lanes = 64 if capability in NARROW_MULTIPROCESSORS else 128
     # A fused multiply-add is 2 flops; memory transfers twice per clock; kHz * 1e-6 = GHz.
     peak_gflops = 2 * lanes * multiprocessors * clock_khz * 1e-6
@@ -187,4 +190,5 @@ def gpu_device(
         max(1.0, SUSTAINED_FLOPS * peak_gflops),
         max(1.0, SUSTAINED_COPY * peak_gbps),
         spills,
+        packs,
     )

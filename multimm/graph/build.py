@@ -3,6 +3,7 @@
 Keys of one product, with β the indices along the batch dimensions:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
     (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, plus those from r
@@ -25,7 +26,18 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.tokenize import tokenize
 
 from multimm.graph.operand import Operand
-from multimm.graph.tasks import Block, BlockTask, Key, Place, Step, add, multiply, read, wait_for
+from multimm.graph.tasks import (
+    Block,
+    BlockTask,
+    Key,
+    Place,
+    Step,
+    add,
+    multiply,
+    pack,
+    read,
+    wait_for,
+)
 from multimm.planning.grid import Coordinate, merges
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
@@ -167,21 +179,33 @@ class Builder:
     def _operand(
         self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int
     ) -> tuple[Key, Coordinate]:
-        """Key and home of block (r, c) of an operand, with the task that reads it if one must."""
+        """Key and home of block (r, c) of an operand, with the tasks that read and pack it."""
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
-        if operand.reader is None:
-            return operand.key(index), home
         wave = layout.wave(row) if layout.stream else 0
-        key = (self.name(operand.role), wave, *index)
-        if key not in self.made:
-            gate = layout.gate(home, wave, s) if layout.stream else None
-            waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
-            place = self._place(home, (wave, s - layout.first_slab[layout.part_of[s]], -1, -1))
-            where = operand.where(index)
-            self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+        order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
+        key = operand.key(index)
+        if operand.reader is not None:
+            key = (self.name(operand.role), wave, *index)
+            if key not in self.made:
+                gate = layout.gate(home, wave, s) if layout.stream else None
+                waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
+                where, place = operand.where(index), self._place(home, order)
+                self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+        if layout.packs:
+            key = self._packed(operand.role, key, (wave, *index), home, order)
         return key, home
+
+    def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
+        """A task that packs an operand block where it is at home, before it travels."""
+        key = (self.name(f"packed-{role}"), *at)
+        if key not in self.made:
+            place = self._place(home, order, ((source, home),))
+            self.made[key] = BlockTask(
+                key, pack, TaskRef(source), role=role, step=self.step, place=place
+            )
+        return key
 
     def _gate(self, gate: Gate, part: int) -> Key:
         """A task that is done when a worker's products of one slab are; it returns nothing."""

@@ -14,11 +14,12 @@ import numpy as np
 from dask._task_spec import Task
 
 from multimm.gpu import reference
+from multimm.gpu.packed import PackedBlock
 from multimm.planning.grid import Coordinate, Grid
 
 FLOAT32 = np.dtype("float32")
 
-Block = Any  #: a NumPy or CuPy array
+Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
 
 
@@ -89,6 +90,11 @@ def is_gpu(block: Block) -> bool:
     return type(block).__module__.partition(".")[0] == "cupy"
 
 
+def is_packed(block: Block) -> bool:
+    """Whether a block is what `pack` makes on a GPU, told without importing CuPy."""
+    return isinstance(block, PackedBlock)
+
+
 def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
     """`gemm` as a task: finished when it returns, and the same on every worker."""
     return finished(gemm(a, b, partial, c, step=step, tuned=False))
@@ -108,7 +114,7 @@ def gemm(
     Parameters
     ----------
     a, b : array, shapes (..., m, k) and (..., k, n) once transposed as `step` says
-        Both NumPy or both CuPy; never written to.
+        Both NumPy or both CuPy; never written to. Or what `pack` made of them.
     partial : array of shape (..., m, n) and dtype ``step.accumulate``, optional
     c : array of shape (..., m, n), optional
     step : Step
@@ -120,12 +126,13 @@ def gemm(
     array of shape (..., m, n), dtype ``step.dtype``
         On the device of `a`, in the order of the current stream.
     """
-    if is_gpu(a) and _own_kernel(a, b, c, step):
-        from multimm.gpu import launch
+    if is_packed(a) or is_packed(b) or (is_gpu(a) and _own_kernel(a, b, c, step)):
+        from multimm.gpu import precision
 
-        return launch.gemm(
+        return precision.gemm(
             a,
             b,
+            precision=step.precision,
             trans_a=step.trans_a,
             trans_b=step.trans_b,
             alpha=step.alpha,
@@ -146,6 +153,25 @@ def gemm(
         accumulate=step.accumulate,
         dtype=step.dtype,
     )
+
+
+def pack(block: Block, *, role: str, step: Step) -> Block:
+    """An operand block as the tensor cores take it; as it is where this GPU has none for it.
+
+    Parameters
+    ----------
+    block : array
+        float32, on a GPU or, on a cluster that has lost its GPUs, not.
+    role : {"a", "b"}
+    step : Step
+        Says whether the block is stored transposed, and the precision.
+    """
+    if not is_gpu(block):
+        return block
+    from multimm.gpu import precision
+
+    trans = step.trans_a if role == "a" else step.trans_b
+    return precision.packed(block, side=role, trans=trans, scheme=step.precision)
 
 
 def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:

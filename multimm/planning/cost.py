@@ -127,6 +127,9 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         "A in flight": crowd * WINDOW * layout.wave_rows * slab * p.a.itemsize,
         "B in flight": crowd * WINDOW * b_matrices * slab * layout.share_cols * p.b.itemsize,
     }
+    if layout.problem.packable:
+        sides = max(layout.row_sizes) * p.a.itemsize + max(layout.n_blocks) * p.b.itemsize
+        stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
     spill: Terms = {
         "C finished": crowd
         * (layout.share_rows - layout.wave_rows)
@@ -136,6 +139,9 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     if not layout.stream:
         spill["A at home"] = p.a.nbytes / min(grid.workers, cluster.workers)
         spill["B at home"] = p.b.nbytes / min(grid.workers, cluster.workers)
+        if layout.packs:
+            share = layout.padding / min(grid.workers, cluster.workers)
+            spill["packed A and B"] = (p.a.nbytes + p.b.nbytes) * share
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}

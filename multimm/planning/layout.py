@@ -19,10 +19,12 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from multimm.planning.grid import Blocks, Coordinate, Grid, even, largest_share, parts_of
-from multimm.planning.problem import Problem
+from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
+#: Packed blocks are filled up to multiples of this many rows and this much of k.
+PACKED_ROWS, PACKED_K = 128, 64
 
 
 class Gate(NamedTuple):
@@ -165,27 +167,44 @@ class Layout:
             range(gate.col, len(self.n_blocks), self.grid.p_n),
         )
 
-    @cached_property
-    def tasks(self) -> int:
-        """Tasks of the product: block products, partial sums, streamed reads and their gates."""
-        return self.blocks * (len(self.slabs) + self.parts - 1) + self._reads
+    @property
+    def packs(self) -> bool:
+        """Whether operand blocks are packed for tensor cores, once, where they are at home."""
+        return (
+            self.problem.packable
+            and self.blocks > 1  # or every operand block is used once, and packed by its product
+            and min(self.slabs) >= PACKED_SLAB
+            and min(*self.m_blocks, *self.n_blocks) >= PACKED_SIDE
+        )
 
     @property
-    def _reads(self) -> int:
+    def padding(self) -> float:
+        """By how much packed blocks are larger than their sources, at most."""
+        rows = max(1 + -size % PACKED_ROWS / size for size in (*self.m_blocks, *self.n_blocks))
+        return rows * max(1 + -size % PACKED_K / size for size in self.slabs)
+
+    @cached_property
+    def tasks(self) -> int:
+        """Tasks of the product: block products, partial sums, reads, their gates, packs."""
+        products = self.blocks * (len(self.slabs) + self.parts - 1)
         if not self.stream:
-            return 0
-        reads = {
-            (role, wave, flat if self._batched(role) else 0, block, slab)
-            for flat, i in product(range(len(self.batch_sizes)), range(len(self.m_blocks)))
-            for wave in (self.wave(self.row(flat, i)),)
-            for slab in range(len(self.slabs))
-            for role, block in (("a", i), *(("b", j) for j in range(len(self.n_blocks))))
-        }
+            return products + (len(self._operand_blocks()) if self.packs else 0)
+        reads = self._operand_blocks()
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
             for role, wave, flat, block, slab in reads
         }
-        return len(reads) + len(gates - {None})
+        return products + len(reads) * (1 + self.packs) + len(gates - {None})
+
+    def _operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
+        """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
+        return {
+            (role, wave, flat if self._batched(role) else 0, block, slab)
+            for flat, i in product(range(len(self.batch_sizes)), range(len(self.m_blocks)))
+            for wave in (self.wave(self.row(flat, i)) if self.stream else 0,)
+            for slab in range(len(self.slabs))
+            for role, block in (("a", i), *(("b", j) for j in range(len(self.n_blocks))))
+        }
 
     def _batched(self, role: str) -> bool:
         spec = self.problem.a if role == "a" else self.problem.b

@@ -87,6 +87,8 @@ class DeviceSpec:
         Rate at which the device reads plus writes its own memory, GB/s.
     spills : bool
         Finished blocks that do not fit are moved out (to host memory or to disk).
+    packs : bool
+        A GPU for whose tensor cores float32 blocks are packed.
     """
 
     name: str
@@ -95,6 +97,7 @@ class DeviceSpec:
     gflops: float
     copy_gbps: float
     spills: bool = True
+    packs: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("gpu", "cpu"):
@@ -126,7 +129,7 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 
 #: One NVIDIA H200: FP32 rate of our kernel at 8192 and device copy, both measured there;
 #: spilling to host memory is dask-cuda's default.
-H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 51_500.0, 4199.0)
+H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 51_500.0, 4199.0, packs=True)
 
 
 @dataclass(frozen=True, slots=True)

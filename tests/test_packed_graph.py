@@ -1,0 +1,129 @@
+"""Packed blocks in a blocked product: when they are made, where, how often, and what is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.tasks import BlockTask, Step
+from multimm.io import open_array
+from multimm.planning import cost
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+FLOAT = Step("float32", "float32")
+
+
+def planned(shape_a, shape_b, workers=2, pack="float32", memory=None, rereadable=False, **options):
+    device = H200 if memory is None else replace(H200, memory_bytes=memory)
+    specs = [MatrixSpec(shape) for shape in (shape_a, shape_b)]
+    problem = Problem(*specs, rereadable=(rereadable, rereadable), pack=pack)
+    cluster = ClusterSpec.homogeneous(device, workers)
+    return plan_matmul(problem, cluster, options=Options(**options))
+
+
+def graph_of(a, b, plan, step=FLOAT):
+    c = build(plan, a, b, None, step, np.empty((0, 0), "float32"))
+    return c, {k: t for k, t in dict(c.dask).items() if isinstance(t, BlockTask)}
+
+
+def named(made, role):
+    return {key: task for key, task in made.items() if key[0].startswith(f"multimm-{role}-")}
+
+
+def test_each_block_is_packed_once_and_at_home():
+    a, b = (
+        da.ones((2048, 512), chunks=256, dtype="f4"),
+        da.ones((512, 3072), chunks=512, dtype="f4"),
+    )
+    plan = planned(a.shape, b.shape, blocks=1024, slabs=256)
+    assert plan.layout.packs
+    c, made = graph_of(a, b, plan)
+    packs = named(made, "packed")
+    assert len(packs) == 2 * 2 + 3 * 2
+    assert len(made) == plan.tasks == 2 * 3 * 2 + len(packs)
+    for task in packs.values():
+        ((source, home),) = task.place.inputs
+        assert task.dependencies == {source}
+        assert task.place.owner == home
+    for key, task in made.items():
+        if key not in packs:
+            used = {key for key, _ in task.place.inputs}
+            assert used <= set(packs)
+            assert used <= task.dependencies
+    # On a worker without a GPU, packing hands the block on.
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((2048, 3072), 512.0))
+
+
+@pytest.mark.parametrize("role", ["a", "b"])
+def test_transposed_blocks_are_packed_as_they_are_stored(role, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tasks, "is_gpu", lambda block: seen.append(block.shape))
+    step = replace(FLOAT, trans_a=role == "a", trans_b=role == "b")
+    a, b = (da.ones(shape, chunks=1024, dtype="f4") for shape in ((2048, 1024), (1024, 2048)))
+    stored = [a.T if role == "a" else a, b.T if role == "b" else b]
+    plan = planned(a.shape, b.shape, blocks=1024, slabs=512)
+    c, _ = graph_of(*stored, plan, step)
+    c.compute(scheduler="sync")
+    assert (512, 1024) in seen or (1024, 512) in seen
+
+
+def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((4096, 2048), "f4"))
+    np.save(tmp_path / "y.npy", np.ones((2048, 2048), "f4"))
+    a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
+    plan = planned(a.shape, b.shape, 1, memory=60_000_000, rereadable=True, blocks=1024, slabs=256)
+    assert plan.layout.stream
+    assert plan.layout.waves > 1
+    assert plan.peak_bytes <= plan.budget_bytes
+    c, made = graph_of(a, b, plan)
+    assert len(made) == plan.tasks
+    packs = named(made, "packed")
+    reads = named(made, "a") | named(made, "b")
+    assert len(packs) == len(reads)
+    assert {key for task in packs.values() for key in task.dependencies} == set(reads)
+    for task in packs.values():
+        (source,) = task.dependencies
+        assert made[source].place.order == task.place.order
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((4096, 2048), 2048.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "packs"),
+    [
+        ({}, True),
+        ({"pack": ""}, False),
+        ({"slabs": 255}, False),
+        ({"blocks": 1000}, False),
+        ({"blocks": 4096, "slabs": 4096}, False),  # one product: it packs on its own
+    ],
+    ids=str,
+)
+def test_only_large_blocks_that_are_used_again_are_packed(change, packs):
+    plan = planned((4096, 4096), (4096, 4096), **{"blocks": 1024, "slabs": 512} | change)
+    assert plan.layout.packs == packs
+
+
+def test_stacks_of_matrices_are_not_packed():
+    plan = planned((3, 4096, 4096), (4096, 4096), blocks=1024, slabs=512)
+    assert not plan.layout.packs
+
+
+def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
+    options = {"blocks": 1025, "slabs": 512}
+    packed = planned((4100, 4096), (4096, 4100), **options)
+    plain = planned((4100, 4096), (4096, 4100), pack="", **options)
+    assert packed.layout.padding == pytest.approx(1152 / 1025)
+    half = 4100 * 4096 * 4  # of both operands, on each of two workers
+    _, spill = cost.memory(packed.layout, packed.cluster)
+    assert spill["packed A and B"] == pytest.approx(half * 1152 / 1025)
+    assert packed.peak_bytes > plain.peak_bytes
+    products = [cost.seconds(p.layout, p.cluster, 0)["block products"] for p in (packed, plain)]
+    assert products[0] == pytest.approx(0.3 * products[1])
