@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 #: Compared in all four transposes.
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
-#: Those of them whose sustained rates count.
-SUSTAINED = (2048, 4096, 8192, 16384)
+#: Those of them that run long enough, and draw enough power, for sustained rates to differ.
+SUSTAINED = (8192, 16384)
 #: (op(A), op(B)) by the letters that BLAS gives them.
 TRANSPOSES = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
 
@@ -59,11 +59,29 @@ class Case:
         """Multiplications and additions of the definition."""
         return 2 * self.m * self.n * self.k * max(1, self.batch)
 
+    @property
+    def moved(self) -> int:
+        """Bytes that must be read or written: every element of A, B and D once."""
+        sizes = self.m * self.k + self.k * self.n + self.m * self.n
+        return 4 * sizes * max(1, self.batch)
+
 
 def square(n: int, transposes: str = "NN") -> Case:
     """Return the product of two n x n matrices."""
     return Case(n, n, n, transposes)
 
+
+#: Products that memory limits: vectors, and a few rows, columns or terms.
+THIN: tuple[Case, ...] = (
+    Case(32768, 1, 32768),
+    Case(32768, 1, 32768, "TN"),
+    Case(1, 32768, 32768),
+    Case(1, 32768, 32768, "NT"),
+    Case(8, 8192, 8192),
+    Case(8192, 8, 8192),
+    Case(4096, 4096, 1),
+    Case(4096, 4096, 7),
+)
 
 _SIZES = (
     (1, 4096, 4096), (4096, 1, 4096), (8, 8192, 8192), (8192, 8, 8192), (4096, 4096, 1),

@@ -23,6 +23,12 @@ class Errors(NamedTuple):
 
     relative: float  #: Frobenius norm of the error over that of the product
     componentwise: float  #: largest error over |A| |B|, in units of 2^-24
+    rms: float  #: root mean square of the same, where |A| |B| is not 0
+
+    def recorded(self) -> Record:
+        """Return them by the keys of a record."""
+        names = ("rel_error", "componentwise_u", "rms_u")
+        return {name: float(f"{value:.3g}") for name, value in zip(names, self, strict=True)}
 
 
 class WrongResultError(Exception):
@@ -34,15 +40,17 @@ class Bench:
     """How long to measure, with what, and the records so far."""
 
     timer: Timer
+    events: Timer | None = None  #: for what a graph would slow down, such as copies
     rounds: int = 5
     target: float = 0.015  #: seconds of one run
     sustained: float = 3.0  #: seconds of sustained figures; 0 leaves them out
     gauge: Gauge | None = None
     records: list[Record] = field(default_factory=list)
 
-    def compare(self, calls: Mapping[str, Call]) -> dict[str, Runs]:
-        """Time calls in turns."""
-        return interleave(self.timer, calls, self.rounds, self.target)
+    def compare(self, calls: Mapping[str, Call], *, graphs: bool = True) -> dict[str, Runs]:
+        """Time calls in turns; without graphs, by whatever `events` is."""
+        timer = self.timer if graphs or self.events is None else self.events
+        return interleave(timer, calls, self.rounds, self.target)
 
     def steady(self, call: Call, flops: float) -> Record | None:
         """Return a call's sustained figures as they are recorded."""
@@ -66,6 +74,8 @@ class Bench:
         rate = f"{entry['tflops']:.4g} TFLOP/s" if "tflops" in entry else ""
         rate = f"{entry['gbs']:.0f} GB/s" if "gbs" in entry else rate
         ratios = " ".join(f"{r:.3f} x {peer}" for peer, r in entry.get("ratio_vs", {}).items())
+        if "rms_u" in entry:
+            ratios += f", off by {entry['componentwise_u']} u, rms {entry['rms_u']} u"
         logger.info("%-34s %-22s %10.3g s %s %s", case, system, runs.median, rate, ratios)
         return entry
 
@@ -85,36 +95,73 @@ def operands(xp: Any, case: Case, seed: int = 0) -> tuple[Array, Array, Array]:
     return placed[0], placed[1], placed[2]
 
 
+def widened(xp: Any, x: Array) -> Array:
+    """Return a float32 array as float64, to the last bit.
+
+    CuPy's own conversion takes subnormal numbers for zeros.
+    """
+    wide, bits = x.astype(xp.float64), x.view(xp.uint32)
+    fraction = bits & 0x7FFFFF
+    subnormal = ((bits & 0x7F800000) == 0) & (fraction != 0)
+    if not bool(subnormal.any()):
+        return wide
+    signs = 1.0 - 2.0 * (bits >> 31).astype(xp.float64)
+    return xp.where(subnormal, signs * fraction.astype(xp.float64) * 2.0**-149, wide)
+
+
 class Reference:
     """A case's product in float64, and |A| |B|, which bounds the error of every element."""
 
     def __init__(self, xp: Any, case: Case, a: Array, b: Array) -> None:
-        left = (a.swapaxes(-1, -2) if case.trans_a else a).astype(xp.float64)
-        right = (b.swapaxes(-1, -2) if case.trans_b else b).astype(xp.float64)
+        left = widened(xp, a.swapaxes(-1, -2) if case.trans_a else a)
+        right = widened(xp, b.swapaxes(-1, -2) if case.trans_b else b)
         self._xp, self._case = xp, case
-        self._exact = left @ right
-        self._scale = xp.abs(left) @ xp.abs(right)
-        self._norm = float(xp.square(self._exact).sum())
+        self.exact = left @ right
+        self.scale = xp.abs(left) @ xp.abs(right)
+        self._norm = float(xp.square(self.exact).sum())
 
-    def check(self, out: Array, call: Call) -> Errors:
-        """Run a call on a poisoned output, and compare all of it.
-
-        Raises
-        ------
-        WrongResultError
-            If an element is farther off than a float32 dot product may be, (k + 2) u |A||B| and
-            one rounding; NaN is.
-        """
-        xp, bound = self._xp, U * (self._case.k + 3)
+    def off(self, out: Array, call: Call) -> Array:
+        """Run a call on a poisoned output, and return how far every element of it is off."""
+        xp = self._xp
         out[...] = xp.nan
         call()
         if xp.__name__ == "cupy":  # calls run on streams of their own
             xp.cuda.Device().synchronize()
-        off = xp.abs(out - self._exact)
-        worst = float((off / self._scale).max())
-        if not worst <= bound:
+        return xp.abs(widened(xp, out) - self.exact)
+
+    def errors(self, off: Array) -> Errors:
+        """Return what `off` amounts to. Where |A||B| is 0, so must every right product be."""
+        # Where both are 0 the ratio is 0; where only |A||B| is, it is beyond all bounds.
+        ratio = off / self._xp.maximum(self.scale, 2.0**-1000)
+        squares, counted = float(self._xp.square(ratio).sum()), int((self.scale > 0).sum())
+        norm = float(self._xp.square(off).sum())
+        relative = (norm / self._norm) ** 0.5 if self._norm else norm
+        rms = (squares / max(counted, 1)) ** 0.5
+        return Errors(relative, float(ratio.max()) / U, rms / U)
+
+    def check(self, out: Array, call: Call, bound: float | None = None) -> Errors:
+        """Run a call on a poisoned output, and compare all of it.
+
+        Parameters
+        ----------
+        out : array
+        call : callable
+            Writes to `out`.
+        bound : float, optional
+            How far an element may be off, in units of |A||B|; by default as far as that of a
+            float32 dot product, (k + 2) u and one rounding.
+
+        Raises
+        ------
+        WrongResultError
+            If an element is farther off; NaN is.
+        """
+        bound = U * (self._case.k + 3) if bound is None else bound
+        off = self.off(out, call)
+        errors = self.errors(off)
+        if not bool((off <= bound * self.scale).all()):
             raise WrongResultError(
-                f"{self._case.name}: an element is off by {worst / U:.3g} u |A||B|, "
+                f"{self._case.name}: an element is off by {errors.componentwise:.3g} u |A||B|, "
                 f"{bound / U:.3g} are allowed"
             )
-        return Errors((float(xp.square(off).sum()) / self._norm) ** 0.5, worst / U)
+        return errors

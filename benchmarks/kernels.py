@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from benchmarks.cases import AWKWARD
+from benchmarks.cases import AWKWARD, THIN, Case, square
 from benchmarks.harness import Bench
 from benchmarks.timing import GpuTimer, HostTimer, NvmlGauge
 
 logger = logging.getLogger("benchmarks.kernels")  # also where __name__ is __main__
 
 #: In the order of "all". Values: the suite in full, and what a quick one is given instead.
-SUITES = ("ladder", "ffma", "awkward", "transpose", "python")
+SUITES = (
+    "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split",
+    "accuracy", "python",
+)  # fmt: skip
 
 
 def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
@@ -34,17 +37,28 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
     python = functools.partial(python_comparison.measure, gpu=gpu, **(small if quick else {}))
     if not gpu:
         return {"python": python}
-    from benchmarks import products, transposes
+    from benchmarks import accuracy, latency, matvec, products, split, sums, transposes
 
     tiny: dict[str, dict[str, Any]] = {
         "ladder": {"n": 512},
         "ffma": {"sizes": (512,), "sustained": ()},
         "awkward": {"cases": [case for case in AWKWARD if case.flops < 2e9]},
+        "matvec": {"cases": [case for case in THIN if case.k < 32768]},
         "transpose": {"shapes": ((1024, 1024), (1009, 1013))},
+        "add": {"shapes": ((1024, 1024), (1009, 1013)), "counts": (2, 3)},
+        "latency": {"sizes": (32, 64), "rounds": 3},
+        "split": {
+            "squares": (square(1024),),
+            "cases": (Case(1024, 1024, 1024, extra=1),),
+            "sustained": (),
+            "packs": (1024,),
+        },
+        "accuracy": {"depths": (256, 1024), "depth": 1024},
     }
     full: dict[str, Callable[..., None]] = {
         "ladder": products.ladder, "ffma": products.ffma, "awkward": products.awkward,
-        "transpose": transposes.measure,
+        "matvec": matvec.measure, "transpose": transposes.measure, "add": sums.measure,
+        "latency": latency.measure, "split": split.measure, "accuracy": accuracy.measure,
     }  # fmt: skip
     chosen = {name: functools.partial(suite, **(tiny[name] if quick else {}))
               for name, suite in full.items()}  # fmt: skip
@@ -93,10 +107,11 @@ def bench_for(quick: bool, gpu: bool) -> Bench:
         return Bench(HostTimer(), rounds=2 if quick else 3, sustained=0)
     import cupy
 
+    events = GpuTimer(graphs=False)
     gauge = NvmlGauge(cupy.cuda.Device().pci_bus_id)
     if quick:
-        return Bench(GpuTimer(), rounds=2, target=0.002, sustained=0, gauge=gauge)
-    return Bench(GpuTimer(), gauge=gauge)
+        return Bench(GpuTimer(), events, rounds=2, target=0.002, sustained=0, gauge=gauge)
+    return Bench(GpuTimer(), events, gauge=gauge)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
         except Exception:  # the other suites have not failed; half a suite is not recorded
             logger.exception("%s failed", name)
             failed += 1
+            if given.output and header and bench.records:  # for whoever looks for the reason
+                records.save(bench.records, header, f"failed-{name}", given.output)
             continue
         if folder and header:
             logger.info("recorded in %s", records.save(bench.records, header, name, folder))

@@ -9,7 +9,10 @@ from typing import Any
 import numba
 import numpy as np
 
-if "row_stack" not in vars(np):  # numba-cuda 0.30 asks for it; NumPy 2.5 has dropped it
+# numba-cuda, up to 0.30.4 its newest, asks NumPy for `row_stack` when it is imported; NumPy 2.5 has
+# dropped that name of `vstack`. numba-cuda is only maintained and will not follow
+# (github.com/NVIDIA/numba-cuda/issues/907): this goes when its successor, numba-cuda-mlir, is used.
+if "row_stack" not in vars(np):
     vars(np)["row_stack"] = np.vstack
 
 from numba import cuda

@@ -17,7 +17,10 @@ from benchmarks.cases import Case
 Array = Any
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
-_F32, _COMPUTE_32F = 0, 68  # cudaDataType_t, cublasComputeType_t
+_F32, _F16, _COMPUTE_32F = 0, 2, 68  # cudaDataType_t, cublasComputeType_t
+#: What cublasGemmEx sums and multiplies in: float32, or TF32 products of float32 operands.
+COMPUTE_32F, COMPUTE_TF32 = _COMPUTE_32F, 77
+_DEFAULT_ALGORITHM = -1
 #: Whatever makes cuBLAS compute float32 products otherwise than in float32.
 OVERRIDES = (
     "NVIDIA_TF32_OVERRIDE", "CUPY_TF32", "CUBLAS_EMULATE_SINGLE_PRECISION",
@@ -60,6 +63,11 @@ def _checked(status: int, what: str) -> None:
 
 def _leading(x: Array) -> int:
     return max(int(x.strides[-2] // x.itemsize), int(x.shape[-1]), 1)
+
+
+def _step(x: Array) -> int:
+    """Distance of neighbours in a matrix of one row or one column."""
+    return _leading(x) if x.shape[-1] == 1 else 1
 
 
 def _stride(x: Array) -> int:
@@ -109,6 +117,54 @@ class Cublas:
 
         def call(_: Any = keep) -> None:
             _checked(entry(*arguments), "cublasSgemm")
+
+        return call
+
+    def gemm_ex(
+        self, case: Case, a: Array, b: Array, out: Array, compute: int = COMPUTE_32F
+    ) -> Callable[[], None]:
+        """Return a call of cublasGemmEx on float32 or float16 operands, `out` being float32.
+
+        Raises
+        ------
+        RuntimeError
+            If the environment forbids TF32.
+        """
+        if compute == COMPUTE_TF32 and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+            raise RuntimeError("NVIDIA_TF32_OVERRIDE is 0: cuBLAS would not compute in TF32")
+        assert not case.batch, "one product at a time"
+        one, zero = c_float(1), c_float(0)
+        arguments: list[Any] = [self._handle, c_int(case.trans_b), c_int(case.trans_a)]
+        arguments += [c_int(case.n), c_int(case.m), c_int(case.k), byref(one)]
+        for x, scale in ((b, None), (a, zero), (out, None)):
+            kind = _F16 if x.itemsize == 2 else _F32
+            arguments += [c_void_p(x.data.ptr), c_int(kind), c_int(_leading(x))]
+            arguments += [byref(scale)] if scale is not None else []
+        arguments += [c_int(compute), c_int(_DEFAULT_ALGORITHM)]
+        entry, keep = self._blas.cublasGemmEx, (one, zero, a, b, out)
+
+        def call(_: Any = keep) -> None:
+            _checked(entry(*arguments), "cublasGemmEx")
+
+        return call
+
+    def sgemv(self, case: Case, a: Array, b: Array, out: Array) -> Callable[[], None] | None:
+        """Return a call of cublasSgemv; None where no operand is a vector."""
+        if case.batch or 1 not in (case.m, case.n):
+            return None
+        # A row of D is op(B)' times a row of op(A).
+        column = case.n == 1
+        matrix, vector = (a, b) if column else (b, a)
+        flipped = case.trans_a if column else not case.trans_b
+        one, zero = c_float(1), c_float(0)
+        arguments: list[Any] = [self._handle, c_int(not flipped), c_int(matrix.shape[-1])]
+        arguments += [c_int(matrix.shape[-2]), byref(one), c_void_p(matrix.data.ptr)]
+        arguments += [c_int(_leading(matrix)), c_void_p(vector.data.ptr), c_int(_step(vector))]
+        arguments += [byref(zero), c_void_p(out.data.ptr), c_int(_step(out))]
+        entry, keep = self._blas.cublasSgemv_v2, (one, zero, a, b, out)
+
+        def call(_: Any = keep) -> None:
+            _checked(entry(*arguments), "cublasSgemv")
 
         return call
 

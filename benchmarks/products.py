@@ -1,4 +1,4 @@
-"""The suites of matrix products: the ladder, FFMA against cuBLAS, and the awkward list."""
+"""The suites of large matrix products: the ladder, FFMA against cuBLAS, and the awkward list."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from benchmarks.cases import AWKWARD, SQUARES, SUSTAINED, TRANSPOSES, Case, squa
 from benchmarks.harness import Bench, Reference, operands
 from benchmarks.ladder import RUNGS, run_rung
 from benchmarks.peers import Cublas
-from benchmarks.timing import Call, GpuTimer, HostTimer, interleave
+from benchmarks.timing import Call, GpuTimer
 
 Array = Any
 
 LADDER_SIZE = 4096
-LATENCY_SIZE = 64
 
 
 def ladder(bench: Bench, n: int = LADDER_SIZE) -> None:
@@ -35,48 +34,18 @@ def ffma(
     sizes: Sequence[int] = SQUARES,
     sustained: Sequence[int] = SUSTAINED,
 ) -> None:
-    """Record square products in all four transposes, and the latency of a call."""
+    """Record square products in all four transposes."""
     for n in sizes:
         for letters in TRANSPOSES:
             case = square(n, letters)
             steady = ("multimm",) if n in sustained else ()
             _against_cublas(bench, f"ffma {n} {letters}", case, steady)
-    latency(bench)
 
 
 def awkward(bench: Bench, cases: Sequence[Case] = AWKWARD) -> None:
     """Record the awkward list."""
     for case in cases:
         _against_cublas(bench, f"awkward {case.name}", case, ())
-
-
-def latency(bench: Bench, n: int = LATENCY_SIZE, calls: int = 200) -> None:
-    """Record what a call of multimm.matmul and one of cupy.matmul cost the caller."""
-    import cupy
-
-    import multimm
-
-    a, b, _ = _operands(square(n))
-    products: dict[str, Call] = {
-        "multimm": lambda: multimm.matmul(a, b),
-        "cupy": lambda: cupy.matmul(a, b),
-    }
-    wait = cupy.cuda.Device().synchronize
-    loops = {name: _repeated(product, calls) for name, product in products.items()}
-    runs = interleave(HostTimer(wait), loops, max(bench.rounds, 5), 0)
-    for timed in runs.values():
-        timed.seconds = [seconds / calls for seconds in timed.seconds]
-    for name, timed in runs.items():
-        bench.add(f"latency {n}", name, (n, n, n), timed,
-                  ratio_vs={"cupy": round(runs["cupy"].median / timed.median, 4)})  # fmt: skip
-
-
-def _repeated(call: Call, count: int) -> Call:
-    def run() -> None:
-        for _ in range(count):
-            call()
-
-    return run
 
 
 def _operands(case: Case) -> tuple[Array, Array, Array]:
@@ -122,6 +91,5 @@ def _compare(
             *steady, best) else None  # fmt: skip
         bench.add(name, system, (case.m, case.n, case.k), timed, flops=case.flops,
                   ratio_vs={"cublas": round(runs[best].median / timed.median, 4)},
-                  rel_error=float(f"{errors[system].relative:.3g}"),
-                  componentwise_u=float(f"{errors[system].componentwise:.3g}"),
-                  sustained=sustained, detail=details.get(system))  # fmt: skip
+                  sustained=sustained, detail=details.get(system),
+                  **errors[system].recorded())  # fmt: skip

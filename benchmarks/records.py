@@ -30,11 +30,13 @@ KEYS = (
     # How the seconds were taken ("graph", "events", "host") and, where bytes are what counts,
     # how many a second; sustained figures; whatever only this case has.
     "timing", "gbs", "sustained", "detail",
+    # The root mean square of what componentwise_u is the largest of.
+    "rms_u",
 )  # fmt: skip
 
 PACKAGES = (
     "numpy", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "dask", "distributed",
-    "nvidia-cublas", "nvidia-cuda-nvrtc",
+    "nvidia-cublas", "nvidia-cuda-nvrtc", "jax",
 )  # fmt: skip
 
 

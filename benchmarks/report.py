@@ -1,50 +1,93 @@
 """Tables of the newest records, written between markers into READMEs: python -m benchmarks.report
 
-A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``.
+A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``. The plot
+docs/accuracy.svg is drawn where matplotlib is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import plot
 from benchmarks.cases import TRANSPOSES
+from benchmarks.formats import Rows, extents, figures, markdown, means, percent, ratio, short
 from benchmarks.records import RESULTS, ROOT, Record, newest
+from benchmarks.split_tables import accuracy, split
 
 README = (ROOT / "kernels" / "README.md", ROOT / "benchmarks" / "README.md")
 _TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-
-Rows = list[Sequence[str]]
 
 
 def ladder(records: list[Record]) -> str:
     """Rungs: rate, share of cuBLAS, and what each adds."""
     last = next((r for r in records if r["sustained"] and "cublas" not in r["system"]), None)
     rows: Rows = [
-        (_short(r["system"]), r["detail"] or "", f"{1000 * r['tflops']:.0f}", _percent(r, "cublas"))
+        (short(r["system"]), r["detail"] or "", f"{1000 * r['tflops']:.0f}", percent(r, "cublas"))
         for r in records
     ]
     note = ""
     if last:
         steady = last["sustained"]
         note = (
-            f"\n{_short(last['system'])}, sustained: {steady['tflops']:.1f} TFLOP/s at "
+            f"\n{short(last['system'])}, sustained: {steady['tflops']:.1f} TFLOP/s at "
             f"{steady['sm_mhz']:.0f} MHz and {steady['watts']:.0f} W.\n"
         )
-    return _markdown(("rung", "adds", "GFLOP/s", "% of cuBLAS"), rows, words=2) + note
+    return markdown(("rung", "adds", "GFLOP/s", "% of cuBLAS"), rows, words=2) + note
 
 
 def transpose(records: list[Record]) -> str:
     """Transposes: GB/s, and share of a copy."""
     rows: Rows = [
-        (f"{r['shape'][0]} x {r['shape'][1]}", _short(r["system"]), f"{r['gbs']:.0f}",
-         _percent(r, "copy"))
+        (extents(r["shape"][:2]), short(r["system"]), f"{r['gbs']:.0f}", percent(r, "copy"))
         for r in records
     ]  # fmt: skip
-    return _markdown(("matrix", "kernel", "GB/s", "% of copy"), rows, words=2)
+    return markdown(("matrix", "kernel", "GB/s", "% of copy"), rows, words=2)
+
+
+def add(records: list[Record]) -> str:
+    """Sums of blocks: GB/s of what is read and written, and share of a copy."""
+    rows: Rows = [
+        (extents(r["shape"][1:]), str(r["shape"][0]), short(r["system"]), f"{r['gbs']:.0f}",
+         percent(r, "copy"))
+        for r in records if r["system"] != "copy"
+    ]  # fmt: skip
+    return markdown(("block", "blocks", "sum", "GB/s", "% of copy"), rows, words=3)
+
+
+def matvec(records: list[Record]) -> str:
+    """Products that memory limits: GB/s, share of a copy, and the best way into cuBLAS."""
+    rows: Rows = []
+    for case in dict.fromkeys(r["case"] for r in records):
+        here = [r for r in records if r["case"] == case]
+        ours = next(r for r in here if r["system"] == "multimm")
+        peer = min(
+            (r for r in here if r["system"] not in ("multimm", "copy")), key=lambda r: r["median"]
+        )
+        rows.append(
+            (
+                case.removeprefix("matvec "),
+                f"{ours['gbs']:.0f}",
+                percent(ours, "copy"),
+                f"{peer['gbs']:.0f}",
+                short(peer["system"]),
+                f"{ratio(ours):.3f}",
+            )
+        )
+    head = ("m x n x k", "GB/s", "% of copy", "cuBLAS GB/s", "by", "x cuBLAS")
+    return markdown(head, rows)
+
+
+def latency(records: list[Record]) -> str:
+    """Microseconds that a call costs its caller."""
+    sizes = sorted({r["shape"][0] for r in records})
+    rows: Rows = []
+    for system in dict.fromkeys(r["system"] for r in records):
+        at = {r["shape"][0]: r for r in records if r["system"] == system}
+        rows.append((f"`{system}.matmul`", *(f"{1e6 * at[n]['median']:.1f}" for n in sizes)))
+    return markdown(("n", *map(str, sizes)), rows)
 
 
 def ffma(records: list[Record]) -> str:
@@ -54,19 +97,12 @@ def ffma(records: list[Record]) -> str:
     rows: Rows = []
     for n in sizes:
         found = [ours[f"ffma {n} {letters}"] for letters in TRANSPOSES]
-        rows.append((str(n), *(f"{r['tflops']:.1f} ({_ratio(r):.3f})" for r in found)))
-    parts = [_markdown(("n", *TRANSPOSES), rows), _means(ours.values())]
+        rows.append((str(n), *(f"{r['tflops']:.1f} ({ratio(r):.3f})" for r in found)))
+    parts = [markdown(("n", *TRANSPOSES), rows), means(ours.values())]
     steady = _steady(records)
     if steady:
         head = ("case", "TFLOP/s", "x cuBLAS", "MHz", "W", "GFLOP/J", "cuBLAS GFLOP/J")
-        parts.append("Sustained for 3 s and more:\n\n" + _markdown(head, steady))
-    for r in records:
-        if r["case"].startswith("latency") and r["system"] == "multimm":
-            us = 1e6 * r["median"]
-            parts.append(
-                f"A call of `multimm.matmul` on two {r['shape'][0]} x {r['shape'][1]} arrays costs "
-                f"{us:.1f} us, one of `cupy.matmul` {us * r['ratio_vs']['cupy']:.1f} us.\n"
-            )
+        parts.append("Sustained for 3 s and more:\n\n" + markdown(head, steady))
     return "\n".join(parts)
 
 
@@ -89,12 +125,12 @@ def awkward(records: list[Record]) -> str:
     """Awkward sizes: both rates and the ratio."""
     ours = [r for r in records if r["system"] == "multimm"]
     rows: Rows = [
-        (r["case"].removeprefix("awkward "), _figures(r["tflops"]),
-         _figures(r["tflops"] / _ratio(r)), f"{_ratio(r):.3f}")
+        (r["case"].removeprefix("awkward "), figures(r["tflops"]),
+         figures(r["tflops"] / ratio(r)), f"{ratio(r):.3f}")
         for r in ours
     ]  # fmt: skip
     head = ("m x n x k", "TFLOP/s", "cuBLAS TFLOP/s", "x cuBLAS")
-    return _markdown(head, rows) + "\n" + _means(ours)
+    return markdown(head, rows) + "\n" + means(ours)
 
 
 def python(records: list[Record]) -> str:
@@ -109,7 +145,7 @@ def python(records: list[Record]) -> str:
             cells = [_time_and_gain(over_sizes, here, system, n) for n in sizes]
             rows.append((system, *cells))
         if rows:
-            parts.append(f"{where.capitalize()}:\n\n" + _markdown(("", *map(str, sizes)), rows))
+            parts.append(f"{where.capitalize()}:\n\n" + markdown(("", *map(str, sizes)), rows))
     return "\n".join(parts)
 
 
@@ -119,8 +155,8 @@ def _time_and_gain(all_: list[Record], here: list[Record], system: str, n: int) 
     if system not in at:
         return ""
     median = at[system]["median"]
-    gain = f" ({_figures(base[0]['median'] / median)})" if base else ""
-    return f"{_figures(1e6 * median)}{gain}"
+    gain = f" ({figures(base[0]['median'] / median)})" if base else ""
+    return f"{figures(1e6 * median)}{gain}"
 
 
 def python_grid(records: list[Record]) -> str:
@@ -129,18 +165,23 @@ def python_grid(records: list[Record]) -> str:
     for r in records:
         if r["case"].startswith("python grid"):
             kind, threads, blocks = r["system"].split(", ")
-            cells.setdefault((kind, threads), {})[blocks] = _figures(1e3 * r["median"])
+            cells.setdefault((kind, threads), {})[blocks] = figures(1e3 * r["median"])
     columns = list(dict.fromkeys(name for row in cells.values() for name in row))
     rows: Rows = [(*key, *(row.get(name, "") for name in columns)) for key, row in cells.items()]
-    return _markdown(("kernel", "per block", *columns), rows, words=2)
+    return markdown(("kernel", "per block", *columns), rows, words=2)
 
 
 #: By the name in the marker: the suite whose newest run is shown, and how.
 TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "ladder": ("ladder", ladder),
     "transpose": ("transpose", transpose),
+    "add": ("add", add),
     "ffma": ("ffma", ffma),
     "awkward": ("awkward", awkward),
+    "matvec": ("matvec", matvec),
+    "latency": ("latency", latency),
+    "split": ("split", split),
+    "accuracy": ("accuracy", accuracy),
     "python": ("python", python),
     "python-grid": ("python", python_grid),
 }
@@ -164,40 +205,8 @@ def _table(name: str, folder: Path) -> str:
     return f"{draw(records)}\n{where}, {first['date'][:10]}, commit {first['commit'][:8]}.\n"
 
 
-def _markdown(head: Sequence[str], rows: Rows, words: int = 1) -> str:
-    """Return a table whose first `words` columns are words, and the others numbers."""
-    rule = ["---"] * words + ["---:"] * (len(head) - words)
-    lines = [head, rule, *rows]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
-
-
-def _figures(value: float) -> str:
-    """Three significant figures, without an exponent."""
-    return f"{float(f'{value:.3g}'):,.12g}"
-
-
-def _short(system: str) -> str:
-    return {"cublas sgemm": "cuBLAS", "cublas lt": "cublasLt", "cupy": "CuPy"}.get(system, system)
-
-
-def _ratio(entry: Record) -> float:
-    return float(entry["ratio_vs"]["cublas"])
-
-
-def _percent(entry: Record, peer: str) -> str:
-    return f"{100 * entry['ratio_vs'][peer]:.1f}"
-
-
-def _means(ours: Iterable[Record]) -> str:
-    ratios = [_ratio(r) for r in ours]
-    if not ratios:
-        return ""
-    mean = statistics.geometric_mean(ratios)
-    return f"Times cuBLAS: geometric mean {mean:.3f}, least {min(ratios):.3f}.\n"
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Write the tables; with --check, say whether they are as written."""
+    """Write the tables and the plot; with --check, say whether they are as written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if stale")
     given = parser.parse_args(arguments)
@@ -210,6 +219,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{path}: {'stale' if given.check else 'written'}")
             if not given.check:
                 path.write_text(wanted, "utf-8")
+    if not given.check:
+        print(plot.write())
+    elif plot.stale():
+        stale += 1
+        print(f"{plot.PATH}: stale")
     return stale if given.check else 0
 
 

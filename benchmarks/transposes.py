@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Bench, WrongResultError
-from benchmarks.timing import Call, GpuTimer, interleave
+from benchmarks.timing import Call
 
 Array = Any
 
@@ -27,21 +27,25 @@ def measure(bench: Bench, shapes: tuple[tuple[int, int], ...] = SHAPES) -> None:
         a = cupy.random.default_rng(0).standard_normal((rows, cols), dtype=cupy.float32)
         out = cupy.empty((cols, rows), cupy.float32)
         same = cupy.empty_like(a)
-        calls: dict[str, Call] = {"copy": functools.partial(_copy, same, a)}
+        calls: dict[str, Call] = {"copy": functools.partial(copy, same, a)}
         calls |= {name: _step(name, a, out) for name in STEPS}
         calls["multimm"] = functools.partial(transpose, a, out=out)
         calls["cupy"] = functools.partial(cupy.copyto, out, a.T)
         for name, call in calls.items():
             if name != "copy":
                 _verify(name, a, out, call)
-        runs = interleave(GpuTimer(graphs=False), calls, bench.rounds, bench.target)
+        runs = bench.compare(calls, graphs=False)
         for name, timed in runs.items():
             bench.add(f"transpose {rows} x {cols}", name, (rows, cols), timed, moved=2 * a.nbytes,
                       ratio_vs={"copy": round(runs["copy"].median / timed.median, 4)})  # fmt: skip
 
 
-def _copy(target: Array, source: Array) -> None:
-    # Not in a graph, where the same copy is slower; and CuPy's copyto is a kernel.
+def copy(target: Array, source: Array) -> None:
+    """Copy contiguous arrays by the device's own copy.
+
+    It is what bandwidth is compared with: outside of a graph, in which the same copy is slower,
+    and not by `cupy.copyto`, which is a kernel.
+    """
     target.data.copy_from_device_async(source.data, source.nbytes)
 
 

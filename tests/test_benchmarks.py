@@ -1,4 +1,4 @@
-"""The benchmarks' own parts, and all of them at toy size with a stand-in for the clock."""
+"""The parts of the benchmarks: clocks, cases, verification, records, tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import kernels, python_comparison, records, report
-from benchmarks.cases import AWKWARD, SQUARES, TRANSPOSES, Case, square
+from benchmarks import kernels, records, report
+from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
 from benchmarks.peers import OVERRIDES, check_environment
@@ -66,6 +66,22 @@ def test_calls_take_turns_and_seconds_are_per_call(clock, timer):
     assert runs["ours"].median == 0.25
 
 
+def test_a_timer_may_stop_before_the_work_is_over(clock):
+    wait = clock.work("wait", 2.0)
+    for through, expected in ((True, 3.0), (False, 1.0)):
+        timer = HostTimer(wait, clock, through=through)
+        assert timer.seconds(clock.work("call", 1.0)) == expected
+    assert clock.log == ["wait", "call", "wait", "wait", "call"]
+
+
+def test_calls_without_graphs_are_timed_by_events(clock, timer):
+    slow = SimpleNamespace(burst=timer.burst, seconds=lambda burst: timer.seconds(burst) + 1.0)
+    bench = Bench(timer, slow, rounds=2, target=0)
+    calls = {"x": clock.work("x", 0.5)}
+    assert bench.compare(calls)["x"].seconds == [0.5] * 2
+    assert bench.compare(calls, graphs=False)["x"].seconds == [1.5] * 2
+
+
 def test_a_long_call_is_run_once_per_round(clock, timer):
     _, runs = prepare(timer, clock.work("x", 7.0), target=0.01)
     assert runs.count == 1
@@ -94,6 +110,15 @@ def test_the_awkward_list_is_complete_and_named_apart():
             "4096 x 4096 x 4096, TT, ld = width + 1", "32 x 32 x 32, NN, 10000 times",
             } <= set(names)  # fmt: skip
     assert SQUARES == (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def test_thin_products_move_every_element_once():
+    assert {case.name for case in THIN} >= {
+        "32768 x 1 x 32768, NN", "32768 x 1 x 32768, TN", "1 x 32768 x 32768, NN",
+        "8 x 8192 x 8192, NN", "8192 x 8 x 8192, NN", "4096 x 4096 x 1, NN", "4096 x 4096 x 7, NN",
+    }  # fmt: skip
+    assert Case(3, 5, 7).moved == 4 * (3 * 7 + 7 * 5 + 3 * 5)
+    assert Case(3, 5, 7, batch=11).moved == 11 * Case(3, 5, 7).moved
 
 
 @pytest.mark.parametrize("letters", TRANSPOSES)
@@ -266,6 +291,42 @@ def test_tables_show_what_the_records_say():
     assert "geometric mean 1.000, least 0.500" in report.awkward(pair)
 
 
+def test_tables_of_what_memory_limits():
+    added = [_entry("add", system, ratio, shape=[3, 8, 9])
+             for system, ratio in (("copy", 1), ("multimm", 1.05), ("cupy", 0.3))]  # fmt: skip
+    table = report.add(added)
+    assert "| 8 x 9 | 3 | multimm | 3000 | 105.0 |\n| 8 x 9 | 3 | CuPy | 3000 | 30.0 |" in table
+    assert "copy |" not in table.partition("---")[2]
+    thin = [
+        _entry("matvec 8 x 1 x 9, TN", system, ratio, median=seconds, gbs=1.0 / seconds)
+        for system, ratio, seconds in (
+            ("copy", 1, 0.001), ("multimm", 0.5, 0.2), ("cublas lt", 1, 0.4),
+            ("cublas sgemv", 1, 0.1),
+        )
+    ]  # fmt: skip
+    assert "| 8 x 1 x 9, TN | 5 | 50.0 | 10 | cublasSgemv | 0.500 |" in report.matvec(thin)
+
+
+def test_the_table_of_calls_has_a_row_for_each_library():
+    entries = [
+        _entry(f"latency {n}", system, 1, shape=[n] * 3, median=seconds * n)
+        for n in (64, 32) for system, seconds in (("multimm", 1e-6), ("cupy", 2e-6))
+    ]  # fmt: skip
+    assert report.latency(entries).splitlines()[0] == "| n | 32 | 64 |"
+    assert report.latency(entries).splitlines()[2:] == [
+        "| `multimm.matmul` | 32.0 | 64.0 |", "| `cupy.matmul` | 64.0 | 128.0 |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", report.TABLES)
+def test_a_suite_that_was_never_run_has_a_table_that_says_so(name, tmp_path):
+    text = f"<!-- table: {name} -->\n<!-- end of table -->\n"
+    filled = report.render(text, tmp_path)
+    assert f"Not measured yet: `python -m benchmarks.kernels {report.TABLES[name][0]}`." in filled
+    assert report.render(filled, tmp_path) == filled
+    assert report.TABLES[name][0] in kernels.SUITES
+
+
 def test_markers_are_filled_from_the_newest_run(tmp_path, known_commit):
     text = "a\n<!-- table: ladder -->\nold\n<!-- end of table -->\nb\n"
     assert "Not measured yet" in report.render(text, tmp_path)
@@ -288,37 +349,3 @@ def test_readmes_agree_with_the_records(path):
     text = path.read_text("utf-8")
     assert "<!-- table: " in text
     assert report.render(text) == text, "stale: run python -m benchmarks.report"
-
-
-# Suites at toy size
-
-
-def test_the_python_comparison_runs_on_the_cpu(clock, monkeypatch):
-    bench = Bench(HostTimer(), rounds=2, target=0, sustained=0)
-    python_comparison.measure(bench, gpu=False, sizes=(4, 8), largest_loop=4)
-    systems = {(entry["case"], entry["system"]) for entry in bench.records}
-    assert {
-        ("python 4", "CPU, Python loop"),
-        ("python 4", "NumPy"),
-        ("python 8", "NumPy"),
-    } <= systems
-    assert ("python 8", "CPU, Python loop") not in systems
-
-
-def test_a_wrong_product_is_not_timed(monkeypatch):
-    wrong = {"NumPy": lambda: np.zeros((4, 4), np.float32)}
-    monkeypatch.setattr(python_comparison, "cpu_products", lambda *_: wrong)
-    with pytest.raises(WrongResultError, match="NumPy is wrong for n = 4"):
-        python_comparison.measure(Bench(HostTimer(), rounds=1), gpu=False, sizes=(4,))
-
-
-def test_the_command_runs_what_a_machine_without_gpu_can(
-    tmp_path, monkeypatch, known_commit, capsys
-):
-    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
-    assert kernels.main(["all", "--quick", "--output", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("python-*.json")
-    assert {entry["shape"][0] for entry in records.load(path)} == {32, 64}
-    with pytest.raises(SystemExit):
-        kernels.main(["ladder"])
-    assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err

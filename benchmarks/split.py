@@ -1,0 +1,206 @@
+"""Products on the tensor cores, packing included or done before, beside cuBLAS and our own FP32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.cases import AWKWARD, Case, square
+from benchmarks.harness import Bench, Errors, Reference, U, WrongResultError, operands
+from benchmarks.peers import COMPUTE_TF32, Cublas
+from benchmarks.records import Record
+from benchmarks.timing import Call, Direct, GpuTimer
+from benchmarks.transposes import copy
+
+Array = Any
+
+SQUARES = (*(square(n) for n in (1024, 2048, 4096, 8192, 16384)), square(8192, "TT"))
+SUSTAINED = (square(8192), square(16384))
+#: Of the awkward list, what the tensor cores must take.
+CASES = tuple(
+    case for case in AWKWARD if not case.batch and min(case.m, case.n) >= 1024 and case.k >= 256
+)
+#: Sides of the matrices that are packed alone.
+PACKS = (8192, 16384)
+
+SGEMM = ("cublas sgemm", "cublas lt")
+#: Packing reads an element twice and writes its parts.
+_PACKED_BYTES = {"float32": 4 + 4 + 4, "tf32": 4 + 4 + 2}
+#: How far unpacked elements may be from what they were, relative to themselves.
+_PACKED_ERROR = {"float32": 2.0**-21, "tf32": 2.0**-10}
+
+
+class System(NamedTuple):
+    """What computes a product."""
+
+    call: Call
+    precision: str
+    kernel: str | None = None  #: of ours, the one that must run
+    chosen: bool = False  #: whether multimm chooses the kernel by itself
+
+
+def measure(
+    bench: Bench,
+    squares: Sequence[Case] = SQUARES,
+    cases: Sequence[Case] = CASES,
+    sustained: Sequence[Case] = SUSTAINED,
+    packs: Sequence[int] = PACKS,
+) -> None:
+    """Record squares in all precisions, awkward cases in FP32, and packing alone."""
+    assert isinstance(bench.timer, GpuTimer)
+    library = Cublas(bench.timer.stream)
+    for case in squares:
+        _product(bench, library, f"split {case.m} {case.transposes}", case,
+                 everything=True, steady=case in sustained)  # fmt: skip
+    for case in cases:
+        _product(bench, library, f"split {case.name}", case, everything=False, steady=False)
+    for n in packs:
+        _packing(bench, n)
+
+
+def _product(
+    bench: Bench, library: Cublas, name: str, case: Case, *, everything: bool, steady: bool
+) -> None:
+    """Verify, time in turns, and record one product by all systems."""
+    import cupy
+
+    assert isinstance(bench.timer, GpuTimer), "cuBLAS is compared on a GPU, by a GpuTimer"
+    placed = operands(cupy, case)
+    systems = _ours(case, *placed, tf32=everything) | _cublas(library, case, *placed, everything)
+    reference = Reference(cupy, case, *placed[:2])
+    with bench.timer.stream:
+        errors = {
+            system: _verified(reference, name, case, system, given, placed[2])
+            for system, given in systems.items()
+        }
+    del reference
+    runs = bench.compare({system: given.call for system, given in systems.items()})
+    medians = {system: timed.median for system, timed in runs.items()}
+    lasting = _lasting(bench, case, systems, medians) if steady else {}
+    for system, timed in runs.items():
+        precision, kernel = systems[system].precision, systems[system].kernel
+        bench.add(name, system, (case.m, case.n, case.k), timed, flops=case.flops,
+                  precision=precision, ratio_vs=ratios(system, precision, medians), detail=kernel,
+                  sustained=lasting.get(system), **errors[system].recorded())  # fmt: skip
+
+
+def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str, System]:
+    """Ours; those that look at what packing has found cannot be captured in a graph."""
+    from multimm.gpu.choice import FFMA, SPLIT
+    from multimm.gpu.packing import pack
+    from multimm.gpu.precision import gemm
+
+    product = functools.partial(gemm, a, b, trans_a=case.trans_a, trans_b=case.trans_b, out=out)
+    systems = {}
+    for name, precision in {"multimm": "float32", "multimm tf32": "tf32"}.items():
+        if precision == "tf32" and not tf32:
+            continue
+        whole = Direct(functools.partial(product, precision=precision))
+        packed = (pack(a, side="a", trans=case.trans_a, scheme=precision),
+                  pack(b, side="b", trans=case.trans_b, scheme=precision))  # fmt: skip
+        before = Direct(functools.partial(gemm, *packed, out=out))
+        systems[name] = System(whole, precision, SPLIT, chosen=True)
+        systems[f"{name} packed before"] = System(before, precision, SPLIT, chosen=True)
+    ieee = functools.partial(product, precision="ieee")
+    return systems | {"multimm ieee": System(ieee, "ieee", FFMA, chosen=True)}
+
+
+def _cublas(
+    library: Cublas, case: Case, a: Array, b: Array, out: Array, everything: bool
+) -> dict[str, System]:
+    calls = dict(zip(SGEMM, (library.sgemm(case, a, b, out), library.lt(case, a, b, out)),
+                     strict=True))  # fmt: skip
+    systems = {name: System(call, "ieee") for name, call in calls.items() if call is not None}
+    if everything:
+        half_a, half_b = a.astype("float16"), b.astype("float16")
+        tf32 = library.gemm_ex(case, a, b, out, COMPUTE_TF32)
+        systems["cublas tf32"] = System(tf32, "tf32")
+        systems["cublas fp16"] = System(library.gemm_ex(case, half_a, half_b, out), "fp16")
+    return systems
+
+
+def _verified(
+    reference: Reference, name: str, case: Case, system: str, given: System, out: Array
+) -> Errors:
+    """Compare a product, and whatever chooses its kernel must choose the right one."""
+    from multimm.gpu.choice import last_choice
+
+    # Two factors with 11 significant bits each; that is what rounding to FP16 leaves as well.
+    coarse = 2.0**-9 + 2 * case.k * U if given.precision in ("tf32", "fp16") else None
+    errors = reference.check(out, given.call, coarse)
+    choice = last_choice()
+    if given.chosen and (choice is None or choice.kernel != given.kernel):
+        raise WrongResultError(f"{name}: {system} ran {choice}, not {given.kernel}")
+    return errors
+
+
+def ratios(system: str, precision: str, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times as fast as its peers a system is.
+
+    Parameters
+    ----------
+    system, precision : str
+    seconds : mapping of str to float
+        Of one call, by system.
+
+    Returns
+    -------
+    dict of str to float
+        "cublas" is the better of its two ways in FP32. For ours in FP32, "a third of cublas fp16"
+        is what three products of FP16 parts would take if nothing else took time.
+    """
+    peers = {"cublas": min(seconds[peer] for peer in SGEMM if peer in seconds)}
+    if system.startswith("multimm"):
+        if precision == "float32":
+            peers["multimm ieee"] = seconds.get("multimm ieee", 0)
+            peers["a third of cublas fp16"] = 3 * seconds.get("cublas fp16", 0)
+        if precision == "tf32":
+            peers["cublas tf32"] = seconds.get("cublas tf32", 0)
+    return {peer: round(took / seconds[system], 4) for peer, took in peers.items() if took}
+
+
+def _lasting(
+    bench: Bench, case: Case, systems: Mapping[str, System], medians: Mapping[str, float]
+) -> dict[str, Record | None]:
+    """Return sustained figures: of ours, and of the best way into cuBLAS in each precision."""
+    slower = max(SGEMM, key=lambda peer: medians.get(peer, float("inf")))
+    lasting = {
+        system: bench.steady(given.call, case.flops)
+        for system, given in systems.items()
+        if system not in (slower, "multimm ieee")
+    }
+    found = {system: figures for system, figures in lasting.items() if figures is not None}
+    seconds = {system: case.flops / (1e12 * figures["tflops"]) for system, figures in found.items()}
+    for system, figures in found.items():
+        figures["ratio_vs"] = ratios(system, systems[system].precision, seconds)
+    return lasting
+
+
+def _packing(bench: Bench, n: int) -> None:
+    """Record packing of an n x n operand that lies along k, and of one that lies across."""
+    import cupy
+
+    from multimm.gpu.packing import pack, start_pack
+
+    a = cupy.random.default_rng(0).standard_normal((n, n), dtype=cupy.float32)
+    same = cupy.empty_like(a)
+    calls: dict[str, Call] = {"copy": functools.partial(copy, same, a)}
+    moved, precisions = {"copy": 2 * a.nbytes}, {"copy": "ieee"}
+    for scheme, size in _PACKED_BYTES.items():
+        for order, trans in (("along k", False), ("across k", True)):
+            name = f"multimm {scheme}, {order}"
+            operand = a.T if trans else a
+            off = abs(pack(a, side="a", trans=trans, scheme=scheme).unpack() - operand)
+            if not bool((off <= _PACKED_ERROR[scheme] * abs(operand)).all()):
+                raise WrongResultError(f"{name}: an operand of {a.shape} is packed wrongly")
+            # The launch alone: what packing has counted is read while the product runs.
+            calls[name] = functools.partial(start_pack, [(a, "a", trans)], scheme=scheme)
+            moved[name], precisions[name] = size * a.size, scheme
+    cupy.cuda.Device().synchronize()
+    runs = bench.compare(calls, graphs=False)
+    copied = moved["copy"] / runs["copy"].median
+    for name, timed in runs.items():
+        ratio = moved[name] / timed.median / copied
+        bench.add(f"split pack {n}", name, (n, n), timed, moved=moved[name],
+                  precision=precisions[name], ratio_vs={"copy": round(ratio, 4)})  # fmt: skip

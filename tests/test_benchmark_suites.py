@@ -1,0 +1,171 @@
+"""The suites of the benchmarks at toy size, without a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from stand_in import gpu, memory
+from toy_cupy import ToyTimer, toy_cupy
+
+import multimm.gpu.add
+from benchmarks import kernels, latency, matvec, python_comparison, records, report, sums
+from benchmarks.cases import TRANSPOSES, Case
+from benchmarks.harness import Bench, WrongResultError
+from benchmarks.peers import Cublas
+from benchmarks.timing import HostTimer
+from multimm.gpu import launch
+
+
+@pytest.fixture
+def known_commit(monkeypatch):
+    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+
+
+def _product(case, a, b):
+    return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
+
+
+def test_the_python_comparison_runs_on_the_cpu():
+    bench = Bench(HostTimer(), rounds=2, target=0, sustained=0)
+    python_comparison.measure(bench, gpu=False, sizes=(4, 8), largest_loop=4)
+    systems = {(entry["case"], entry["system"]) for entry in bench.records}
+    assert {
+        ("python 4", "CPU, Python loop"),
+        ("python 4", "NumPy"),
+        ("python 8", "NumPy"),
+    } <= systems
+    assert ("python 8", "CPU, Python loop") not in systems
+
+
+def test_a_wrong_product_is_not_timed(monkeypatch):
+    wrong = {"NumPy": lambda: np.zeros((4, 4), np.float32)}
+    monkeypatch.setattr(python_comparison, "cpu_products", lambda *_: wrong)
+    with pytest.raises(WrongResultError, match="NumPy is wrong for n = 4"):
+        python_comparison.measure(Bench(HostTimer(), rounds=1), gpu=False, sizes=(4,))
+
+
+def test_the_command_runs_what_a_machine_without_gpu_can(
+    tmp_path, monkeypatch, known_commit, capsys
+):
+    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
+    assert kernels.main(["all", "--quick", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("python-*.json")
+    assert {entry["shape"][0] for entry in records.load(path)} == {32, 64}
+    with pytest.raises(SystemExit):
+        kernels.main(["ladder"])
+    assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_every_suite_of_a_gpu_has_a_quick_form():
+    for quick in (False, True):
+        found = kernels.suites(quick, gpu=True)
+        assert set(found) == set(kernels.SUITES)
+        assert all(bool(suite.keywords) or not quick for suite in found.values())
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    for suite in (sums, matvec):
+        monkeypatch.setattr(suite, "copy", np.copyto)
+    with toy_cupy() as module:
+        yield module
+
+
+def test_sums_are_verified_and_counted(cupy, monkeypatch):
+    bench = Bench(HostTimer(), rounds=2, target=0)
+    sums.measure(bench, shapes=((5, 8), (3, 7)), counts=(2, 3))
+    assert [(e["case"], e["system"]) for e in bench.records[:4]] == [
+        ("add 2 of 5 x 8", "copy"), ("add 2 of 5 x 8", "multimm"), ("add 2 of 5 x 8", "cupy"),
+        ("add 3 of 5 x 8", "copy"),
+    ]  # fmt: skip
+    assert len(bench.records) == 2 * 2 * 3
+    entry = bench.records[-2]
+    assert entry["shape"] == [3, 3, 7]
+    assert entry["gbs"] == pytest.approx(4 * 3 * 7 * 4 / entry["median"] / 1e9, rel=1e-4)
+    monkeypatch.setattr(multimm.gpu.add, "add_partials", lambda parts, out: np.copyto(out, 1.0))
+    with pytest.raises(WrongResultError, match="sum of 2 by multimm"):
+        sums.measure(bench, shapes=((5, 8),), counts=(2,))
+
+
+def test_calls_are_verified_and_timed_per_call(cupy, monkeypatch):
+    bench = Bench(HostTimer())
+    latency.measure(bench, sizes=(8,), rounds=3)
+    assert [(e["case"], e["system"]) for e in bench.records] == [
+        ("latency 8", "multimm"), ("latency 8", "cupy"),
+    ]  # fmt: skip
+    assert all(len(e["seconds"]) == 3 for e in bench.records)
+    assert all(e["median"] < 0.01 for e in bench.records)
+    monkeypatch.setattr(cupy, "matmul", lambda a, b: 2 * (a @ b))
+    with pytest.raises(WrongResultError, match="8 x 8 x 8"):
+        latency.measure(bench, sizes=(8,), rounds=3)
+
+
+def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
+    def multiply(case, a, b, out):
+        return lambda: np.copyto(out, _product(case, a, b))
+
+    def gemm(a, b, *, trans_a, trans_b, out):
+        np.copyto(out, (a.T if trans_a else a) @ (b.T if trans_b else b))
+
+    library = SimpleNamespace(sgemm=multiply, lt=lambda *_: None, sgemv=multiply)
+    monkeypatch.setattr(matvec, "Cublas", lambda stream: library)
+    monkeypatch.setattr(matvec, "COPIED", 64)
+    monkeypatch.setattr(launch, "gemm", gemm)
+    bench = Bench(ToyTimer(), rounds=2, target=0)
+    matvec.measure(bench, cases=(Case(5, 1, 7, "TN"), Case(1, 5, 7, "NT")))
+    assert [e["system"] for e in bench.records[:5]] == [
+        "copy", "multimm", "cublas sgemm", "cublas sgemv", "cupy",
+    ]  # fmt: skip
+    assert [e["case"] for e in bench.records[4:6]] == [
+        "matvec 5 x 1 x 7, TN", "matvec 1 x 5 x 7, NT",
+    ]  # fmt: skip
+    copied, ours = bench.records[:2]
+    assert ours["gbs"] == pytest.approx(4 * (5 * 7 + 7 + 5) / ours["median"] / 1e9, rel=1e-4)
+    assert ours["ratio_vs"]["copy"] == pytest.approx(ours["gbs"] / copied["gbs"], rel=1e-2)
+    assert "| 5 x 1 x 7, TN |" in report.matvec(
+        [dict.fromkeys(records.KEYS) | entry for entry in bench.records]
+    )
+
+
+@pytest.mark.parametrize("letters", TRANSPOSES)
+@pytest.mark.parametrize(("m", "n"), [(5, 1), (1, 5), (1, 1)])
+@pytest.mark.parametrize("extra", [0, 3])
+def test_sgemv_is_called_as_its_reference_describes(letters, m, n, extra):
+    def sgemv(handle, trans, rows, cols, alpha, a, lda, x, incx, beta, y, incy):
+        """Columns of A lie lda apart: y = op(A) x."""
+        rows, cols, lda, incx, incy = (v.value for v in (rows, cols, lda, incx, incy))
+        assert lda >= rows
+        matrix = memory(a.value, (rows, cols), (1, lda), "f4")
+        matrix = matrix.T if trans.value else matrix
+        vector = memory(x.value, (matrix.shape[1],), (incx,), "f4")
+        memory(y.value, (matrix.shape[0],), (incy,), "f4")[...] = matrix @ vector
+        return 0
+
+    case = Case(m, n, 7, letters, extra=extra)
+    rng = np.random.default_rng(3)
+    a, b, out = (gpu(rng.standard_normal(s).astype("f4"), extra=extra) for s in case.shapes)
+    library = object.__new__(Cublas)
+    library._handle, library._blas = None, SimpleNamespace(cublasSgemv_v2=sgemv)
+    library.sgemv(case, a, b, out)()
+    np.testing.assert_allclose(np.asarray(out), _product(case, a, b), rtol=1e-5)
+    assert library.sgemv(Case(2, 3, 4), a, b, out) is None
+
+
+def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(
+    tmp_path, monkeypatch, known_commit
+):
+    def measure(bench):
+        bench.records.append(records.record("c", "s", (1,), [1.0]))
+        raise WrongResultError("toy")
+
+    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
+    monkeypatch.setattr(kernels, "suites", lambda quick, gpu: {"python": measure})
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "kept")
+    assert kernels.main(["python", "--output", str(tmp_path / "looked at")]) == 1
+    (path,) = (tmp_path / "looked at").iterdir()
+    assert path.name.startswith("failed-python-")
+    assert records.newest("python", tmp_path / "looked at") == []
+    assert kernels.main(["python"]) == 1
+    assert not (tmp_path / "kept").exists()

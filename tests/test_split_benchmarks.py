@@ -1,0 +1,533 @@
+"""The suites `split` and `accuracy` at toy size, with the NumPy models of the kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import logging
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from stand_in import gpu, memory
+from toy_cupy import ToyTimer, toy_cupy
+
+import multimm.gpu.packing
+import multimm.gpu.precision
+import multimm.gpu.split
+from benchmarks import accuracy, plot, records, report, split, split_tables, xla
+from benchmarks.cases import TRANSPOSES, Case, square
+from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
+from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
+from benchmarks.peers import COMPUTE_TF32, Cublas
+from benchmarks.timing import Direct, GpuTimer
+from multimm.gpu.choice import FFMA, SPLIT, Choice, note
+from multimm.gpu.split_reference import joined, wgmma_model
+from multimm.gpu.split_reference import split as split_parts
+
+TOY_CAP = 40  #: elements that a toy product leaves to single updates
+
+
+def in_turn(a, b):
+    """a @ b in float32, one element of k after the other."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for k in range(a.shape[1]):
+        total += a[:, k : k + 1] * b[k : k + 1]
+    return total
+
+
+def tf32_product(a, b):
+    """A product of what is left of float32 numbers in 11 bits, cut off."""
+    cut = [(x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b)]
+    return in_turn(*cut)
+
+
+def oriented(x, trans):
+    return np.ascontiguousarray(x.T if trans else x).view(np.ndarray)
+
+
+class ToyKernels:
+    """What multimm and cuBLAS compute, by the models; `spoil` makes one system wrong."""
+
+    def __init__(self):
+        self.spoil = {}
+
+    def gemm(self, a, b, *, precision=None, trans_a=False, trans_b=False, out):
+        if precision is None:  # both are packed
+            return self.multiply(a, b, out=out)
+        a, b = oriented(a, trans_a), oriented(b, trans_b)
+        left, right = split_parts(a), split_parts(b.T)
+        rests = max(np.count_nonzero(x.rest) for x in (left, right))
+        kernel = FFMA if precision == "ieee" or rests > TOY_CAP else SPLIT
+        parts = 1 if precision == "tf32" else 2
+        result = in_turn(a, b) if kernel == FFMA else wgmma_model(a, b.T, parts=parts)
+        factor, kernel = self.spoil.get(precision, (1, kernel))
+        out[...] = result * np.float32(factor)
+        note(Choice(kernel, precision, "toy"))
+
+    def pack(self, a, *, side, trans, scheme):
+        turned = (side == "b") != trans
+        x = oriented(a, turned)
+        parts = split_parts(x, 2 if scheme == "float32" else 1)
+        unpacked = joined(parts) * np.float32(self.spoil.get("pack", (1,))[0])
+        return SimpleNamespace(x=x, scheme=scheme, unpack=lambda: gpu(unpacked))
+
+    def start_pack(self, operands, *, scheme):
+        ((a, side, trans),) = operands
+        return self.pack(a, side=side, trans=trans, scheme=scheme)
+
+    def multiply(self, a, b, *, out):
+        note(Choice(SPLIT, a.scheme, "packed"))
+        out[...] = wgmma_model(a.x, b.x, parts=2 if a.scheme == "float32" else 1)
+
+    def sgemm(self, case, a, b, out):
+        return lambda: np.copyto(out, in_turn(oriented(a, case.trans_a), oriented(b, case.trans_b)))
+
+    def gemm_ex(self, case, a, b, out, compute=None):
+        operands = oriented(a, case.trans_a), oriented(b, case.trans_b)
+        if compute == COMPUTE_TF32:
+            return lambda: np.copyto(out, tf32_product(*operands))
+        assert operands[0].dtype == np.float16
+        return lambda: np.copyto(out, in_turn(*(x.astype(np.float32) for x in operands)))
+
+    def lt(self, *_):
+        return None
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    kernels = ToyKernels()
+    for module, name in (
+        (multimm.gpu.precision, "gemm"), (multimm.gpu.packing, "pack"),
+        (multimm.gpu.packing, "start_pack"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, getattr(kernels, name))
+    for suite in (split, accuracy):
+        monkeypatch.setattr(suite, "Cublas", lambda stream: kernels)
+    monkeypatch.setattr(split, "copy", np.copyto)
+    monkeypatch.setattr(xla, "available", lambda: False)
+    with toy_cupy():
+        yield kernels
+
+
+def loaded(bench):
+    machine = {"gpu": "toy", "count": 1}
+    shared = {"machine": machine, "date": "2026-01-02T03:04:05Z", "commit": "0123456789abcdef"}
+    return [dict.fromkeys(records.KEYS) | shared | entry for entry in bench.records]
+
+
+# The suite split
+
+
+class SteadyBench(Bench):
+    """Sustained figures without waiting for them."""
+
+    def steady(self, call, flops):
+        call()
+        rates = itertools.count(100.0, 10.0)
+        return {"duration": 3.0, "tflops": next(rates), "sm_mhz": 1900.0, "watts": 699.0,
+                "gflop_per_joule": 250.0}  # fmt: skip
+
+
+def measured_split(bench_class=Bench, **more):
+    bench = bench_class(ToyTimer(), rounds=1, target=0, sustained=0)
+    given = {"squares": (Case(8, 8, 256), Case(8, 8, 256, "TT")),
+             "cases": (Case(5, 7, 300, "NT", extra=1),), "sustained": (Case(8, 8, 256),),
+             "packs": (16,)} | more  # fmt: skip
+    split.measure(bench, **given)
+    return bench
+
+
+def test_every_system_is_verified_and_says_which_kernel_ran(toys):
+    bench = measured_split()
+    square_systems = [e["system"] for e in bench.records if e["case"] == "split 8 NN"]
+    assert square_systems == [
+        "multimm", "multimm packed before", "multimm tf32", "multimm tf32 packed before",
+        "multimm ieee", "cublas sgemm", "cublas tf32", "cublas fp16",
+    ]  # fmt: skip
+    by = {(e["case"], e["system"]): e for e in bench.records}
+    ours = by["split 8 TT", "multimm"]
+    assert (ours["precision"], ours["detail"]) == ("float32", SPLIT)
+    assert set(ours["ratio_vs"]) == {"cublas", "multimm ieee", "a third of cublas fp16"}
+    assert by["split 8 NN", "multimm ieee"]["detail"] == FFMA
+    assert set(by["split 8 NN", "multimm tf32"]["ratio_vs"]) == {"cublas", "cublas tf32"}
+    assert by["split 8 NN", "multimm"]["rms_u"] < 3 < 30 < by["split 8 NN", "multimm tf32"]["rms_u"]
+    awkward = [e["system"] for e in bench.records if e["case"].startswith("split 5 x 7 x 300")]
+    assert awkward == ["multimm", "multimm packed before", "multimm ieee", "cublas sgemm"]
+    packs = {e["system"]: e for e in bench.records if e["case"] == "split pack 16"}
+    assert len(packs) == 5
+    whole = packs["multimm tf32, across k"]
+    assert whole["gbs"] == pytest.approx(10 * 16 * 16 / whole["median"] / 1e9, rel=1e-4)
+    assert whole["ratio_vs"]["copy"] == pytest.approx(whole["gbs"] / packs["copy"]["gbs"], rel=0.01)
+
+
+def test_ratios_are_those_of_the_peers_of_a_precision():
+    seconds = {"multimm": 1.0, "multimm ieee": 2.5, "cublas sgemm": 4.0, "cublas lt": 3.0,
+               "cublas fp16": 0.3, "multimm tf32": 0.5, "cublas tf32": 0.6}  # fmt: skip
+    assert split.ratios("multimm", "float32", seconds) == {
+        "cublas": 3.0, "multimm ieee": 2.5, "a third of cublas fp16": 0.9,
+    }  # fmt: skip
+    assert split.ratios("multimm tf32", "tf32", seconds) == {"cublas": 6.0, "cublas tf32": 1.2}
+    assert split.ratios("cublas tf32", "tf32", seconds) == {"cublas": 5.0}
+
+
+def test_sustained_figures_have_their_own_ratios(toys):
+    entries = loaded(measured_split(SteadyBench))
+    lasting = {e["system"]: e["sustained"] for e in entries if e["sustained"]}
+    assert set(lasting) == {
+        "multimm", "multimm packed before", "multimm tf32", "multimm tf32 packed before",
+        "cublas sgemm", "cublas tf32", "cublas fp16",
+    }  # fmt: skip
+    assert {e["case"] for e in entries if e["sustained"]} == {"split 8 NN"}
+    assert lasting["multimm"]["ratio_vs"] == {"cublas": 1.0, "a third of cublas fp16": 3.0}
+    table = split_tables.split(entries)
+    assert "| 8 NN | multimm | 100.0 | 1.000 |  | 300.0 | 1900 | 699 | 250.0 |" in table
+    assert "| 8 NN | multimm tf32 | 100.0 | 1.000 | 1.000 |  | 1900 | 699 | 250.0 |" in table
+
+
+def test_wrong_products_kernels_and_packs_are_not_timed(toys):
+    for spoil, message in (
+        ({"float32": (1.01, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
+        ({"tf32": (1.05, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
+        ({"tf32": (math.nan, SPLIT)}, "an element is off"),
+        ({"float32": (1, FFMA)}, "split 8 NN: multimm ran"),
+        ({"pack": (1 + 2**-9,)}, "float32, along k: an operand of (16, 16) is packed wrongly"),
+    ):
+        toys.spoil = spoil
+        with pytest.raises(WrongResultError, match=re.escape(message)):
+            measured_split()
+
+
+def test_the_awkward_cases_are_those_that_must_run_split():
+    names = {case.name for case in split.CASES}
+    assert {"2039 x 2053 x 2063, NN", "2048 x 2048 x 16384, NN",
+            "4096 x 4096 x 4096, TT, ld = width + 1"} <= names  # fmt: skip
+    for case in split.CASES:
+        assert min(case.m, case.n) >= 1024, case
+        assert case.k >= 256, case
+    assert set(split.SUSTAINED) <= set(split.SQUARES)
+
+
+def test_direct_calls_are_never_captured():
+    captured = []
+    timer = object.__new__(GpuTimer)
+    timer._graphs, timer._events = True, ()
+    timer.stream = contextlib.nullcontext()
+    timer.stream.synchronize = lambda: None
+    timer._captured = captured.append
+    calls = []
+    assert timer.burst(Direct(lambda: calls.append(1)), 3)[1] == "events"
+    assert (captured, calls) == ([], [1])
+    timer.burst(lambda: None, 3)
+    assert len(captured) == 1
+
+
+@pytest.mark.parametrize("letters", TRANSPOSES)
+@pytest.mark.parametrize("extra", [0, 3])
+@pytest.mark.parametrize("kind", ["f4", "f2"])
+def test_gemm_ex_is_called_as_its_reference_describes(letters, extra, kind, monkeypatch):
+    def gemm_ex(handle, trans_x, trans_y, m, n, k, alpha, x, kind_x, ldx, y, kind_y, ldy, beta,
+                d, kind_d, ldd, compute, algorithm):  # fmt: skip
+        """Column-major D = op(X) op(Y)."""
+        m, n, k = m.value, n.value, k.value
+        assert kind_x.value == kind_y.value == {"f4": 0, "f2": 2}[kind]
+        assert (kind_d.value, compute.value, algorithm.value) == (0, 77, -1)
+        assert (alpha._obj.value, beta._obj.value) == (1, 0)
+        operands = []
+        for trans, pointer, ld, shape in (
+            (trans_x, x, ldx, (m, k)),
+            (trans_y, y, ldy, (k, n)),
+        ):
+            stored = shape[::-1] if trans.value else shape
+            assert ld.value >= stored[0]
+            matrix = memory(pointer.value, stored, (1, ld.value), kind).astype("f4")
+            operands.append(matrix.T if trans.value else matrix)
+        memory(d.value, (m, n), (1, ldd.value), "f4")[...] = operands[0] @ operands[1]
+        return 0
+
+    case = Case(5, 6, 7, letters, extra=extra)
+    rng = np.random.default_rng(3)
+    a, b = (gpu(rng.integers(-4, 5, s).astype(kind), extra=extra) for s in case.shapes[:2])
+    out = gpu(np.zeros(case.shapes[2], "f4"), extra=extra)
+    library = object.__new__(Cublas)
+    library._handle, library._blas = None, SimpleNamespace(cublasGemmEx=gemm_ex)
+    library.gemm_ex(case, a, b, out, COMPUTE_TF32)()
+    exact = oriented(a, case.trans_a).astype("f4") @ oriented(b, case.trans_b).astype("f4")
+    np.testing.assert_array_equal(np.asarray(out), exact)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with pytest.raises(RuntimeError, match="NVIDIA_TF32_OVERRIDE is 0"):
+        library.gemm_ex(case, a, b, out, COMPUTE_TF32)
+
+
+# Errors
+
+
+def test_subnormal_numbers_are_widened_by_their_bits():
+    x = np.array([[1e-45, -1e-40, 1.1754942e-38], [0.0, -1.5, np.inf]], np.float32)
+    np.testing.assert_array_equal(widened(np, x), x.astype(np.float64))
+
+    class Flushed(np.ndarray):
+        """As CuPy converts."""
+
+        def astype(self, dtype):
+            y = np.asarray(self)
+            y = np.where(abs(y) < 2.0**-126, 0, y) if y.dtype == np.float32 else y
+            return y.astype(dtype)
+
+    np.testing.assert_array_equal(widened(np, x.view(Flushed)), x.astype(np.float64))
+
+
+def test_errors_are_counted_where_something_is_multiplied():
+    a, b = np.ones((2, 4), np.float32), np.ones((4, 2), np.float32)
+    a[1] = 0
+    reference = Reference(np, Case(2, 2, 4), a, b)
+    off = np.array([[4 * U, 0.0], [0.0, 0.0]])
+    errors = reference.errors(off)
+    assert errors.componentwise == 1
+    assert errors.rms == pytest.approx(math.sqrt(1 / 2))
+    assert errors.relative == pytest.approx(4 * U / math.sqrt(32))
+    assert errors.recorded().keys() <= set(records.KEYS)
+    off[1, 1] = 1e-30  # a product of zeros is zero
+    with np.errstate(over="ignore"):
+        assert reference.errors(off).componentwise > 1e200
+    out = np.empty((2, 2), np.float32)
+    almost = [[4 + 2**-9, 4], [0, 0]]
+    reference.check(out, lambda: np.copyto(out, almost), bound=2.0**-10)
+    with pytest.raises(WrongResultError):
+        reference.check(out, lambda: np.copyto(out, almost))
+
+
+# Distributions
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_operands_are_float32_reproducible_and_of_the_shapes(name):
+    a, b = draw(np, name, 16, 12, 40)
+    assert (a.shape, b.shape) == ((16, 40), (40, 12))
+    assert a.dtype == b.dtype == np.float32
+    assert a.flags.c_contiguous
+    assert b.flags.c_contiguous
+    assert np.isfinite(a).all()
+    assert np.isfinite(b).all()
+    again = draw(np, name, 16, 12, 40)
+    np.testing.assert_array_equal(a, again[0])
+    np.testing.assert_array_equal(b, again[1])
+
+
+def test_distributions_are_what_they_are_called():
+    shape = (64, 48, 500)
+    a, b = draw(np, "uniform", *shape)
+    assert 0 <= a.min() < 0.01 < 0.99 < b.max() <= 1
+    a, _ = draw(np, "half zeros", *shape)
+    assert (a == 0).mean() == pytest.approx(0.5, abs=0.02)
+    a, b = draw(np, "integers", *shape)
+    assert set(np.unique(a)) == set(np.unique(b)) == set(range(-8, 9))
+    spreads = []
+    for spread in (0.5, 1, 2, 4):
+        a, _ = draw(np, f"lognormal {spread:g}", *shape)
+        spreads.append(np.log(abs(a[a != 0])).std())
+    assert spreads == sorted(spreads)
+    assert spreads[-1] == pytest.approx(math.hypot(4, 1), rel=0.05)
+    a, b = draw(np, "zero rows", *shape)
+    assert not a[::EVERY].any()
+    assert not b[:, ::EVERY].any()
+    assert a[1].any()
+    a, b = draw(np, "subnormal rows", *shape)
+    assert abs(a[::EVERY]).min() > 0
+    assert 2.0**-127 < abs(a[::EVERY]).max() < 2.0**-126
+    assert (a[::EVERY] < 0).mean() == pytest.approx(0.5, abs=0.05)
+    assert abs(a[1]).max() > 1
+
+
+@pytest.mark.parametrize("decades", [2, 4, 6, 8])
+def test_graded_operands(decades):
+    def decade(x, axis):
+        return np.log10(np.sqrt(np.square(x.astype(np.float64)).mean(axis=axis)))
+
+    a, b = draw(np, f"graded rows 10^{decades}", 40, 50, 2000)
+    for grades in (decade(a, 1), decade(b, 0)):
+        np.testing.assert_allclose(grades, np.linspace(-decades, decades, len(grades)), atol=0.1)
+    a, b = draw(np, f"graded columns 10^{decades}", 2000, 2000, 30)
+    wanted = np.linspace(-decades, decades, 30)
+    np.testing.assert_allclose(decade(a, 0), wanted, atol=0.1)
+    np.testing.assert_allclose(decade(b, 1), -wanted, atol=0.1)
+
+
+def test_all_kinds_of_data_are_measured():
+    assert set(CARRIED) | set(OVER_K) <= set(DISTRIBUTIONS)
+    assert len(DISTRIBUTIONS) == 18
+
+
+# The suite accuracy
+
+
+def measured_accuracy(**more):
+    bench = Bench(ToyTimer(), rounds=1, target=0)
+    given = {"side": 16, "depths": (256, 512), "depth": 256} | more
+    accuracy.measure(bench, **given)
+    return bench
+
+
+def test_ours_keeps_its_promises_on_all_data(toys):
+    bench = measured_accuracy()
+    cases = list(dict.fromkeys((e["case"], e["shape"][2]) for e in bench.records))
+    assert len(cases) == len(DISTRIBUTIONS) + len(OVER_K)
+    assert len(bench.records) == 5 * len(cases)
+    by = {(e["case"], e["system"]): e for e in bench.records}
+    assert by["accuracy integers", "multimm"]["componentwise_u"] == 0
+    assert by["accuracy lognormal 4", "multimm"]["detail"] == FFMA
+    assert by["accuracy subnormal rows", "multimm"]["detail"] == SPLIT
+    assert by["accuracy normal", "multimm tf32"]["precision"] == "tf32"
+    table = split_tables.accuracy(loaded(bench))
+    assert "| data | k | multimm ran | multimm | multimm ieee | multimm tf32 | cuBLAS |" in table
+    assert "| integers | 256 | `sgemm_split` | 0 / 0 |" in table
+    assert table.count("\n| normal |") == 2
+
+
+@pytest.fixture
+def normal_only(monkeypatch):
+    for name in set(DISTRIBUTIONS) - {"normal", "integers"}:
+        monkeypatch.delitem(DISTRIBUTIONS, name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"float32": (1.001, SPLIT)}, "multimm, sgemm_split, is beyond the error bound of float32"),
+        ({"ieee": (1.001, FFMA)}, "multimm ieee, sgemm_ffma, is beyond the error bound of ieee"),
+        ({"ieee": (math.nan, FFMA)}, "k = 512: multimm ieee, sgemm_ffma, is beyond"),
+        ({"tf32": (1.05, SPLIT)}, "multimm tf32, sgemm_split, is beyond the error bound of tf32"),
+        ({"float32": (1 + 2**-15, SPLIT)}, "multimm, sgemm_split, is beyond 24 u"),
+        ({"float32": (1 + 2**-18, SPLIT)}, "normal, k = 512: rms error"),
+        ({"float32": (1 + 2**-20, SPLIT)}, "multimm, sgemm_split, is not exact for integers"),
+        ({"float32": (1, FFMA)}, "multimm, sgemm_ffma, did not run sgemm_split"),
+    ],
+)
+def test_a_broken_promise_fails_the_suite_after_all_was_measured(
+    toys, normal_only, spoil, message, caplog
+):
+    toys.spoil = spoil
+    with caplog.at_level(logging.INFO), pytest.raises(WrongResultError, match=re.escape(message)):
+        measured_accuracy()
+    assert caplog.text.count("accuracy integers") >= 5
+    assert message in caplog.text
+
+
+def test_xla_is_left_out_where_jax_is_not_installed(monkeypatch, caplog):
+    xla.available.cache_clear()
+    monkeypatch.setattr(xla, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO):
+        assert xla.products(None, None, None) == {}
+        assert xla.products(None, None, None) == {}
+    assert caplog.messages == ["XLA left out: JAX is not installed"]
+    xla.available.cache_clear()
+
+
+def test_xla_multiplies_in_the_modes_that_run(monkeypatch, caplog):
+    def dot_general(x, y, dimension_numbers, precision):
+        if precision == "x6":
+            raise NotImplementedError("no such mode here\nat all")
+        return (x @ y).view(Awaited)
+
+    class Awaited(np.ndarray):
+        def block_until_ready(self):
+            return self
+
+    presets = {"BF16_BF16_F32_X3": "x3", "BF16_BF16_F32_X6": "x6", "TF32_TF32_F32_X3": "t3"}
+    lax = SimpleNamespace(dot_general=dot_general, DotAlgorithmPreset=SimpleNamespace(**presets))
+    jax = SimpleNamespace(
+        lax=lax, jit=lambda call: call, devices=lambda kind: [kind],
+        numpy=SimpleNamespace(from_dlpack=np.asarray),
+    )  # fmt: skip
+    xla.available.cache_clear()
+    xla._compiled.cache_clear()
+    monkeypatch.setattr(xla, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    a, b = draw(np, "normal", 3, 4, 5)
+    out = np.full((3, 4), np.nan, np.float32)
+    with toy_cupy() as cupy, caplog.at_level(logging.INFO):
+        cupy.from_dlpack = np.asarray
+        calls = xla.products(a, b, out)
+        assert list(calls) == ["xla bf16 x3", "xla tf32 x3"]
+        calls["xla bf16 x3"]()
+    np.testing.assert_array_equal(out, a @ b)
+    assert caplog.messages == ["xla bf16 x6 left out: no such mode here"]
+    xla.available.cache_clear()
+    xla._compiled.cache_clear()
+
+
+# The plot
+
+
+@pytest.fixture
+def recorded(tmp_path, toys, monkeypatch):
+    """Both suites, recorded at toy size."""
+    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+    header = records.run_header({"gpu": "toy", "count": 1})
+    for suite, bench in (("split", measured_split()), ("accuracy", measured_accuracy())):
+        records.save(bench.records, header, suite, tmp_path)
+    return tmp_path
+
+
+def test_a_plot_names_the_records_that_it_shows(recorded):
+    path = recorded / "plot.svg"
+    stamp = plot.stamp(recorded)
+    assert re.fullmatch(r"split \S+Z 0123456789abcdef; accuracy \S+Z 0123456789abcdef", stamp)
+    assert plot.stale(path, recorded)
+    path.write_text("<svg>older</svg>")
+    assert plot.stale(path, recorded)
+    path.write_text(f"<svg>{stamp}</svg>")
+    assert not plot.stale(path, recorded)
+    assert plot.write(path, recorded).endswith("as it was")
+    assert path.read_text() == f"<svg>{stamp}</svg>"
+
+
+def test_without_records_nothing_is_drawn(tmp_path):
+    assert plot.stamp(tmp_path) is None
+    assert plot.write(tmp_path / "plot.svg", tmp_path).endswith("as it was")
+    assert not (tmp_path / "plot.svg").exists()
+
+
+def test_without_matplotlib_the_plot_is_left_alone(recorded, monkeypatch):
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    path = recorded / "plot.svg"
+    path.write_text("<svg>older</svg>")
+    assert "matplotlib is not installed" in plot.write(path, recorded)
+    assert path.read_text() == "<svg>older</svg>"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_the_plot_is_drawn_the_same_every_time(recorded):
+    path = recorded / "plot.svg"
+    assert plot.write(path, recorded).endswith("written")
+    text = path.read_text("utf-8")
+    assert not plot.stale(path, recorded)
+    for words in ("cuBLAS TF32", "multimm ieee", "uniform data", "TFLOP/s", "toy, 20"):
+        assert words in text, words
+    path.unlink()
+    plot.write(path, recorded)
+    assert path.read_text("utf-8") == text
+
+
+def test_the_plot_shows_the_newest_records():
+    assert not plot.stale(), "run python -m benchmarks.report where matplotlib is installed"
+
+
+def test_a_stale_plot_fails_the_check(recorded, monkeypatch, capsys):
+    monkeypatch.setattr(report, "README", ())
+    assert report.main(["--check"]) == 0
+    monkeypatch.setattr(plot, "stale", lambda: True)
+    assert report.main(["--check"]) == 1
+    assert "accuracy.svg: stale" in capsys.readouterr().out
+
+
+def test_tables_of_quick_runs_are_drawn_too(toys):
+    bench = measured_split(squares=(square(8),), cases=(), sustained=(), packs=())
+    table = split_tables.split(loaded(bench))
+    assert table.count("|\n") == 3
+    assert "Sustained" not in table
+    assert "Awkward" not in table
