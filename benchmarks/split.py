@@ -17,7 +17,9 @@ Array = Any
 
 SQUARES = (*(square(n) for n in (1024, 2048, 4096, 8192, 16384)), square(8192, "TT"))
 SUSTAINED = (square(8192), square(16384))
-#: Of the awkward list, what the tensor cores must take.
+#: Of so many operations on, the tensor cores must be chosen.
+LARGE = 1.5e10
+#: Of the awkward list, what fills the tensor cores.
 CASES = tuple(
     case for case in AWKWARD if not case.batch and min(case.m, case.n) >= 1024 and case.k >= 256
 )
@@ -36,7 +38,7 @@ class System(NamedTuple):
 
     call: Call
     precision: str
-    kernel: str | None = None  #: of ours, the one that must run
+    kernel: str | None = None  #: of ours, the one that must run, if one must
     chosen: bool = False  #: whether multimm chooses the kernel by itself
 
 
@@ -70,7 +72,7 @@ def _product(
     systems = _ours(case, *placed, tf32=everything) | _cublas(library, case, *placed, everything)
     reference = Reference(cupy, case, *placed[:2])
     with bench.timer.stream:
-        errors = {
+        verified = {
             system: _verified(reference, name, case, system, given, placed[2])
             for system, given in systems.items()
         }
@@ -79,10 +81,10 @@ def _product(
     medians = {system: timed.median for system, timed in runs.items()}
     lasting = _lasting(bench, case, systems, medians) if steady else {}
     for system, timed in runs.items():
-        precision, kernel = systems[system].precision, systems[system].kernel
+        precision, (errors, kernel) = systems[system].precision, verified[system]
         bench.add(name, system, (case.m, case.n, case.k), timed, flops=case.flops,
                   precision=precision, ratio_vs=ratios(system, precision, medians), detail=kernel,
-                  sustained=lasting.get(system), **errors[system].recorded())  # fmt: skip
+                  sustained=lasting.get(system), **errors.recorded())  # fmt: skip
 
 
 def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str, System]:
@@ -100,7 +102,8 @@ def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str
         packed = (pack(a, side="a", trans=case.trans_a, scheme=precision),
                   pack(b, side="b", trans=case.trans_b, scheme=precision))  # fmt: skip
         before = Direct(functools.partial(gemm, *packed, out=out))
-        systems[name] = System(whole, precision, SPLIT, chosen=True)
+        must = SPLIT if case.flops >= LARGE else None
+        systems[name] = System(whole, precision, must, chosen=True)
         systems[f"{name} packed before"] = System(before, precision, SPLIT, chosen=True)
     ieee = functools.partial(product, precision="ieee")
     return systems | {"multimm ieee": System(ieee, "ieee", FFMA, chosen=True)}
@@ -122,17 +125,18 @@ def _cublas(
 
 def _verified(
     reference: Reference, name: str, case: Case, system: str, given: System, out: Array
-) -> Errors:
-    """Compare a product, and whatever chooses its kernel must choose the right one."""
+) -> tuple[Errors, str | None]:
+    """Compare a product, and what chose its kernel must have chosen the right one; return both."""
     from multimm.gpu.choice import last_choice
 
     # Two factors with 11 significant bits each; that is what rounding to FP16 leaves as well.
     coarse = 2.0**-9 + 2 * case.k * U if given.precision in ("tf32", "fp16") else None
     errors = reference.check(out, given.call, coarse)
-    choice = last_choice()
-    if given.chosen and (choice is None or choice.kernel != given.kernel):
+    choice = last_choice() if given.chosen else None
+    ran = choice.kernel if choice else None
+    if given.chosen and ran != (given.kernel or ran):
         raise WrongResultError(f"{name}: {system} ran {choice}, not {given.kernel}")
-    return errors
+    return errors, ran
 
 
 def ratios(system: str, precision: str, seconds: Mapping[str, float]) -> dict[str, float]:

@@ -484,9 +484,23 @@ def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
 def test_packing_loads_no_distributed_and_registers_where_it_is_loaded():
     code = (
         "import sys, multimm.gpu.packing as p; assert 'distributed' not in sys.modules; "
-        "from distributed.protocol.serialize import dask_serialize; p._register_with_dask(); "
+        "from distributed.protocol.serialize import dask_serialize; p.register_with_dask(); "
         "dask_serialize.dispatch(p.PackedBlock); print('registered')"
     )
+    assert_registers(code)
+
+
+def test_a_worker_that_packs_nothing_knows_packed_blocks_from_their_type():
+    name = pickle.dumps(PackedBlock)
+    assert_registers(
+        "import pickle, sys, distributed; assert 'multimm' not in sys.modules; "
+        "from distributed.protocol.cuda import cuda_deserialize; "
+        f"kind = pickle.loads({name!r}); assert 'multimm.gpu.packing' not in sys.modules; "
+        "cuda_deserialize.dispatch(kind); print('registered')"
+    )
+
+
+def assert_registers(code):
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

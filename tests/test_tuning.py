@@ -196,17 +196,20 @@ def test_lookup_finds_exactly_what_was_tuned(cupy):
 
 
 @pytest.mark.parametrize(
-    ("case", "scattered"),
+    ("case", "scattered", "ragged"),
     [
-        (Case(8, 8, 7), (True, False)),
-        (Case(8, 8, 7, True, False), (False, False)),
-        (Case(8, 8, 7, False, True), (True, True)),
-        (Case(8, 8, 7, True, True), (False, True)),
-        (Case(9, 10, 8, True, False), (True, True)),
+        (Case(8, 8, 7), (True, False), (False, False)),
+        (Case(8, 8, 7, True, False), (False, False), (False, False)),
+        (Case(8, 8, 7, False, True), (True, True), (False, False)),
+        (Case(8, 8, 7, True, True), (False, True), (False, False)),
+        (Case(9, 10, 8, True, False), (False, False), (True, True)),
+        (Case(9, 10, 8), (True, False), (False, True)),
     ],
 )
-def test_what_lies_along_k_or_unaligned_is_scattered(case, scattered):
-    assert (case.problem.scattered_a, case.problem.scattered_b) == scattered
+def test_what_lies_along_k_is_scattered_and_unaligned_rows_are_ragged(case, scattered, ragged):
+    problem = case.problem
+    assert (problem.scattered_a, problem.scattered_b) == scattered
+    assert (problem.ragged_a, problem.ragged_b) == ragged
 
 
 def test_shapes_and_transposes_of_the_command_line():

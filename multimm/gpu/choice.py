@@ -20,8 +20,6 @@ FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 
 #: The bound of the split kernel's error is below that of an FP32 dot product from here on.
 SPLIT_K = 256
-#: With both sides of D at least this long the tensor cores always pay.
-LARGE = 1024
 
 
 class Choice(NamedTuple):
@@ -51,8 +49,6 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
         return Choice(FFMA, precision, reason)
     m, n, k = problem.m, problem.n, problem.k
     products = 1 if precision == "tf32" else 3
-    if min(m, n) >= LARGE:
-        return Choice(SPLIT, precision, f"{m} x {n} x {k} fills the tensor cores")
     ours = split_seconds(m, n, k, products, device.multiprocessors)
     plain = predicted_seconds(problem, device)
     kernel = SPLIT if ours < plain else FFMA

@@ -6,6 +6,7 @@ workers or to disk. Nothing here packs; CuPy is imported where something is laun
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -259,3 +260,18 @@ def _check_part(name: str, x: Array, dtype: type, shape: tuple[int, ...]) -> Non
         raise ShapeError(f"packed block: {name} has shape {x.shape}, but must have {shape}")
     contiguous = name == "raw" or bool(x.flags.c_contiguous)
     _require(contiguous, f"{name} has strides {x.strides}, but must be contiguous")
+
+
+def register_with_dask() -> None:
+    """Tell Dask what a packed block is, where distributed is in use.
+
+    A worker to which one travels has packed none, and knows no more of it than this module: it is
+    imported when the block's type is unpickled.
+    """
+    if "distributed" in sys.modules:
+        from multimm.gpu.packed_dask import register
+
+        register()
+
+
+register_with_dask()

@@ -37,7 +37,7 @@ def register() -> None:
     dask_deserialize.register(PackedBlock)(from_host)
     cuda_serialize.register(PackedBlock)(to_frames)
     cuda_deserialize.register(PackedBlock)(from_frames)
-    if "dask_cuda" in sys.modules:  # as in every worker that it has started
+    if sys.modules.get("dask_cuda"):  # as in every worker that it has started
         from dask_cuda.is_device_object import is_device_object
 
         is_device_object.register(PackedBlock)(lambda block: True)

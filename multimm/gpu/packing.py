@@ -6,8 +6,8 @@ small copy: `start_pack` leaves time for other work in between.
 
 from __future__ import annotations
 
+import functools
 import logging
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from multimm.gpu.packed import (
     PackedBlock,
     Residuals,
     check_pair,
+    register_with_dask,
 )
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,19 @@ class Started:
         self._sources, self._keep_raw = sources, keep_raw
         self._work, self._lists = work, lists  # counts first, residuals from byte `lists` on
 
+    def clean(self) -> bool:
+        """Wait for the current stream; whether the parts carry every element, as for most data."""
+        return not any(self._counts)
+
+    @functools.cached_property
+    def _counts(self) -> list[int]:
+        """Of each operand: how many elements are not finite, and how many are not carried."""
+        import cupy
+
+        with cupy.cuda.Device(self.operands[0].tiles.data.device_id):
+            counts = cupy.asnumpy(self._work[: _COUNTS * len(self.operands)]).view(np.uint64)
+        return [int(count) for count in counts]
+
     def finish(self) -> tuple[PackedBlock, ...]:
         """Wait for the current stream, read what was counted, and return the blocks.
 
@@ -104,12 +118,10 @@ class Started:
         """
         import cupy
 
-        _register_with_dask()
+        register_with_dask()
         with cupy.cuda.Device(self.operands[0].tiles.data.device_id):
-            counts = cupy.asnumpy(self._work[: _COUNTS * len(self.operands)]).view(np.uint64)
             return tuple(
-                self._block(i, *counts[2 * i : 2 * i + 2].tolist())
-                for i in range(len(self.operands))
+                self._block(i, *self._counts[2 * i : 2 * i + 2]) for i in range(len(self.operands))
             )
 
     def _block(self, i: int, nonfinite: int, uncarried: int) -> PackedBlock:
@@ -273,14 +285,3 @@ def _raw(source: _Source, copy: bool) -> Array:
     elif copy:
         x = cupy.array(x, order="C", copy=True)
     return x.swapaxes(-1, -2) if turned else x
-
-
-def _register_with_dask() -> None:
-    """Tell Dask what a packed block is, where Dask is in use."""
-    if "distributed" in sys.modules:
-        from multimm.gpu.packed_dask import register
-
-        register()
-
-
-_register_with_dask()

@@ -139,6 +139,9 @@ def _split(
                 a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, **scalars
             )
         result = split.multiply(*started.operands, out=out, **scalars)
+        if started.clean():
+            note(choice)
+            return result
         blocks = started.finish()
         flagged = [block for block in blocks if block.raw is not None]
         if flagged:

@@ -37,11 +37,12 @@ class Entry(NamedTuple):
 # table, geometric mean, 3 % at most. Without an entry all products together take longer: tiny 1 %,
 # wide 0.7, thin 0.6, slim, tall and small 0.4, turned and quick 0.2; large wins 8192 TN alone.
 # After that, from squares of 2048 and 8192: large goes along rows (NN 54.4 TFLOP/s at 8192, before
-# 52.8), and quick_turned is new (TT 51.5 at 2048, quick 50.2).
+# 52.8; its rates are still those of before, for the model takes it for products of one tile per
+# multiprocessor otherwise), and quick_turned is new (TT 51.5 at 2048, quick 50.2).
 # The long start of a long block_k is what the fit says: it is slower where each multiprocessor has
 # one tile. That its fully unrolled loop has to be fetched is a guess, not a profile.
 REGISTRY: tuple[Entry, ...] = (
-    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 0, 1), (0.857, 0.85, 0.923, 0.885),
+    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 0, 1), (0.83, 0.84, 0.923, 0.885),
           30, 75_200, "94 % multiply-adds"),
     Entry("turned", TileConfig(256, 128, 32, 16, 8, 3, 1, 0, 1), (0.847, 0.86, 0.912, 0.928),
           30, 75_200, "large turned over"),
@@ -79,6 +80,9 @@ STRAGGLE = 0.5
 #: What two warps per scheduler lack to the rates of `Entry` if no others hide their waits. Fitted.
 LONELY = 0.2
 
+#: What a call costs its caller, 12 us: a product that is done by then is not cut into slices, whose
+#: second launch would cost the caller more than they save on the GPU.
+CALL = 24_000
 #: A slice of k is at least this long, and a product is cut into at most so many: `add_partials`
 #: adds them, and P, in one launch.
 MIN_SLICE, MAX_SLICES = 48, MAX_PARTS - 1
@@ -193,6 +197,8 @@ def _slices(m: int, n: int, k: int, device: Device) -> int:
     if most < 2:
         return 1
     problem = Problem(m, n, k, scattered_a=True)
+    if min(_clocks(entry, problem, device, 1) for entry in REGISTRY) <= CALL:
+        return 1
     wanted = {
         full * device.multiprocessors // _tiles(entry.config, problem)
         for entry in REGISTRY

@@ -120,9 +120,12 @@ class SplitEntry(NamedTuple):
 #: Clocks before the first slab of a tile and after its last one, estimated from small products.
 TILE_CLOCKS = 3000
 #: Clocks in a second when all multiprocessors are busy: the power limit lowers it to 1.4e9 in long
-#: products. Measured at 8192 or estimated, in seconds: two launches; packing an element; adding
-#: slices of k, once and for each byte that is moved.
-CLOCK, LAUNCH_SECONDS, PACK_SECONDS = 1.6e9, 10e-6, 3e-12
+#: products. Measured at 8192 or estimated, in seconds: packing an element; adding slices of k,
+#: once and for each byte that is moved.
+CLOCK, PACK_SECONDS = 1.6e9, 3e-12
+#: What a call takes besides, in seconds: the host prepares two launches and, before it can prepare
+#: another call, waits for what packing has found. Measured at 1024, 2048 and 4096: 170 to 180 us.
+HOST_SECONDS = 170e-6
 ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 
 # Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy.
@@ -204,7 +207,7 @@ def choose_split(
 
 
 def split_seconds(m: int, n: int, k: int, products: int, multiprocessors: int) -> float:
-    """Return the predicted time of packing both operands and multiplying them.
+    """Return the predicted time of a call that packs both operands and multiplies them.
 
     Parameters
     ----------
@@ -213,7 +216,7 @@ def split_seconds(m: int, n: int, k: int, products: int, multiprocessors: int) -
     """
     slices, _ = split_slices(m, n, k, multiprocessors)
     _, clocks = _fastest(m, n, k, products, multiprocessors)
-    seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
+    seconds = clocks / CLOCK + HOST_SECONDS + (m + n) * k * PACK_SECONDS
     return seconds + (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
 
 

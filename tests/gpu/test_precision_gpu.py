@@ -21,7 +21,7 @@ if find_spec("cupy"):  # where there is none, the mark leaves these tests out
 pytestmark = pytest.mark.gpu
 
 U = 2.0**-24
-M, N, K = 1100, 1030, 700  # ragged, and large enough for the tensor cores
+M, N, K = 2100, 2060, 2200  # large enough for the tensor cores, and neither 128 nor 64 divides
 
 
 def normal(*shape, seed=0):
@@ -73,7 +73,7 @@ def test_ieee_never_runs_on_the_tensor_cores():
     assert last_choice().kernel == "sgemm_ffma"
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (1100, 1030, 255), (1, 4096, 4096)])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (2100, 2060, 255), (1, 4096, 4096)])
 def test_small_and_short_products_do_not(m, n, k):
     x, y = normal(m, k), normal(k, n, seed=1)
     result = multimm.matmul(placed(x), placed(y))
@@ -140,9 +140,9 @@ def test_all_terms_of_gemm():
 
 
 def test_an_output_over_an_operand_is_refused():
-    a = cupy.ones((1024, 1024), "f4")
+    a = cupy.ones((4096, 4096), "f4")
     with pytest.raises(MultimmError, match="may share memory"):
-        gemm(a, cupy.ones((1024, 1024), "f4"), out=a)
+        gemm(a, cupy.ones((4096, 4096), "f4"), out=a)
 
 
 def test_packed_operands_are_used_again():
@@ -177,16 +177,23 @@ def test_operands_that_were_packed_for_something_else_are_refused():
 
 
 @pytest.mark.parametrize("k", [256, 1000])
-def test_tf32(k):
+def test_tf32_of_packed_operands(k):
     x, y = normal(M, k), normal(k, N, seed=1)
+    a, b = pack(placed(x), side="a", scheme="tf32"), pack(placed(y), side="b", scheme="tf32")
+    assert 24 < error_u(gemm(a, b), x, y) <= 2**15 + 2 * k
+    assert last_choice().kernel == "sgemm_split"
+
+
+def test_tf32():
+    x, y = normal(M, K), normal(K, N, seed=1)
     result = multimm.matmul(placed(x), placed(y), precision="tf32")
     assert last_choice().kernel == "sgemm_split"
-    assert 24 < error_u(result, x, y) <= 2**15 + 2 * k
+    assert 24 < error_u(result, x, y) <= 2**15 + 2 * K
 
 
 def test_a_captured_stream_gets_fp32_multiply_adds():
-    a, b = placed(normal(1024, 512)), placed(normal(512, 1024, seed=1))
-    out = cupy.zeros((1024, 1024), "f4")
+    a, b = placed(normal(M, K)), placed(normal(K, N, seed=1))
+    out = cupy.zeros((M, N), "f4")
     expected = gemm(a, b, precision="ieee")  # and its kernel is there
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
