@@ -127,3 +127,13 @@ def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
     assert packed.peak_bytes > plain.peak_bytes
     products = [cost.seconds(p.layout, p.cluster, 0)["block products"] for p in (packed, plain)]
     assert products[0] == pytest.approx(0.3 * products[1])
+
+
+def test_the_plan_says_so():
+    packed, plain = (
+        planned((4096, 4096), (4096, 4096), pack=pack, blocks=1024, slabs=512)
+        for pack in ("float32", "")
+    )
+    for said in ("precision float32 on tensor cores", "A and B packed where they are kept"):
+        assert said in str(packed)
+        assert said not in str(plain)

@@ -213,6 +213,27 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     assert "operand a has 1 elements that are not finite" in last_choice().reason
 
 
+@pytest.mark.parametrize("device", [HOPPER, AMPERE])
+def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monkeypatch):
+    kernels.device = device
+    a, b = operands()
+    blocks = []
+    for side, x in (("a", a), ("b", b)):
+        block = object.__new__(PackedBlock)  # its tiles are not looked at
+        known = {"rows": SIDE, "k": SIDE, "side": side, "scheme": "tf32", "tiles": x, "raw": None}
+        for name, value in known.items():
+            object.__setattr__(block, name, value)
+        blocks.append(block)
+    monkeypatch.setattr(PackedBlock, "unpack", lambda block: block.tiles)
+    plain = kernels.multiply
+    monkeypatch.setattr(
+        precision.split, "multiply", lambda a, b, **rest: plain(a.tiles, b.tiles, **rest)
+    )
+    monkeypatch.setattr(precision, "add_residuals", lambda *_, **__: None)
+    np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
+    assert kernels.ran == ["split" if device is HOPPER else "ffma"]
+
+
 def test_blocks_stay_as_they_are_where_no_kernel_takes_them_packed(kernels):
     kernels.device = AMPERE
     (a, _) = operands()

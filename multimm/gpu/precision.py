@@ -176,12 +176,12 @@ def _packed(
     if not isinstance(b, PackedBlock):
         b = pack(_dense(b), side="b", trans=trans_b, scheme=scheme)
     check_pair(a, b)
-    problem = Problem(a.rows, b.rows, a.k)
-    choice = choose_kernel(problem, scheme, device_of(a.device_id))
+    device = device_of(a.device_id)
     flagged = [block for block in (a, b) if block.raw is not None]
+    choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
     if flagged:
         choice = Choice(FFMA, scheme, _why_raw(flagged[0]))
-    elif scalars["alpha"] != 0 and problem.m and problem.n and problem.k:
+    elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
     note(choice)
     if choice.kernel == FFMA:

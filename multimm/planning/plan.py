@@ -169,7 +169,8 @@ class MatmulPlan:
             (
                 "blocks",
                 f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
-                f"k in slabs of {blocks_text(layout.slabs)}",
+                f"k in slabs of {blocks_text(layout.slabs)}"
+                f"{', A and B packed where they are kept' if layout.packs else ''}",
             ),
             ("order", self._order_line()),
             ("moved", self._moved_line()),
@@ -191,7 +192,8 @@ class MatmulPlan:
         batch = f"{problem.batch} times " if problem.batch > 1 else ""
         return (
             f"{batch}{self.m} x {self.k} @ {self.k} x {self.n} -> {problem.dtype}, "
-            f"precision {self.precision}, {self.flops:.4g} flop"
+            f"precision {self.precision}{' on tensor cores' if problem.packable else ''}, "
+            f"{self.flops:.4g} flop"
         )
 
     def _cluster_line(self) -> str:
