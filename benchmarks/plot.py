@@ -42,7 +42,7 @@ _STYLES = {
     "xla tf32 x3": _Style("#8c8c8c", "d", "XLA TF32_X3"),
 }
 _PROMISE = f"{SPLIT_UNITS} u: promised of multimm"
-_FONTS = {
+_FONTS: dict[Any, Any] = {
     "svg.hashsalt": "multimm",  # the same drawing is the same file
     "svg.fonttype": "none",
     "font.family": "sans-serif",
