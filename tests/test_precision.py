@@ -204,6 +204,13 @@ def test_an_output_over_an_operand_is_refused_before_anything_runs(kernels):
     assert kernels.ran == []
 
 
+def test_so_is_an_addend_of_another_shape(kernels):
+    a, b = operands()
+    with pytest.raises(ShapeError, match="c has shape"):
+        gemm(a, b, beta=1.0, c=gpu(np.zeros((SIDE, 1), "f4")))
+    assert kernels.ran == []
+
+
 def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     a, b = operands()
     blocks = [PackedBlock(SIDE, SIDE, side, "float32", nonfinite=1, raw=x)

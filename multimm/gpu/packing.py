@@ -204,9 +204,12 @@ def start_pack(
     """
     if scheme not in PARTS:
         raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
+    for _, side, _ in operands:
+        if side not in ("a", "b"):
+            raise OptionError(f'side is {side!r}: it must be "a" or "b"')
+    check_arrays({side: x for x, side, _ in operands}, np.float32)
     for x, side, _ in operands:
         _check(x, side)
-    check_arrays({side: x for x, side, _ in operands}, np.float32)
     sources = [_source(*operand) for operand in operands]
     import cupy
 
@@ -215,9 +218,6 @@ def start_pack(
 
 
 def _check(x: Array, side: str) -> None:
-    if side not in ("a", "b"):
-        raise OptionError(f'side is {side!r}: it must be "a" or "b"')
-    check_arrays({side: x}, np.float32)
     if x.ndim != 2:
         raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
     repeats = any(size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True))

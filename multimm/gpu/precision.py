@@ -16,7 +16,7 @@ import numpy as np
 from multimm.gpu import launch, split
 from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
-from multimm.gpu.layout import product_shape
+from multimm.gpu.layout import ProductShape, check_addend, product_shape
 from multimm.gpu.operands import check_arrays, check_out
 from multimm.gpu.packing import PackedBlock, check_pair, pack, start_pack
 from multimm.gpu.registry import Problem
@@ -71,13 +71,15 @@ def gemm(
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         return _packed(a, b, trans_a, trans_b, scalars, out, tuned)
     check_arrays({"a": a, "b": b}, np.float32)
-    problem, device = _problem(a, b, trans_a, trans_b), device_of(a.device.id)
+    shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
+    stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
+    problem = Problem(shape.m, shape.n, shape.k, stack)
     choice = choose_kernel(problem, precision, device)
     if choice.kernel == SPLIT and (alpha == 0 or _capturing(a.device.id)):
         reason = "alpha is 0" if alpha == 0 else "the data of a captured graph is not known yet"
         choice = Choice(FFMA, precision, reason)
     if choice.kernel == SPLIT:
-        return _split(a, b, trans_a, trans_b, choice, scalars, out, tuned)
+        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned)
     note(choice)
     # What no precision would run otherwise, `matmul` may repeat without asking for one.
     always = choose_kernel(problem, "float32", device).kernel == FFMA
@@ -101,12 +103,6 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
     return pack(_dense(x), side=side, trans=trans, scheme=scheme)
 
 
-def _problem(a: Array, b: Array, trans_a: bool, trans_b: bool) -> Problem:
-    shape = product_shape(a.shape, b.shape, trans_a, trans_b)
-    stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
-    return Problem(shape.m, shape.n, shape.k, stack)
-
-
 def _capturing(device: int) -> bool:
     import cupy
 
@@ -116,18 +112,19 @@ def _capturing(device: int) -> bool:
 
 
 def _split(
-    a: Array, b: Array, trans_a: bool, trans_b: bool, choice: Choice, scalars: dict[str, Any],
-    out: Array, tuned: bool,
+    a: Array, b: Array, trans_a: bool, trans_b: bool, shape: ProductShape, choice: Choice,
+    scalars: dict[str, Any], out: Array, tuned: bool,
 ) -> Array:  # fmt: skip
     """Pack both operands and multiply; FP32 multiply-adds where packing does not carry them."""
     import cupy
 
-    shape = product_shape(a.shape, b.shape, trans_a, trans_b)
-    given = {"a": a, "b": b, "c": scalars["c"], "partial": scalars["partial"], "out": out}
-    given = {name: x for name, x in given.items() if x is not None}
-    check_arrays(given, np.float32)
+    others = {"c": scalars["c"], "partial": scalars["partial"], "out": out}
+    if others := {name: x for name, x in others.items() if x is not None}:
+        check_arrays({"a": a, "b": b, **others}, np.float32)
+        for name in others.keys() - {"out"}:
+            check_addend(name, others[name].shape, shape)
     if out is not None:
-        check_out(given, shape.result)
+        check_out({"a": a, "b": b, **others}, shape.result)
     operands = [(_dense(a), "a", trans_a), (_dense(b), "b", trans_b)]
     with cupy.cuda.Device(a.device.id):
         try:

@@ -124,7 +124,8 @@ TILE_CLOCKS = 3000
 #: once and for each byte that is moved.
 CLOCK, PACK_SECONDS = 1.6e9, 3e-12
 #: What a call takes besides, in seconds: the host prepares two launches and, before it can prepare
-#: another call, waits for what packing has found. Measured at 1024, 2048 and 4096: 170 to 180 us.
+#: another call, waits for what packing has found. Measured at 1024, 2048 and 4096: 170 to 180 us,
+#: at a time when both operands were also made into blocks; not measured since.
 HOST_SECONDS = 170e-6
 ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 
