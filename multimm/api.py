@@ -268,7 +268,9 @@ def plan(
     gpu = any(on_gpu(x) for x in arrays)
     options = _options(blocks, slabs, p_k)
     on = cluster or _cluster(gpu)
-    pack = _pack_scheme(step, on, *dtypes)
+    # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
+    known = [x for x in arrays if x is not None]
+    pack = _pack_scheme(step, on, gpu or not known, *dtypes)
     return _plan(specs[0], specs[1], step, options, on, readable, False, pack)
 
 
@@ -328,7 +330,7 @@ def _product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opt
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
     readable = (reader_of(a) is not None, reader_of(b) is not None)
     cluster = _cluster(on_gpu(a))
-    pack = _pack_scheme(step, cluster, a.dtype, b.dtype)
+    pack = _pack_scheme(step, cluster, on_gpu(a), a.dtype, b.dtype)
     made = _plan(_spec(a), _spec(b), step, options, cluster, readable, c is not None, pack)
     if (client := current_client()) is not None:
         from multimm.graph.placement import install
@@ -361,11 +363,11 @@ def _plan(
     return plan_matmul(problem, cluster, precision=step.precision, options=options)
 
 
-def _pack_scheme(step: tasks.Step, cluster: ClusterSpec, *dtypes: np.dtype[Any]) -> str:
+def _pack_scheme(step: tasks.Step, cluster: ClusterSpec, gpu: bool, *dtypes: np.dtype[Any]) -> str:
     """The precision for which operand blocks are packed, empty where they never are."""
     float32 = all(name == "float32" for name in (*dtypes, step.accumulate, step.dtype))
-    packs = float32 and step.precision != "ieee" and all(device.packs for device in cluster.devices)
-    return step.precision if packs else ""
+    able = gpu and all(device.packs for device in cluster.devices)
+    return step.precision if able and float32 and step.precision != "ieee" else ""
 
 
 def _cluster(gpu: bool) -> ClusterSpec:

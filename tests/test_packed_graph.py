@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
+import multimm
 from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.tasks import BlockTask, Step
@@ -137,3 +138,25 @@ def test_the_plan_says_so():
     for said in ("precision float32 on tensor cores", "A and B packed where they are kept"):
         assert said in str(packed)
         assert said not in str(plain)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "device", "packs"),
+    [
+        ("float32", "float32", H200, True),
+        ("tf32", "float32", H200, True),
+        ("ieee", "float32", H200, False),
+        ("float32", "float64", H200, False),
+        ("float32", "float32", replace(H200, packs=False), False),
+    ],
+)
+def test_what_is_packed_of_shapes_alone(precision, dtype, device, packs):
+    spec = MatrixSpec((16384, 16384), dtype, np.dtype(dtype).itemsize)
+    cluster = ClusterSpec.homogeneous(device, 2)
+    assert multimm.plan(spec, spec, precision=precision, cluster=cluster).layout.packs == packs
+
+
+def test_blocks_in_host_memory_are_not_packed_on_a_cluster_of_gpus():
+    x = da.ones((16384, 16384), chunks=4096, dtype="float32")
+    cluster = ClusterSpec.homogeneous(H200, 2)
+    assert not multimm.plan(x, x, cluster=cluster).layout.packs
