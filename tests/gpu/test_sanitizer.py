@@ -28,7 +28,9 @@ from multimm.gpu import reference
 from multimm.gpu.add import add_partials
 from multimm.gpu.compile import compile_text, target_for
 from multimm.gpu.launch import gemm
+from multimm.gpu.packing import pack
 from multimm.gpu.registry import REGISTRY
+from multimm.gpu.split import multiply
 from multimm.gpu.transpose import transpose
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -169,7 +171,29 @@ def transposes() -> None:
         assert (downloaded(result) == np.swapaxes(values, -1, -2)).all(), f"{dtype} {shape}"
 
 
-KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes)
+def packed() -> None:
+    """Run split_pack, split_unpack and, where the GPU has wgmma, sgemm_split."""
+    rng, wgmma = np.random.default_rng(4), cupy.cuda.Device().compute_capability == "90"
+    for scheme, (m, n, k), extra in itertools.product(
+        ("float32", "tf32"), ((1, 1, 1), (130, 200, 300), (64, 70, 2000)), (0, 3)
+    ):
+        a, b, c = (
+            rng.integers(-8, 9, shape).astype(np.float32) for shape in ((m, k), (n, k), (m, n))
+        )
+        if k > 1:
+            a[0, -1] = 2.0**-40  # too small for its row: a residual, which is added elsewhere
+        left = pack(uploaded(a, extra), side="a", scheme=scheme)
+        right = pack(uploaded(b, extra), side="b", trans=True, scheme=scheme)
+        assert (downloaded(left.unpack()) == a).all(), f"{scheme} {m}x{k}"
+        assert (downloaded(right.unpack()) == b.T).all(), f"{scheme} {n}x{k}"
+        if wgmma:
+            gc, gp = uploaded(c, extra), uploaded(c, extra)
+            result = multiply(left, right, alpha=0.5, beta=-1, c=gc, partial=gp)
+            expected = 0.5 * (a.astype(float) @ b.T + c) - c
+            assert abs(downloaded(result) - expected).max() < 2.0**-20, f"{scheme} {m}x{n}x{k}"
+
+
+KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes, packed)
 
 
 def go_wrong(tool: str) -> None:
@@ -200,7 +224,7 @@ def sanitized(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_are_clean(tool):
     done = sanitized(tool)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-    assert "checked: products, sums, transposes" in done.stdout
+    assert "checked: products, sums, transposes, packed" in done.stdout
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout
     assert set(found) == {"0"}, done.stdout[-6000:]
