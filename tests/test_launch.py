@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, launch, recall, tuning
+from multimm.gpu import compiled, launch, recall, slices, tuning
 from multimm.gpu.registry import REGISTRY
 
 
@@ -212,7 +212,7 @@ def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
 def test_arguments_have_the_kernel_types(launches):
     launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
     ((*_, args),) = launches
-    assert [type(value) for value in args] == list(launch._SIGNATURE)
+    assert [type(value) for value in args] == list(compiled.GEMM_SIGNATURE)
     assert args[:6] == (2, 5, 3, 0, 2.0, 1.0)
     assert args[12] == 0  # no C: null
 
@@ -286,7 +286,7 @@ def adding(operands, order, alpha, beta):
 def test_long_sums_are_cut_into_slices(
     launches, monkeypatch, trans_a, trans_b, with_c, with_partial
 ):
-    monkeypatch.setattr(launch.add, "prepared_sum", adding)
+    monkeypatch.setattr(slices.add, "prepared_sum", adding)
     m, n, k = 5, 3, 5003
     a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
     b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
@@ -321,7 +321,7 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
         run = adding(operands, order, alpha, beta)
         return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
 
-    monkeypatch.setattr(launch.add, "prepared_sum", add)
+    monkeypatch.setattr(slices.add, "prepared_sum", add)
     cuda = cupy.cuda
     for holder, name, value in (
         (cuda.runtime, "streamIsCapturing", lambda stream: stream == 99),

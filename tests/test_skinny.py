@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 
 from multimm.errors import KernelError
-from multimm.gpu import add, compiled, launch, skinny, skinny_choice, tuning
+from multimm.gpu import add, compiled, launch, skinny_choice, slices, tuning
 from multimm.gpu.compile import compile_text
 from multimm.gpu.registry import Device, Problem
 from multimm.gpu.skinny_choice import way_for
@@ -72,7 +72,7 @@ def skinny_kernels():
     with standing_in(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
         patch.setattr(tuning, "winners_on", lambda device: {})
-        patch.setattr(skinny, "workspace", lambda shape, device: (
+        patch.setattr(slices, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
         compiled.device_of.cache_clear()
         yield stand_in.Kernel.launches

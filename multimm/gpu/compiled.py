@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from multimm.errors import KernelError
 from multimm.gpu.compile import LINE_INFO, compiled_file, target_for
 from multimm.gpu.layout import Axis, Shape, Stack, batch_strides, collapse
@@ -31,6 +33,8 @@ MAX_GRID_Z = 65_535
 
 # CuPy passes a Python int as 64 bits, which takes it less time than a NumPy scalar.
 _MATRIX = (int, int, int)  # address of the first element, leading dimension, batch stride
+#: The parameter types of products, in their order: m, n, k, k_step, alpha, beta, A, B, C, P, D.
+GEMM_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *_MATRIX * 5)
 #: The parameter types of transpose, in their order.
 TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
 

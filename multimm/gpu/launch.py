@@ -6,6 +6,7 @@ stream of the operands' device, and the results are ready in that stream's order
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,28 +14,25 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import ArrayTypeError
-from multimm.gpu import add, recall, skinny, tuning
+from multimm.gpu import recall, skinny, tuning
 from multimm.gpu.compiled import (
+    GEMM_SIGNATURE,
+    Launches,
     batch_axes,
     device_of,
     kernel_for,
     prepare,
 )
-from multimm.gpu.layout import Axis, ProductShape, Stack, check_addend, product_shape
+from multimm.gpu.layout import ABSENT, Axis, ProductShape, Stack, check_addend, product_shape
 from multimm.gpu.operands import check_arrays, check_out, describe
 from multimm.gpu.registry import Problem, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
+from multimm.gpu.slices import can_be_added, in_slices
 from multimm.gpu.tiles import STRIP, TileConfig
-from multimm.gpu.workspace import workspace
 
 logger = logging.getLogger(__name__)
 
 Array = Any
-
-#: The parameter types of sgemm_ffma, in their order: m, n, k, k_step, alpha, beta, 5 matrices.
-_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *(int,) * 15)
-
-_ABSENT = Stack(0, 0, 0, 0, False, ())
 
 
 def gemm(
@@ -128,7 +126,7 @@ def gemm(
 def _prepare(x: Array, any_order: bool) -> tuple[Array, Stack]:
     """Return an operand that a kernel can address, a copy if need be, and where it lies."""
     if x is None:
-        return None, _ABSENT
+        return None, ABSENT
     stack = describe(x)
     if isinstance(stack, Stack) and (any_order or not stack.transposed):
         return x, stack
@@ -178,19 +176,25 @@ def _launch_gemm(
         ident, "sgemm_ffma.cu", "sgemm_ffma", (*config.defines().items(), *loads.items()),
         shared_bytes=config.shared_bytes,
     )  # fmt: skip
-    # Sums of slices are added in rows: not into one column of a wider array.
-    loose = shape.n == 1 and any(x is not None and stack.ld != 1 for x, stack in prepared[2:])
-    slices = 1 if alpha == 0 or loose else slices_of_k(problem, device)
+    tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
+    launches = functools.partial(_launches, kernel, tiles, config)
+    slices = slices_of_k(problem, device) if alpha != 0 and can_be_added(shape, prepared) else 1
     run: recall.Run
     if slices > 1:
-        run = _sliced(kernel, config, prepared, shape, alpha, beta, slices, loads, ident)
+        length = slice_length(shape.k, slices)
+        run = in_slices(launches, ident, prepared, shape, slices, length, alpha, beta, sides)
     else:
-        tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
-        head = (shape.m, shape.n, shape.k, 0, alpha, beta)
-        run = prepare(kernel, tiles, config.threads, head, stacks, axes, _SIGNATURE, 4,
-                      config.shared_bytes)  # fmt: skip
+        run = launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
     run([stack.pointer for stack in stacks])
     return None if copied else run
+
+
+def _launches(
+    kernel: Any, tiles: int, config: TileConfig, head: tuple[float, ...], stacks: Sequence[Stack],
+    axes: Sequence[Axis],
+) -> Launches:  # fmt: skip
+    return prepare(kernel, tiles, config.threads, head, stacks, axes, GEMM_SIGNATURE, 4,
+                   config.shared_bytes)  # fmt: skip
 
 
 def _load_paths(
@@ -209,53 +213,3 @@ def _load_paths(
         along_k = transposed == (name == "B")
         loads |= {f"TRANS_{name}": int(transposed), f"WIDE_{name}": int(aligned and not along_k)}
     return loads
-
-
-def _sliced(
-    kernel: Any,
-    config: TileConfig,
-    prepared: Sequence[tuple[Array, Stack]],
-    shape: ProductShape,
-    alpha: float,
-    beta: float,
-    slices: int,
-    loads: dict[str, int],
-    ident: int,
-) -> recall.Run:
-    """Return what sums slices of k into a workspace, and adds them in a fixed tree.
-
-    The grid's z numbers the slices. Like `Launches`, it serves other operands of the same kind.
-    """
-    m, n, k = shape.m, shape.n, shape.k
-    (_, a), (_, b), *_ = prepared
-    length = slice_length(k, slices)
-    step = -(-m * n // STRIP) * STRIP  # all sums are aligned: they are added 16 bytes at a time
-    steps = (
-        length * (a.ld if loads["TRANS_A"] else 1),
-        length * (1 if loads["TRANS_B"] else b.ld),
-        0, 0, step,
-    )  # fmt: skip
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    products = prepare(
-        kernel, tiles, config.threads, (m, n, k, length, 1.0, 0.0),
-        (a, b, _ABSENT, _ABSENT, Stack(0, m, n, n, False, ())), [Axis(slices, steps)],
-        _SIGNATURE, 4, config.shared_bytes,
-    )  # fmt: skip
-    # A stack has one product here.
-    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in prepared[2:])
-    given = {3: partial, 2: None if beta == 0 else c, 4: out}
-    places = [i for i, x in given.items() if x is not None]
-    some, release = workspace((slices, step), ident)
-    addends = [*some[:, : m * n].reshape(slices, m, n), *(given[i] for i in places)]
-    adding = add.prepared_sum(addends, (0, 1), alpha, beta if 2 in places else 0.0)
-    release()
-    offsets = [4 * step * i for i in range(slices)]
-
-    def run(pointers: Sequence[int]) -> None:
-        sums, release = workspace((slices, step), ident)
-        first: int = sums.data.ptr
-        products((pointers[0], pointers[1], 0, 0, first))
-        adding([*(first + offset for offset in offsets), *(pointers[i] for i in places)])
-        release()
-
-    return run

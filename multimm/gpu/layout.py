@@ -93,6 +93,10 @@ class Stack:
     batch: Shape  #: distance of neighbours along each axis of the stack
 
 
+#: An operand that is not there.
+ABSENT = Stack(0, 0, 0, 0, False, ())
+
+
 def stack_of(pointer: int, shape: Shape, strides: Shape, itemsize: int) -> Stack | str:
     """Describe an array to a kernel, or say why it cannot be.
 
