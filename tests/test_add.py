@@ -56,6 +56,22 @@ def test_the_bits_are_those_of_the_reference(count, shape, dtype, layouts, alpha
     assert same_bits(np.asarray(result), expected)
 
 
+@pytest.mark.parametrize("count", [1, 3, 70])
+@pytest.mark.parametrize("beta", [0, 0.7])
+def test_a_column_of_a_wider_array_is_written_and_nothing_beside_it(count, beta):
+    whole = gpu(np.full((6, 4), 7, "f4"))
+    parts, c = [gpu(normal(i, 6, 1)) for i in range(count)], gpu(normal(99, 6, 1))
+    out = whole[:, 2:3]
+    expected = reference.add_partials(
+        [np.array(x) for x in parts], alpha=2.0, beta=beta, c=np.array(c)
+    )
+    for _ in range(2):  # the second time, too
+        whole[...] = 7
+        assert add_partials(parts, alpha=2.0, beta=beta, c=c, out=out) is out
+        assert same_bits(np.array(out), expected)
+        assert (np.delete(np.array(whole), 2, 1) == 7).all()
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 63, 64, 65, 128, 200])
 def test_the_tree_is_that_of_the_plan(count):
     parts = [normal(i, 3, 4) for i in range(count)]

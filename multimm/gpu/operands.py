@@ -52,6 +52,12 @@ def describe(x: Array) -> Stack | str:
     return stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
 
 
+def is_broadcast(x: Array) -> bool:
+    """Whether rows or columns of an array are repeated by a stride of 0."""
+    steps = zip(x.shape, x.strides, strict=True)
+    return bool(x.size) and any(size > 1 and step == 0 for size, step in steps)
+
+
 def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     """Check that ``given["out"]`` has the result's shape, can be written to, overlaps nothing.
 

@@ -16,7 +16,7 @@ import numpy as np
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
-from multimm.gpu.operands import check_arrays, describe
+from multimm.gpu.operands import check_arrays, describe, is_broadcast
 from multimm.gpu.pack_config import BLOCKS, PANEL, Cut, cut_for
 from multimm.gpu.packed import (
     PARTS,
@@ -220,8 +220,7 @@ def start_pack(
 def _check(x: Array, side: str) -> None:
     if x.ndim != 2:
         raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
-    repeats = any(size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True))
-    if x.size and repeats:
+    if is_broadcast(x):
         raise ShapeError(
             f"{side} has strides {x.strides}: it repeats elements by broadcasting; copy it first"
         )

@@ -17,7 +17,7 @@ from multimm.gpu import launch, split
 from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, product_shape
-from multimm.gpu.operands import check_arrays, check_out
+from multimm.gpu.operands import check_arrays, check_out, is_broadcast
 from multimm.gpu.packing import PackedBlock, check_pair, pack, start_pack
 from multimm.gpu.registry import Problem
 from multimm.gpu.residuals import add_residuals
@@ -153,8 +153,7 @@ def _split(
 
 def _dense(x: Array) -> Array:
     """An operand without rows or columns that are repeated by a stride of 0."""
-    repeats = any(size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True))
-    if x.size and repeats:
+    if is_broadcast(x):
         import cupy
 
         with cupy.cuda.Device(x.device.id):

@@ -37,6 +37,7 @@ from multimm.gpu.split_config import (
     split_config_named,
     split_slices,
 )
+from multimm.gpu.tiles import STRIP
 from multimm.gpu.workspace import workspace
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,6 @@ Array = Any
 Packed = Any
 
 _FLOAT16, _INT32 = np.dtype(np.float16), np.dtype(np.int32)
-#: Floats between the slices of k are a multiple of it: they are added 16 bytes at a time.
-_STRIP = 4
 
 
 def multiply(
@@ -257,7 +256,7 @@ def _launch_slices(
 ) -> None:
     """Sum slices of k into a workspace, and add them in a fixed tree."""
     m, n = out.shape
-    apart = -(-m * n // _STRIP) * _STRIP
+    apart = -(-m * n // STRIP) * STRIP  # all sums are aligned: 16 bytes are added at a time
     whole, release = workspace((plan.slices + (partial is not None), apart), ident)
     parts = whole[:, : m * n].reshape(-1, m, n)
     _launch(plan, operands, 1.0, 0.0, None, None, (whole.data.ptr, n), plan.length, apart)
@@ -265,10 +264,5 @@ def _launch_slices(
 
     if partial is not None:
         cupy.copyto(parts[-1], partial)
-    # A column of a wider array has no contiguous side, which add_partials could write along.
-    target = out if n > 1 or out.flags.c_contiguous else None
-    beta = 0.0 if c is None else beta
-    result = add_partials(parts, alpha=alpha, beta=beta, c=c, out=target)
-    if target is None:
-        cupy.copyto(out, result)
+    add_partials(parts, alpha=alpha, beta=0.0 if c is None else beta, c=c, out=out)
     release()
