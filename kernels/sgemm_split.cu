@@ -50,12 +50,12 @@
 // Cost per slab and block, TILE_N 128, PARTS 2: 1536 clocks of the tensor cores, 64 KB from L2,
 // 144 KB read from shared memory, 128 additions per thread.
 //
-// On an H200, 700 W are what ends it: 214 TFLOP/s at 8192, sustained, at 1380 MHz. In one launch,
-// before the clock is lowered, the tensor cores are 93 % busy. Slower there: clusters of two thread
-// blocks that share B by multicast (0 to -2 %); one sum for all three products, small ones first,
-// scaled by 2^-11 in between, with tiles of 128 x 192 (-5 %); starting the second warpgroup one or
-// two slabs after the first (0 to -1 %); 5 slots (-2 %); rows of tiles in bands of 32 (-4 %). No
-// faster: adding `fresh` every 64 k.
+// On an H200, 700 W are what ends it: 190 TFLOP/s at 8192, sustained, at 1440 MHz (recorded; 214
+// at 1380 MHz in a trial). In one launch, before the clock is lowered, the tensor cores are 93 %
+// busy. Slower there: clusters of two thread blocks that share B by multicast (0 to -2 %); one sum
+// for all three products, small ones first, scaled by 2^-11 in between, with tiles of 128 x 192
+// (-5 %); starting the second warpgroup one or two slabs after the first (0 to -1 %); 5 slots (-2
+// %); rows of tiles in bands of 32 (-4 %). No faster: adding `fresh` every 64 k.
 
 // What SplitConfig.defines() sets; an editor, which sees this file alone, gets "wide".
 #ifdef __CLANGD__
