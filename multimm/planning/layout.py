@@ -23,6 +23,9 @@ from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
+#: Operations from which on a product that packs its own operands pays: the host waits for it once,
+#: and FP32 multiply-adds are done sooner below (H200: 1800 x 1800 x 1800).
+LONE_FLOPS = 1.2e10
 #: Packed blocks are filled up to multiples of this many rows and this much of k.
 PACKED_ROWS, PACKED_K = 128, 64
 
@@ -176,6 +179,12 @@ class Layout:
             and min(self.slabs) >= PACKED_SLAB
             and min(*self.m_blocks, *self.n_blocks) >= PACKED_SIDE
         )
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether block products are expected to run there."""
+        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
+        return self.packs or (self.problem.packable and flops >= LONE_FLOPS)
 
     @property
     def padding(self) -> float:

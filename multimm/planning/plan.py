@@ -190,10 +190,10 @@ class MatmulPlan:
     def _product_line(self) -> str:
         problem = self.layout.problem
         batch = f"{problem.batch} times " if problem.batch > 1 else ""
+        where = " on tensor cores" if self.layout.on_tensor_cores else ""
         return (
             f"{batch}{self.m} x {self.k} @ {self.k} x {self.n} -> {problem.dtype}, "
-            f"precision {self.precision}{' on tensor cores' if problem.packable else ''}, "
-            f"{self.flops:.4g} flop"
+            f"precision {self.precision}{where}, {self.flops:.4g} flop"
         )
 
     def _cluster_line(self) -> str:
