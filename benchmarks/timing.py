@@ -19,16 +19,6 @@ Call = Callable[[], object]
 MOST_CALLS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """A call that no graph may hold: it looks at what the GPU has found, or would do otherwise."""
-
-    call: Call
-
-    def __call__(self) -> None:
-        self.call()
-
-
 class Timer(Protocol):
     """Runs bursts of calls, and says how long one took."""
 
@@ -86,8 +76,7 @@ class GpuTimer:
         with self.stream:
             call()  # compiles, allocates: neither can be captured
             self.stream.synchronize()
-            allowed = self._graphs and not isinstance(call, Direct)
-            graph = self._captured(loop) if allowed else None
+            graph = self._captured(loop) if self._graphs else None
         if graph is None:
             return loop, "events"
         return (lambda: graph.launch(self.stream)), "graph"

@@ -35,6 +35,7 @@
 
 #include "common/ieee.cuh"
 #include "common/index.cuh"
+#include "common/refused.cuh"
 
 // As in ieee.cuh: a product that no sum is fused with.
 __device__ __forceinline__ double mul_rn(double a, double b) {
@@ -162,7 +163,15 @@ __device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& par
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_partials(index_t cols, scalar_t alpha, scalar_t beta, Parts parts, Matrix c, Matrix d) {
+    add_partials(index_t cols, scalar_t alpha, scalar_t beta, Parts parts, Matrix c, Matrix d
+#ifdef GUARDED  // for operands that may be refused: else there is nothing to do
+                 ,
+                 const unsigned long long* __restrict__ counts
+#endif
+    ) {
+#ifdef GUARDED
+  if (!refused(counts, GUARDED)) return;
+#endif
   // 32-bit division: the grid bounds the number of spans.
   const unsigned spans = static_cast<unsigned>(ceil_div(cols, SPAN));
   const index_t row = blockIdx.x / spans;

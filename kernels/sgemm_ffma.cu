@@ -77,6 +77,7 @@
 #include "common/async_copy.cuh"
 #include "common/ieee.cuh"
 #include "common/index.cuh"
+#include "common/refused.cuh"
 #include "common/warp_map.cuh"
 
 constexpr bool A_ALONG_K = !TRANS_A;
@@ -397,7 +398,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                const float* __restrict__ b, index_t ldb, index_t stride_b,
                const float* __restrict__ c, index_t ldc, index_t stride_c,
                const float* __restrict__ p, index_t ldp, index_t stride_p,
-               float* __restrict__ d, index_t ldd, index_t stride_d) {
+               float* __restrict__ d, index_t ldd, index_t stride_d
+#ifdef GUARDED  // for operands that may be refused: else there is nothing to do
+               ,
+               const unsigned long long* __restrict__ counts
+#endif
+    ) {
+#ifdef GUARDED
+  if (!refused(counts, GUARDED)) return;
+#endif
   extern __shared__ __align__(16) float shared[];
   const index_t batch = blockIdx.z;
   if (k_step) k = clip(k - batch * k_step, static_cast<int>(k_step));

@@ -15,7 +15,8 @@
 //
 // As in BLAS, beta == 0 never reads C and alpha == 0 never reads A, B or P. Sizes and offsets are
 // 64-bit. With slab_step > 0 the work is cut into slices of so many slabs: slice i goes, as a
-// product of its own, to D + i * stride_d.
+// product of its own, to D + i * stride_d. Where an operand is refused (common/refused.cuh) nothing is
+// computed.
 //
 // Tensor cores round every sum towards zero. That is a bias and would add up over all of k, so a
 // sum at full weight lives in them for 32 k only, and is then added to FP32 registers, to nearest:
@@ -63,13 +64,15 @@
 #define TILE_N 128
 #define SLOTS 6
 #define BAND 8
+#define CAP 1024
 #endif
-#if !defined(PARTS) || !defined(TILE_N) || !defined(SLOTS) || !defined(BAND)
-#error "PARTS, TILE_N, SLOTS and BAND must be defined: see SplitConfig.defines()"
+#if !defined(PARTS) || !defined(TILE_N) || !defined(SLOTS) || !defined(BAND) || !defined(CAP)
+#error "PARTS, TILE_N, SLOTS, BAND and CAP must be defined: see SplitConfig.defines()"
 #endif
 
 #include "common/index.cuh"
 #include "common/mbarrier.cuh"
+#include "common/refused.cuh"
 #include "common/split_finish.cuh"
 #include "common/wgmma.cuh"
 
@@ -279,7 +282,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const char* __restrict__ a_tiles, const int* __restrict__ ea,
                 const char* __restrict__ b_tiles, const int* __restrict__ eb,
                 const float* __restrict__ c, index_t ldc, const float* __restrict__ p, index_t ldp,
-                float* __restrict__ d, index_t ldd, index_t stride_d) {
+                float* __restrict__ d, index_t ldd, index_t stride_d,
+                const unsigned long long* __restrict__ counts) {
+  if (refused(counts, CAP)) return;
   extern __shared__ char memory[];
   const shared_t start = (shared_address(memory) + 1023) / 1024 * 1024;  // what the swizzle needs
   const Ring ring{start, start + SLOTS * SLOT_BYTES, start + SLOTS * (SLOT_BYTES + 8)};

@@ -9,9 +9,6 @@
 //   unpack          8 neighbours along k of a row: 16 bytes of each part, 32 of y
 //   put_residuals   one residual
 //
-// unpack_columns and put_into_columns do the same for some k only: y then has a column for each
-// element of `ks`, which ascend.
-//
 // Cost: 2 bytes read for each element and part, 4 written. Subnormal numbers are kept, which is why
 // this is a kernel of its own: array libraries compile theirs to flush them.
 
@@ -76,45 +73,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    unpack_columns(index_t rows, index_t k, index_t columns, const int* __restrict__ ks,
-                   const unsigned short* __restrict__ tiles, const int* __restrict__ exponents,
-                   float* __restrict__ y) {
-  const index_t i = static_cast<index_t>(blockIdx.x) * THREADS + threadIdx.x;
-  if (i >= rows * columns) return;
-  const index_t row = i / columns, at = ks[i % columns];
-  const index_t tile = row / TILE * ceil_div(k, TILE) + at / TILE;
-  const int inside = static_cast<int>(at % TILE);
-  const unsigned short* const from = tiles + tile * PARTS * TILE_ELEMENTS + inside % VECTOR +
-                                     swizzled(static_cast<int>(row % TILE), inside / VECTOR);
-  float sum = value_of(from[0]);
-  if (PARTS == 2) sum += value_of(from[TILE_ELEMENTS]) * LOW_UNIT;
-  y[i] = scaled(sum, power_of_two(exponents[row]));
-}
-
-extern "C" __global__ void put_residuals(index_t count, index_t k, const int* __restrict__ rows,
-                                         const int* __restrict__ ks,
+extern "C" __global__ void put_residuals(index_t count, index_t k,
+                                         const unsigned long long* __restrict__ places,
                                          const float* __restrict__ values, float* __restrict__ y) {
   const index_t i = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) y[rows[i] * k + ks[i]] = values[i];
-}
-
-extern "C" __global__ void put_into_columns(index_t count, index_t columns,
-                                            const int* __restrict__ wanted,
-                                            const int* __restrict__ rows,
-                                            const int* __restrict__ ks,
-                                            const float* __restrict__ values,
-                                            float* __restrict__ y) {
-  const index_t i = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= count) return;
-  index_t first = 0, last = columns;  // the first column from ks[i] on lies between these
-  while (first < last) {
-    const index_t middle = (first + last) / 2;
-    if (wanted[middle] < ks[i]) {
-      first = middle + 1;
-    } else {
-      last = middle;
-    }
+  if (i < count) {
+    y[static_cast<index_t>(places[i] >> 32) * k + (places[i] & 0xffffffffu)] = values[i];
   }
-  if (first < columns && wanted[first] == ks[i]) y[rows[i] * columns + first] = values[i];
 }

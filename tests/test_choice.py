@@ -15,7 +15,7 @@ H200 = Device(limits_for(90), 132)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-@pytest.mark.parametrize("size", [(2048, 2048, 2048), (16384, 16384, 16384), (1024, 65536, 300)])
+@pytest.mark.parametrize("size", [(1024, 1024, 256), (16384, 16384, 16384), (1024, 65536, 300)])
 def test_large_products_run_on_the_tensor_cores(size, precision):
     found = choose_kernel(Problem(*size), precision, H200)
     assert (found.kernel, found.precision) == (SPLIT, precision)
@@ -29,10 +29,11 @@ def test_large_products_run_on_the_tensor_cores(size, precision):
         (Problem(8192, 8192, 8192), "float32", Device(limits_for(100), 148), "10.0"),
         (Problem(8192, 8192, 255), "float32", H200, "k = 255"),
         (Problem(8192, 8192, 8192, 2), "tf32", H200, "stack"),
-        (Problem(0, 8192, 8192), "float32", H200, "empty"),
+        (Problem(0, 8192, 8192), "float32", H200, "0 rows or columns"),
         (Problem(256, 256, 256), "float32", H200, "predicted"),
-        (Problem(1, 8192, 8192), "float32", H200, "predicted"),
-        (Problem(1024, 1024, 1024), "float32", H200, "predicted"),  # the host takes longer
+        (Problem(1, 8192, 8192), "float32", H200, "1 rows or columns"),
+        (Problem(8192, 16, 8192), "float32", H200, "16 rows or columns"),
+        (Problem(512, 1024, 512), "float32", H200, "predicted"),
     ],
 )
 def test_others_do_not_and_say_why(problem, precision, device, reason):
@@ -47,8 +48,24 @@ def test_narrow_products_do_where_the_prediction_says_so():
     assert "predicted on the tensor cores" in found.reason
 
 
+@pytest.mark.parametrize("reason", [None, "the data are not finite"])
+def test_what_the_gpu_decides_is_asked_for_once_and_only_if_somebody_wants_to_know(reason):
+    asked = []
+
+    def unless():
+        asked.append(1)
+        return reason
+
+    chosen = Choice(SPLIT, "float32", "large")
+    note(chosen, unless)
+    assert not asked
+    for _ in range(2):
+        assert last_choice() == (Choice(FFMA, "float32", reason) if reason else chosen)
+    assert len(asked) == 1
+
+
 def test_each_thread_has_its_own_last_choice(monkeypatch):
-    monkeypatch.setattr(choice, "_noted", threading.local())
+    monkeypatch.setattr(choice, "_noted", choice._Noted())
     assert last_choice() is None
     note(Choice(FFMA, "ieee", "for a reason"))
     seen = []

@@ -123,7 +123,7 @@ def test_split_products_never_spill_nor_wait_for_each_other(config):
 
 def test_rules_of_split_products_hold_in_the_kernel_too():
     defines = SPLIT_REGISTRY[0].config.defines()
-    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS and BAND must be defined"):
+    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS, BAND and CAP must be defined"):
         compiling.compile_text(kernel_text("sgemm_split.cu", {"PARTS": 2}), "sm_90a")
     for wrong, message in (
         ({"SLOTS": 3}, "a slab is copied while another one is multiplied"),

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_on_cpu.packing import numbers
+from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
@@ -24,7 +24,7 @@ from multimm.gpu import pack_config, packed, packed_dask, packing
 from multimm.gpu.compile import compile_text
 from multimm.gpu.pack_config import cut_for
 from multimm.gpu.packed import PARTS, PackedBlock, Residuals, check_pair
-from multimm.gpu.packing import pack, start_pack
+from multimm.gpu.packing import Packing, pack, prepared, source_of
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_reference import joined, pack_reference, split, swizzled
 
@@ -42,8 +42,7 @@ class Kernel:
         getattr(self, self.entry)(grid[0], *args)
 
     def split_pack(self, tasks, struct, tickets):
-        assert int.from_bytes(ctypes.string_at(tickets, 4), "little") == 0
-        assert tickets % 4 == 0
+        assert memory(tickets, (1,), (1,), "u4")[0] == 0
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
             tasks -= self.pack_one(*map(int, members))
         assert tasks == 0
@@ -91,25 +90,10 @@ class Kernel:
         assert blocks == -(-rows // 128) * 2 * -(-k // 64)
         memory(y, (rows, k), (k, 1), "f4")[...] = self.carried(rows, k, tiles, exponents)
 
-    def unpack_columns(self, blocks, rows, k, columns, ks, tiles, exponents, y):
-        at = memory(ks, (columns,), (1,), "i4")
-        memory(y, (rows, columns), (columns, 1), "f4")[...] = self.carried(
-            rows, k, tiles, exponents
-        )[:, at]
-
-    def put_residuals(self, blocks, count, k, *given):
-        rows, ks, values = self.lists(count, given[:3])
-        memory(given[3], (int(rows.max()) + 1, k), (k, 1), "f4")[rows, ks] = values
-
-    def put_into_columns(self, blocks, count, columns, wanted, *given):
-        wanted = memory(wanted, (columns,), (1,), "i4")
-        for row, k, value in zip(*self.lists(count, given[:3]), strict=True):
-            for at in np.flatnonzero(wanted == k):
-                memory(given[3] + 4 * int(row * columns + at), (1,), (1,), "f4")[0] = value
-
-    def lists(self, count, addresses):
-        kinds = zip(addresses, ("i4", "i4", "f4"), strict=True)
-        return [memory(address, (count,), (1,), kind) for address, kind in kinds]
+    def put_residuals(self, blocks, count, k, places, values, y):
+        rows, ks = np.divmod(memory(places, (count,), (1,), "u8"), np.uint64(2**32))
+        listed = memory(values, (count,), (1,), "f4")
+        memory(y, (int(rows.max()) + 1, k), (k, 1), "f4")[rows, ks] = listed
 
 
 def packed_parts(high, low, exponents):
@@ -160,8 +144,9 @@ def assert_packed(block: PackedBlock, x: np.ndarray) -> None:
     assert (block.exponents == expected.exponents).all()
     assert (block.nonfinite, block.uncarried) == (0, expected.uncarried)
     if block.uncarried:
-        for name, part in zip(("row", "k", "value"), block.residuals, strict=True):
-            assert (np.asarray(part) == expected.residuals[name]).all()
+        order = np.argsort(block.residuals.places)
+        assert (block.residuals.places[order] == places(expected.residuals)).all()
+        assert (block.residuals.values[order] == expected.residuals["value"]).all()
     else:
         assert block.residuals is None
 
@@ -186,36 +171,48 @@ def test_every_layout_is_packed_as_the_operand(side, trans, scheme, rows, k, lay
     assert back.shape == block.shape
 
 
+def both_packed(matrices) -> tuple[Packing, np.ndarray, list]:
+    """Pack two operands in one launch: how, its head, and tiles and exponents of each."""
+    found = [source_of(gpu(x), side, trans) for x, side, trans in matrices]
+    packing = prepared([source for _, source in found], "float32", 0)
+    head = gpu(np.full(packing.head_bytes, 0xEE, "u1")).reshape(-1)
+    parts = [
+        (gpu(np.empty(source.tile_shape("float32"), "f2")), gpu(np.empty(source.height, "i4")))
+        for _, source in found
+    ]
+    packing(head.data.ptr, [
+        (source.stack.pointer, *(x.data.ptr for x in two))
+        for (_, source), two in zip(found, parts, strict=True)
+    ])  # fmt: skip
+    return packing, head, parts
+
+
 def test_both_operands_in_one_launch():
     rng = np.random.default_rng(3)
     a, b = numbers("wide", 70, 90, rng), numbers("normal", 200, 90, rng)
-    started = start_pack([(gpu(a), "a", False), (gpu(b), "b", True)])
+    packing, head, parts = both_packed([(a, "a", False), (b, "b", True)])
     ((entry, grid, _),) = launches
     assert entry == "split_pack"
     assert grid == (cut_for(70, 90).tasks + cut_for(200, 90).tasks, 1, 1)
-    blocks = started.finish()
-    check_pair(*blocks)
-    for block, operand, x in zip(blocks, started.operands, (a, b), strict=True):
-        assert_packed(block, x)
-        assert block.tiles is operand.tiles
-        assert block.exponents is operand.exponents
-    assert blocks[0].nbytes == 2 * 2 * 2 * 8192 + 128 * 4 + blocks[0].uncarried * 12
+    start = head.data.ptr
+    for i, (x, (tiles, exponents)) in enumerate(zip((a, b), parts, strict=True)):
+        expected = pack_reference(x)
+        assert tiles.tobytes() == expected.tiles.tobytes()
+        assert (exponents.reshape(-1) == expected.exponents).all()
+        counts = memory(start + 16 * i, (2,), (1,), "u8")
+        assert tuple(counts) == (0, expected.uncarried)
+        if expected.uncarried:
+            at = memory(start + packing.lists[i], (expected.uncarried,), (1,), "u8")
+            assert (np.sort(at) == places(expected.residuals)).all()
 
 
-def test_columns_of_either_side_with_and_without_residuals():
-    x = numbers("wide", 70, 90, np.random.default_rng(5))
-    ks = np.array([0, 3, 64, 89], np.int32)
-    for side in "ab":
-        block = pack(gpu(given_as(x, side, False)), side=side)
-        assert block.uncarried > 0
-        whole = joined(split(x))
-        assert (np.asarray(block.columns(gpu(ks).reshape(-1))) == whole[:, ks]).all()
-        carried = np.asarray(block.columns(gpu(ks).reshape(-1), residuals=False))
-        assert (carried == np.where(split(x).rest[:, ks] == 0, whole[:, ks], 0)).all()
-        x[5, 7] = np.nan
-        raw = pack(gpu(given_as(x, side, False)), side=side)
-        np.testing.assert_array_equal(raw.columns(gpu(ks).reshape(-1)), x[:, ks])
-        x[5, 7] = 1
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_not_finite_is_counted_by_operand(where):
+    matrices = [np.ones((70, 90), "f4"), np.ones((60, 90), "f4")]
+    matrices[where][4, 5] = np.nan
+    _, head, _ = both_packed([(matrices[0], "a", False), (matrices[1], "b", True)])
+    counts = memory(head.data.ptr, (4,), (1,), "u8")
+    assert counts.tolist() == [where == 0, 0, where == 1, 0]
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
@@ -223,15 +220,15 @@ def test_columns_of_either_side_with_and_without_residuals():
 def test_what_is_not_finite_keeps_the_source(bad, layout):
     x = numbers("normal", 40, 30, np.random.default_rng(7))
     x[2, 3] = x[20, 9] = bad
-    for side, trans, keep in itertools.product("ab", (False, True), (True, False)):
+    for side, trans in itertools.product("ab", (False, True)):
         values = laid_out(given_as(x, side, trans), layout)
-        (block,) = start_pack([(values, side, trans)], keep_raw=keep).finish()
+        block = pack(values, side=side, trans=trans)
         assert block.nonfinite == 2
         assert block.tiles is block.exponents is block.residuals is None
         assert block.shape == ((40, 30) if side == "a" else (30, 40))
         np.testing.assert_array_equal(block.raw, x if side == "a" else x.T)
         assert block.unpack() is block.raw
-        assert np.shares_memory(block.raw, values) == (not keep and layout != "every second")
+        assert not np.shares_memory(block.raw, values)
         assert block.nbytes == 40 * 30 * 4
 
 
@@ -335,8 +332,11 @@ def test_kernels_fit_a_multiprocessor(parts):
     assert usage.registers <= 64
     assert usage.spilled <= 256  # of four variants together, before their first tile is there
     assert usage.shared <= 48 * 1024
-    text = kernel_text("split_unpack.cu", {"PARTS": parts})
-    assert all(use.spilled == 0 for use in compile_text(text, "sm_90").usage.values())
+    for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
+        text = kernel_text(file, {"PARTS": parts, **more})
+        for use in compile_text(text, "sm_90").usage.values():
+            assert use.spilled == 0
+            assert use.shared <= 24 * 1024
 
 
 def test_bad_input_is_refused_before_anything_runs():

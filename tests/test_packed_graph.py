@@ -140,7 +140,7 @@ def test_the_plan_says_so():
         assert said not in str(plain)
 
 
-@pytest.mark.parametrize(("size", "tensor_cores"), [(1024, False), (1500, False), (4096, True)])
+@pytest.mark.parametrize(("size", "tensor_cores"), [(512, False), (1024, True), (4096, True)])
 def test_the_plan_of_a_single_product_says_what_it_is_expected_to_run_on(size, tensor_cores):
     plan = planned((size, size), (size, size), 1, blocks=size, slabs=size)
     assert not plan.layout.packs

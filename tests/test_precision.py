@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stand_in import GPUArray, fake_cupy, gpu
+from stand_in import GPUArray, fake_cupy, gpu, memory
 
 from multimm.errors import ShapeError
-from multimm.gpu import precision
+from multimm.gpu import precision, recall
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.packed import PackedBlock
 from multimm.gpu.precision import gemm, packed
@@ -21,56 +20,43 @@ HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
 SIDE = 48  # stands for a size at which the tensor cores pay
 
 
-class OutOfMemoryError(Exception):
-    """CuPy's."""
-
-
 class Kernels:
-    """What was launched, by name, and what packing will have found."""
+    """What was launched, by name."""
 
     def __init__(self):
-        self.ran, self.kept, self.residuals = [], [], []
-        self.flags = (0, 0)  # elements of A that are not finite, or not carried
-        self.memory, self.device = True, HOPPER
+        self.ran, self.kept, self.prepared = [], [], 0
+        self.device = HOPPER
 
     def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, kept_as="ieee",
              alpha=1.0, beta=0.0, c=None, partial=None):  # fmt: skip
         self.ran.append("ffma")
         self.kept.append(kept_as)
-        return self._product(a.T if trans_a else a, b.T if trans_b else b, out, alpha, beta, c,
-                             partial)  # fmt: skip
-
-    def _product(self, a, b, out, alpha, beta, c, partial):
-        sums = np.asarray(a) @ np.asarray(b) + (0 if partial is None else np.asarray(partial))
-        result = np.float32(alpha) * sums + (np.float32(beta) * np.asarray(c) if beta else 0)
-        out = gpu(np.zeros(result.shape, "f4")) if out is None else out
-        out[...] = result
+        a, b = (a.T if trans_a else a), (b.T if trans_b else b)
+        out = gpu(np.zeros(np.matmul(a, b).shape, "f4")) if out is None else out
+        _compute(a, b, out, alpha, beta, c, partial)
         return out
 
-    def start_pack(self, operands, *, scheme, keep_raw):
-        assert not keep_raw
-        if not self.memory:
-            raise OutOfMemoryError
-        self.ran.append(f"pack {scheme}")
-        sources = [x.T if trans else x for x, _, trans in operands]
-        nonfinite, uncarried = self.flags
-        raw = sources[0] if nonfinite or uncarried > 1024 else None
-        blocks = [
-            SimpleNamespace(side="a", raw=raw, nonfinite=nonfinite, uncarried=uncarried),
-            SimpleNamespace(side="b", raw=None, nonfinite=0, uncarried=0),
-        ]
-        return SimpleNamespace(
-            operands=sources, clean=lambda: self.flags == (0, 0), finish=lambda: tuple(blocks)
-        )
+    def on_tensor_cores(self, found, trans, shape, alpha, beta, choice, tuned):
+        self.prepared += 1
+        layouts = [None if x is None else (x.shape, x.strides) for x, _ in found]
+
+        def run(pointers):
+            self.ran.append(f"split {choice.precision}")
+            a, b, c, partial, out = (
+                None if layout is None else at(pointer, *layout)
+                for pointer, layout in zip(pointers, layouts, strict=True)
+            )
+            left, right = (x.T if flag else x for x, flag in zip((a, b), trans, strict=True))
+            _compute(left, right, out, alpha, beta, c, partial)
+            note(choice)
+
+        return run
 
     def multiply(self, a, b, *, out, alpha, beta, c, partial):
         self.ran.append("split")
-        if isinstance(a, PackedBlock):
-            a, b = a.raw, b.raw
-        return self._product(a, b, out, alpha, beta, c, partial)
-
-    def add_residuals(self, d, a, b, *, alpha):
-        self.residuals.append((a.uncarried, b.uncarried, alpha))
+        out = gpu(np.zeros((a.rows, b.rows), "f4")) if out is None else out
+        _compute(a.tiles, b.tiles, out, alpha, beta, c, partial)
+        return out
 
     def choose(self, problem, promise, device):
         large = min(problem.m, problem.n, problem.k) >= SIDE and problem.batch == 1
@@ -78,23 +64,28 @@ class Kernels:
         return Choice(kernel, promise, "for a reason")
 
 
+def _compute(a, b, out, alpha, beta, c, partial):
+    sums = np.asarray(a) @ np.asarray(b) + (0 if partial is None else np.asarray(partial))
+    out[...] = np.float32(alpha) * sums + (np.float32(beta) * np.asarray(c) if beta else 0)
+
+
+def at(pointer, shape, strides):
+    return memory(pointer, shape, tuple(step // 4 for step in strides), "f4")
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     found = Kernels()
-    module = fake_cupy()
-    module.cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
-    module.cuda.runtime.streamIsCapturing = lambda stream: stream == 7
-    module.cuda.get_current_stream = lambda: SimpleNamespace(ptr=found.stream)
-    found.stream = 0
-    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     monkeypatch.setattr(precision.launch, "gemm", found.gemm)
     monkeypatch.setattr(precision.split, "multiply", found.multiply)
-    for name in ("start_pack", "add_residuals"):
-        monkeypatch.setattr(precision, name, getattr(found, name))
+    monkeypatch.setattr(precision.tensor_cores, "prepared", found.on_tensor_cores)
     monkeypatch.setattr(precision, "choose_kernel", found.choose)
     monkeypatch.setattr(precision, "device_of", lambda ident: found.device)
     note(Choice(FFMA, "ieee", "nothing yet"))
-    return found
+    recall.forget()
+    yield found
+    recall.forget()
 
 
 def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
@@ -102,86 +93,54 @@ def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
     return [gpu(rng.integers(-8, 9, shape).astype("f4")) for shape in ((m, k), (k, n))]
 
 
-def test_usual_data_is_packed_and_multiplied_and_looked_at_once(kernels):
-    a, b = operands()
-    result = gemm(a, b)
-    np.testing.assert_array_equal(result, np.asarray(a) @ np.asarray(b))
-    assert kernels.ran == ["pack float32", "split"]
-    assert not kernels.residuals
-    assert last_choice().kernel == SPLIT
+def test_large_products_run_on_the_tensor_cores_and_are_known_again(kernels):
+    for seed in (0, 1):
+        a, b = operands(seed=seed)
+        np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
+        np.testing.assert_array_equal(gemm(a.T, b, trans_a=True), np.asarray(a) @ np.asarray(b))
+        assert last_choice().kernel == SPLIT
+    assert kernels.ran == ["split float32"] * 4
+    assert kernels.prepared == 2
+    a, b = operands(seed=2)
+    np.testing.assert_array_equal(recall.product(a, b, "float32"), np.asarray(a) @ np.asarray(b))
+    assert recall.product(a, b, "ieee") is None
 
 
-def test_all_terms_and_an_output(kernels):
+@pytest.mark.parametrize("turned", [False, True])
+def test_all_terms_and_an_output(kernels, turned):
     a, b = operands()
     c, p = operands(seed=5)
     out = gpu(np.full((SIDE, SIDE), np.nan, "f4"))
+    out = out.T if turned else out
     given = {"alpha": 2.0, "beta": -3.0, "c": c, "partial": p}
-    assert gemm(a, b, trans_a=True, trans_b=True, out=out, precision="tf32", **given) is out
-    exact = 2 * (np.asarray(a).T @ np.asarray(b).T + np.asarray(p)) - 3 * np.asarray(c)
-    np.testing.assert_array_equal(out, exact)
-    assert kernels.ran == ["pack tf32", "split"]
+    for _ in range(2):
+        out[...] = np.nan
+        assert gemm(a, b, trans_a=True, trans_b=True, out=out, precision="tf32", **given) is out
+        exact = 2 * (np.asarray(a).T @ np.asarray(b).T + np.asarray(p)) - 3 * np.asarray(c)
+        np.testing.assert_array_equal(out, exact)
+    assert kernels.ran == ["split tf32"] * 2
+    assert kernels.prepared == 1 + turned  # turned over, a product is not kept
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        ((3, 0), "a has 3 elements that are not finite"),
-        ((0, 5000), "a has 5000 elements that FP16"),
-    ],
-)
-def test_what_is_not_carried_is_computed_again(kernels, flags, reason):
-    kernels.flags = flags
+def test_what_is_not_read_has_no_place_in_what_is_kept(kernels):
     a, b = operands()
-    out = gpu(np.full((SIDE, SIDE), np.nan, "f4"))
-    assert gemm(a, b, out=out) is out
-    np.testing.assert_array_equal(out, np.asarray(a) @ np.asarray(b))
-    assert kernels.ran == ["pack float32", "split", "ffma"]
-    assert kernels.kept == ["ieee"]  # the next product of the kind tries again
-    assert last_choice().kernel == FFMA
-    assert reason in last_choice().reason
+    unread = gpu(np.full((SIDE, SIDE), np.nan, "f4"))
+    for _ in range(2):
+        result = gemm(a, b, beta=0.0, c=unread)
+        np.testing.assert_array_equal(result, np.asarray(a) @ np.asarray(b))
+    assert kernels.prepared == 2
 
 
-def test_a_few_elements_are_added(kernels):
-    kernels.flags = (0, 4)
-    gemm(*operands(), alpha=-2.0)
-    assert kernels.ran == ["pack float32", "split"]
-    assert kernels.residuals == [(4, 0, -2.0)]
-    assert last_choice().kernel == SPLIT
-
-
-def test_without_memory_to_pack_in(kernels):
-    kernels.memory = False
-    a, b = operands()
-    np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
+def test_a_product_times_zero_needs_no_tensor_cores(kernels):
+    gemm(*operands(), alpha=0.0)
     assert kernels.ran == ["ffma"]
-    assert "no memory" in last_choice().reason
+    assert last_choice() == Choice(FFMA, "float32", "alpha is 0")
 
 
-@pytest.mark.parametrize("how", ["alpha", "captured"])
-def test_where_nothing_can_be_looked_at_or_multiplied(kernels, how):
-    kernels.stream = 7 if how == "captured" else 0
-    gemm(*operands(), alpha=0.0 if how == "alpha" else 1.0)
-    assert kernels.ran == ["ffma"]
-    assert kernels.kept == ["ieee"]
-    assert last_choice().kernel == FFMA
-
-
-@pytest.mark.parametrize(
-    ("sizes", "promise", "device", "kept"),
-    [
-        ((8, 8, 8), "float32", HOPPER, "gemm"),
-        ((8, 8, 8), "ieee", HOPPER, "gemm"),
-        ((SIDE, SIDE, SIDE), "ieee", HOPPER, "ieee"),  # matmul of these is not "ieee" by default
-        ((SIDE, SIDE, SIDE), "float32", AMPERE, "gemm"),
-    ],
-)
-def test_only_what_every_precision_runs_is_repeated_without_asking(
-    kernels, sizes, promise, device, kept
-):
-    kernels.device = device
-    gemm(*operands(*sizes), precision=promise)
-    assert kernels.ran == ["ffma"]
-    assert kernels.kept == [kept]
+@pytest.mark.parametrize("promise", ["float32", "ieee"])
+def test_what_is_decided_is_kept_by_precision(kernels, promise):
+    gemm(*operands(8, 8, 8), precision=promise)
+    assert kernels.kept == [promise]
 
 
 def test_stacks_are_never_packed(kernels):
@@ -193,8 +152,10 @@ def test_stacks_are_never_packed(kernels):
 def test_repeated_rows_are_laid_out_first(kernels):
     a, b = operands()
     row = np.lib.stride_tricks.as_strided(b[:1], b.shape, (0, b.strides[1])).view(GPUArray)
-    np.testing.assert_array_equal(gemm(a, row), np.asarray(a) @ np.asarray(row))
-    assert kernels.ran == ["pack float32", "split"]
+    for _ in range(2):
+        np.testing.assert_array_equal(gemm(a, row), np.asarray(a) @ np.asarray(row))
+    assert kernels.ran == ["split float32"] * 2
+    assert kernels.prepared == 2
 
 
 def test_an_output_over_an_operand_is_refused_before_anything_runs(kernels):
@@ -232,10 +193,6 @@ def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monke
             object.__setattr__(block, name, value)
         blocks.append(block)
     monkeypatch.setattr(PackedBlock, "unpack", lambda block: block.tiles)
-    plain = kernels.multiply
-    monkeypatch.setattr(
-        precision.split, "multiply", lambda a, b, **rest: plain(a.tiles, b.tiles, **rest)
-    )
     monkeypatch.setattr(precision, "add_residuals", lambda *_, **__: None)
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
     assert kernels.ran == ["split" if device is HOPPER else "ffma"]

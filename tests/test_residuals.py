@@ -1,4 +1,4 @@
-"""Elements that packed parts do not carry, in NumPy: gathered, multiplied, added."""
+"""What the parts of packed operands do not carry: which launch adds it, with which arguments."""
 
 from __future__ import annotations
 
@@ -7,34 +7,76 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stand_in import fake_cupy, gpu, laid_out, memory
 
-from multimm.gpu import launch
+from multimm.gpu import residuals
 from multimm.gpu.packed import Residuals
+from multimm.gpu.registry import Device
 from multimm.gpu.residuals import add_residuals
-from multimm.gpu.split_reference import split
+from multimm.gpu.split_reference import joined, pack_reference, split, swizzled
+from multimm.gpu.tiles import limits_for
+
+
+class Kernel:
+    """What kernels/split_residuals.cu computes, in NumPy."""
+
+    def __init__(self, defines):
+        self.parts, self.cap = defines["PARTS"], defines["CAP"]
+
+    def __call__(self, grid, block, args):
+        launches.append((grid, args))
+        assert block == (256, 1, 1)
+        assert isinstance(args[3], np.float32)
+        m, n, k, alpha, *rest = args
+        *_, d, ldd, counts = rest
+        assert counts == 0
+        sides = [self.operand(rows, k, *given) for rows, given in ((m, rest[:5]), (n, rest[5:10]))]
+        (a, r), (b, s) = ((carried.astype("f8"), rests.astype("f8")) for carried, rests in sides)
+        memory(d, (m, n), (ldd, 1), "f4")[...] += alpha * (r @ (b + s).T + a @ s.T)
+
+    def operand(self, rows, k, tiles, exponents, count, places, values):
+        assert count <= self.cap
+        height = -(-rows // 128) * 128
+        shape = (height // 64, -(-k // 64), self.parts, 64, 64)
+        flat = swizzled(memory(tiles, (int(np.prod(shape)),), (1,), "f2").reshape(shape))
+        plain = flat.transpose(2, 0, 3, 1, 4).reshape(self.parts, height, -1)[:, :rows, :k]
+        low = plain[1] if self.parts == 2 else np.zeros_like(plain[0])
+        rests = np.zeros((rows, k), "f4")
+        if count:
+            at = np.divmod(memory(places, (count,), (1,), "u8"), np.uint64(2**32))
+            rests[at] = memory(values, (count,), (1,), "f4")
+        es = memory(exponents, (height,), (1,), "i4")[:rows]
+        parts = split(np.zeros((1, 1), "f4"))._replace(
+            high=plain[0], low=low, exponents=es, rest=np.zeros_like(rests)
+        )
+        return joined(parts), rests
+
+
+launches: list[tuple] = []
 
 
 @pytest.fixture(autouse=True)
-def numpy_for_cupy(monkeypatch):
-    def gemm(a, b, *, alpha, beta, c, trans_b):
-        assert trans_b
-        return np.float32(alpha) * (a @ b.T) + np.float32(beta) * c
-
-    monkeypatch.setitem(sys.modules, "cupy", np)
-    monkeypatch.setattr(launch, "gemm", gemm)
+def kernels(monkeypatch):
+    launches.clear()
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setattr(residuals, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
+    monkeypatch.setattr(residuals, "device_of", lambda ident: Device(limits_for(90), 132))
 
 
-def packed(x):
-    """What `PackedBlock` says of rows x k."""
-    rest = split(x).rest
-    rows, ks = np.nonzero(rest)
-    residuals = Residuals(rows, ks, rest[rows, ks]) if rows.size else None
+def flat(x):
+    return gpu(np.ascontiguousarray(x).reshape(1, -1)).reshape(x.shape)
 
-    def columns(at, *, residuals):
-        assert (np.diff(at) > 0).all()
-        return (x if residuals else x - rest)[:, at]
 
-    return SimpleNamespace(residuals=residuals, carried=x - rest, columns=columns)
+def packed(x, scheme="float32"):
+    """What `PackedBlock` says of rows x k; the list in an order of its own."""
+    made = pack_reference(x, 2 if scheme == "float32" else 1)
+    listed = made.residuals[::-1]
+    at = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
+    found = Residuals(flat(at), flat(listed["value"])) if len(listed) else None
+    return SimpleNamespace(
+        rows=len(x), k=x.shape[1], scheme=scheme, device_id=0, residuals=found,
+        uncarried=len(listed), tiles=flat(made.tiles), exponents=flat(made.exponents),
+    )  # fmt: skip
 
 
 def with_tiny_elements(rows, k, seed):
@@ -45,26 +87,38 @@ def with_tiny_elements(rows, k, seed):
     return x
 
 
+@pytest.mark.parametrize("layout", ["C", "F", "wide rows", "wide columns"])
+@pytest.mark.parametrize("scheme", ["float32", "tf32"])
 @pytest.mark.parametrize("alpha", [1.0, -2.0])
-def test_every_term_of_the_product_is_there(alpha):
+def test_every_term_of_the_product_is_there(alpha, scheme, layout):
     x, y = with_tiny_elements(70, 90, 2), with_tiny_elements(50, 90, 3)
     y[11] = 0
     y[11, 7] = 1.5  # meets the tiny element of x alone
     x[9], y[9] = 0, 0
     x[9, [4, 5]], y[9, [4, 6]] = [np.float32(1.2345678e-9), 900], [np.float32(1.2345678e-9), 900]
-    a, b = packed(x), packed(y)
-    assert a.residuals is not None
-    assert b.residuals is not None
-    d = (alpha * a.carried.astype("f8") @ b.carried.T.astype("f8")).astype("f4")
+    a, b = packed(x, scheme), packed(y, scheme)
+    rests = [split(z).rest.astype("f8") for z in (x, y)]
+    carried = [z - rest for z, rest in zip((x, y), rests, strict=True)]
+    d = laid_out((alpha * carried[0] @ carried[1].T).astype("f4"), layout)
     assert d[2, 11] == d[9, 9] == 0
     add_residuals(d, a, b, alpha=alpha)
     exact = alpha * (x.astype("f8") @ y.T.astype("f8"))
     scale = np.abs(x.astype("f8")) @ np.abs(y.T.astype("f8"))
-    assert (np.abs(d - exact) <= 90 * 2.0**-24 * scale).all()
+    assert (np.abs(d - exact) <= (90 * 2.0**-24 if scheme == "float32" else 2.0**-9) * scale).all()
     assert d[9, 9] == np.float32(alpha) * np.float32(1.2345678e-9) ** 2
+    ((grid, _),) = launches
+    assert grid == (2, 1, 1)
 
 
 def test_most_blocks_have_none():
-    d = np.ones((3, 4), "f4")
+    d = gpu(np.ones((3, 4), "f4"))
     add_residuals(d, packed(np.ones((3, 5), "f4")), packed(np.ones((4, 5), "f4")), alpha=1.0)
     assert (d == 1).all()
+    assert launches == []
+
+
+def test_a_large_product_is_shared_by_as_many_blocks_as_run_at_a_time(monkeypatch):
+    monkeypatch.setattr(Kernel, "__call__", lambda kernel, grid, *_: launches.append(grid))
+    nothing = residuals.Lists(0, 0, 0, 0, 0)
+    residuals.prepared(65536, 65536, 64, "float32", 0, 1.0, 65536)(nothing, nothing, 0, 0)
+    assert launches == [(8 * 132, 1, 1)]

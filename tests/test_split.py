@@ -10,7 +10,7 @@ import stand_in
 from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, split
+from multimm.gpu import compiled, slices, split
 from multimm.gpu.split import multiply
 from multimm.gpu.split_config import SPLIT_REGISTRY, split_config_named, split_slices
 from multimm.gpu.split_reference import pack_reference, swizzled
@@ -26,11 +26,12 @@ class Kernel(stand_in.Kernel):
         stand_in.Kernel.launches.append((self, grid, block, args))
         assert block == (384, 1, 1)
         assert shared_mem == self.max_dynamic_shared_size_bytes > 48 << 10
-        assert [type(x) for x in args] == [int] * 4 + [np.float32] * 2 + [int] * 11
+        assert [type(x) for x in args] == [int] * 4 + [np.float32] * 2 + [int] * 12
         self.multiply(grid, *args)
 
     def multiply(self, grid, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
-                 apart):  # fmt: skip
+                 apart, counts):  # fmt: skip
+        assert counts == 0
         slices = -(-slabs // step) if step else 1
         tiles = -(-m // 128) * -(-n // self.defines["TILE_N"]) * slices
         assert grid == (min(tiles, 132), 1, 1)
@@ -62,7 +63,7 @@ class Kernel(stand_in.Kernel):
 def launches():
     with standing_in(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(split, "workspace", lambda shape, device: (
+        patch.setattr(slices, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
         compiled.device_of.cache_clear()
         split._plan.cache_clear()
@@ -116,7 +117,7 @@ def test_k_is_cut_into_slices_where_d_is_small(launches):
     _, grid, _, args = launches[0]
     assert grid == (2 * slices, 1, 1)
     assert args[3] == length
-    assert args[-1] % 4 == 0
+    assert args[-2] % 4 == 0
     assert launches[1][0].name == "add_partials"
     result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
     np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)

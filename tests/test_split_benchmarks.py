@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import logging
@@ -24,7 +23,6 @@ from benchmarks.cases import TRANSPOSES, Case, square
 from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.peers import COMPUTE_TF32, Cublas
-from benchmarks.timing import Direct, GpuTimer
 from multimm.gpu.choice import FFMA, SPLIT, Choice, note
 from multimm.gpu.split_reference import joined, wgmma_model
 from multimm.gpu.split_reference import split as split_parts
@@ -76,10 +74,6 @@ class ToyKernels:
         unpacked = joined(parts) * np.float32(self.spoil.get("pack", (1,))[0])
         return SimpleNamespace(x=x, scheme=scheme, unpack=lambda: gpu(unpacked))
 
-    def start_pack(self, operands, *, scheme):
-        ((a, side, trans),) = operands
-        return self.pack(a, side=side, trans=trans, scheme=scheme)
-
     def sgemm(self, case, a, b, out):
         return lambda: np.copyto(out, in_turn(oriented(a, case.trans_a), oriented(b, case.trans_b)))
 
@@ -99,12 +93,12 @@ def toys(monkeypatch):
     kernels = ToyKernels()
     for module, name in (
         (multimm.gpu.precision, "gemm"), (multimm.gpu.packing, "pack"),
-        (multimm.gpu.packing, "start_pack"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(kernels, name))
     for suite in (split, accuracy):
         monkeypatch.setattr(suite, "Cublas", lambda stream: kernels)
     monkeypatch.setattr(split, "copy", np.copyto)
+    monkeypatch.setattr(split, "_launch_of", lambda a, trans, scheme: lambda: None)
     monkeypatch.setattr(xla, "available", lambda: False)
     with toy_cupy():
         yield kernels
@@ -206,20 +200,6 @@ def test_the_awkward_cases_are_those_that_must_run_split():
         assert min(case.m, case.n) >= 1024, case
         assert case.k >= 256, case
     assert set(split.SUSTAINED) <= set(split.SQUARES)
-
-
-def test_direct_calls_are_never_captured():
-    captured = []
-    timer = object.__new__(GpuTimer)
-    timer._graphs, timer._events = True, ()
-    timer.stream = contextlib.nullcontext()
-    timer.stream.synchronize = lambda: None
-    timer._captured = captured.append
-    calls = []
-    assert timer.burst(Direct(lambda: calls.append(1)), 3)[1] == "events"
-    assert (captured, calls) == ([], [1])
-    timer.burst(lambda: None, 3)
-    assert len(captured) == 1
 
 
 @pytest.mark.parametrize("letters", TRANSPOSES)

@@ -33,9 +33,13 @@ def test_budgets():
     # Two tiles of A and two of B are 32 KB: 7 slots, 14 barriers, and 1 KB to align them.
     assert config.shared_bytes == 7 * 32768 + 14 * 8 + 1024 <= SHARED_BYTES
     assert config.registers == 3 * 64 + 36
-    assert config.defines() == {"PARTS": 2, "TILE_N": 128, "SLOTS": 7, "BAND": 8}
+    assert config.defines() == {
+        "PARTS": 2, "CAP": 1024, "TILE_N": 128, "SLOTS": 7, "BAND": 8,
+    }  # fmt: skip
     single = SplitConfig(1, 256, 4, 5)
-    assert single.defines() == {"PARTS": 1, "TILE_N": 256, "SLOTS": 4, "BAND": 5}
+    assert single.defines() == {
+        "PARTS": 1, "CAP": 1024, "TILE_N": 256, "SLOTS": 4, "BAND": 5,
+    }  # fmt: skip
     assert single.shared_bytes == 4 * 49152 + 8 * 8 + 1024
     assert single.tiles(129, 257) == 4
     assert config.tiles(128, 129) == 2

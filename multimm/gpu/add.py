@@ -16,7 +16,7 @@ import numpy as np
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
-from multimm.gpu.compiled import MAX_GRID_Z, kernel_for
+from multimm.gpu.compiled import GUARDED, MAX_GRID_Z, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
 from multimm.gpu.operands import check_arrays, check_out, common_alignment
 
@@ -154,12 +154,17 @@ def _steps(x: Array) -> list[tuple[int, int]]:
 
 
 def prepared_sum(
-    operands: Sequence[Array], order: Sequence[int], alpha: float, beta: float
+    operands: Sequence[Array],
+    order: Sequence[int],
+    alpha: float,
+    beta: float,
+    guarded: bool = False,
 ) -> Callable[[Sequence[int]], None]:
     """Return what adds operands like these: the parts, C unless beta is 0, and D.
 
     Their rows lie in the order `order` of axes and are contiguous. It takes their addresses, and
-    launches on the current stream.
+    launches on the current stream. If it is guarded (`compiled.prepare`), it also takes the address
+    of what packing has counted, last.
     """
     out = operands[-1]
     count = len(operands) - 1 - (beta != 0)
@@ -169,8 +174,9 @@ def prepared_sum(
         lengths += [step * out.itemsize for step in steps if size > 1]
     config = config_for(out.itemsize, count, common_alignment(*lengths))
     kernel = kernel_for(
-        out.device.id, "add_partials.cu", "add_partials", tuple(config.defines().items())
-    )
+        out.device.id, "add_partials.cu", "add_partials",
+        (*config.defines().items(), *GUARDED[:guarded]),
+    )  # fmt: skip
     factors = (np.int64(cols), out.dtype.type(alpha), out.dtype.type(beta))
     spans = -(-cols // config.span)
     at_once = max(1, MAX_GRID_X // spans)  # rows
@@ -195,11 +201,12 @@ def prepared_sum(
     cuts = ((0, count), (count, count + 1), (count + 1, count + 2))
 
     def run(pointers: Sequence[int]) -> None:
+        pointers, guard = pointers[: len(operands)], pointers[len(operands) :]
         for grid, offsets in calls:
             table = template.copy()
             table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
             structs = (_struct(table[first:end]) for first, end in cuts)
-            kernel(grid, (config.threads, 1, 1), (*factors, *structs))
+            kernel(grid, (config.threads, 1, 1), (*factors, *structs, *guard))
 
     return run
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from multimm.gpu.registry import Device, Problem, predicted_seconds
+from multimm.gpu.skinny_choice import NARROW_DOT
 from multimm.gpu.split_config import CAPABILITY, split_seconds
 
 logger = logging.getLogger(__name__)
@@ -18,8 +20,16 @@ logger = logging.getLogger(__name__)
 #: Kernels, by the names of their files.
 FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 
+#: From so many rows and columns on, the tensor cores always win but where k is about as short as
+#: they take it, and then lose no more than a launch does.
+LARGE = 1024
+
 #: The bound of the split kernel's error is below that of an FP32 dot product from here on.
 SPLIT_K = 256
+
+
+#: Says why a product did not run as it was chosen to, or None.
+Unless = Callable[[], "str | None"]
 
 
 class Choice(NamedTuple):
@@ -48,6 +58,8 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
     if reason is not None:
         return Choice(FFMA, precision, reason)
     m, n, k = problem.m, problem.n, problem.k
+    if min(m, n) >= LARGE:
+        return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
     products = 1 if precision == "tf32" else 3
     ours = split_seconds(m, n, k, products, device.multiprocessors)
     plain = predicted_seconds(problem, device)
@@ -68,24 +80,46 @@ def _why_not(problem: Problem, precision: str, device: Device) -> str | None:
         return "a stack of products"
     if problem.k < SPLIT_K:
         return f"k = {problem.k} is shorter than {SPLIT_K}"
-    if 0 in (problem.m, problem.n):
-        return "the result is empty"
+    if min(problem.m, problem.n) <= NARROW_DOT:
+        return f"the result has {min(problem.m, problem.n)} rows or columns"
     return None
 
 
-_noted = threading.local()
+class _Noted(threading.local):
+    """What the last product of a thread ran with."""
+
+    choice: Choice | None = None
+    unless: Unless | None = None
 
 
-def note(choice: Choice) -> None:
-    """Keep a choice for `last_choice`, and log it."""
-    _noted.choice = choice
+_noted = _Noted()
+
+
+def note(choice: Choice, unless: Unless | None = None) -> None:
+    """Keep a choice for `last_choice`, and log it.
+
+    Parameters
+    ----------
+    choice : Choice
+    unless : callable, optional
+        Returns why the product was computed with FP32 multiply-adds all the same, or None. It is
+        called when somebody asks, for it waits for the GPU.
+    """
+    _noted.choice, _noted.unless = choice, unless
     logger.debug("%s for %s: %s", *choice)
 
 
 def last_choice() -> Choice | None:
     """Return what the last product of this thread on a GPU ran with, or None.
 
-    A product that is launched again as it was (two small CuPy arrays of a kind that was multiplied
+    What the tensor cores compute depends on the data: then this waits for the product. One on
+    `sgemm_ffma` that is launched again as it was (two CuPy arrays of a kind that was multiplied
     before) does not count: its choice is the one of the first time.
     """
-    return getattr(_noted, "choice", None)
+    choice, unless = _noted.choice, _noted.unless
+    if choice is not None and unless is not None:
+        reason = unless()
+        if reason is not None:
+            choice = Choice(FFMA, choice.precision, reason)
+        _noted.choice, _noted.unless = choice, None
+    return choice

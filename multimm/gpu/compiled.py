@@ -21,6 +21,7 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.compile import LINE_INFO, compiled_file, target_for
 from multimm.gpu.layout import Axis, Shape, Stack, batch_strides, collapse
+from multimm.gpu.pack_config import RESIDUAL_CAP
 from multimm.gpu.registry import Device
 from multimm.gpu.source import kernel_text
 from multimm.gpu.tiles import STATIC_SHARED_BYTES, limits_for
@@ -37,6 +38,9 @@ _MATRIX = (int, int, int)  # address of the first element, leading dimension, ba
 GEMM_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *_MATRIX * 5)
 #: The parameter types of transpose, in their order.
 TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
+
+#: Compiles a kernel so that it does nothing unless an operand is refused: see common/refused.cuh.
+GUARDED = (("GUARDED", RESIDUAL_CAP),)
 
 _loading = threading.Lock()
 
@@ -175,6 +179,7 @@ def prepare(
     signature: Sequence[type],
     itemsize: int,
     shared_bytes: int = 0,
+    guarded: bool = False,
 ) -> Launches:
     """Decide one launch per matrix of the outer axes, the longest axis along the grid's z.
 
@@ -195,8 +200,14 @@ def prepare(
         Bytes of an element.
     shared_bytes : int, optional
         Dynamic shared memory.
+    guarded : bool, optional
+        Whether the kernel was compiled with GUARDED: its last argument is the address of what
+        packing has counted. What is returned takes that address as well, last.
     """
     addresses = tuple(range(len(head), len(head) + len(_MATRIX) * len(stacks), len(_MATRIX)))
+    guard: tuple[int, ...] = (0,) if guarded else ()
+    if guarded:
+        addresses += (len(signature),)
     *outer, (depth, steps) = axes
     calls = []
     for index in itertools.product(*(range(size) for size, _ in outer)):
@@ -208,9 +219,13 @@ def prepare(
             values = list(head)
             for stack, step in zip(stacks, steps, strict=True):
                 values += [0, stack.ld, step]
-            args = tuple(kind(value) for kind, value in zip(signature, values, strict=True))
-            offsets = tuple(
-                (start + first * step) * itemsize for start, step in zip(starts, steps, strict=True)
+            args = tuple(kind(value) for kind, value in zip(signature, values, strict=True)) + guard
+            offsets = (
+                tuple(
+                    (start + first * step) * itemsize
+                    for start, step in zip(starts, steps, strict=True)
+                )
+                + guard
             )
             grid = (tiles, 1, min(depth - first, MAX_GRID_Z))
             logger.debug("launch grid=%s block=%d sizes=%s", grid, threads, head)

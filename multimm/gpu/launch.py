@@ -17,6 +17,7 @@ from multimm.errors import ArrayTypeError
 from multimm.gpu import recall, skinny, tuning
 from multimm.gpu.compiled import (
     GEMM_SIGNATURE,
+    GUARDED,
     Launches,
     batch_axes,
     device_of,
@@ -27,7 +28,7 @@ from multimm.gpu.layout import ABSENT, Axis, ProductShape, Stack, check_addend, 
 from multimm.gpu.operands import check_arrays, check_out, describe
 from multimm.gpu.registry import Problem, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
-from multimm.gpu.slices import can_be_added, in_slices
+from multimm.gpu.slices import Operands, can_be_added, in_slices
 from multimm.gpu.tiles import STRIP, TileConfig
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,7 @@ def gemm(
     tuned : bool, optional
         False leaves out what was found on this GPU.
     kept_as : str, optional
-        The verb under which `recall` keeps what was decided; "gemm" is what `recall.product`
-        finds, whatever the precision.
+        The verb under which `recall` keeps what was decided: the precision that was promised.
 
     Returns
     -------
@@ -87,10 +87,7 @@ def gemm(
     KernelError
         An unknown configuration, or a GPU that is too old.
     """
-    plain = alpha == 1 and tuned and c is partial is out is None
-    known: tuple[Any, ...] = (kept_as, (a, b, c, partial), out, trans_a, trans_b)
-    if not plain:
-        known += (alpha, beta, tuned)
+    known = kind_of(kept_as, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
     if config is None and (done := recall.again(*known)) is not None:
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
@@ -123,8 +120,25 @@ def gemm(
     return out
 
 
-def _prepare(x: Array, any_order: bool) -> tuple[Array, Stack]:
-    """Return an operand that a kernel can address, a copy if need be, and where it lies."""
+def kind_of(
+    verb: str, a: Any, b: Any, c: Any, partial: Any, out: Any, trans_a: bool, trans_b: bool,
+    alpha: float, beta: float, tuned: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return by what `recall` knows a product: for a plain one, what `recall.product` asks for."""
+    known = (verb, (a, b, c, partial), out, trans_a, trans_b)
+    plain = alpha == 1 and tuned and c is partial is out is None
+    return known if plain else (*known, alpha, beta, tuned)
+
+
+def addressable(x: Array, any_order: bool) -> tuple[Array, Stack]:
+    """Return an operand that a kernel can address, a copy if need be, and where it lies.
+
+    Parameters
+    ----------
+    x : cupy.ndarray or None
+    any_order : bool
+        Whether columns may be what is contiguous.
+    """
     if x is None:
         return None, ABSENT
     stack = describe(x)
@@ -150,12 +164,48 @@ def _launch_gemm(
 ) -> recall.Run | None:
     """Launch; return what can be launched again for other operands of the same kind."""
     # The copies stay referenced until everything that reads them is in the stream.
-    prepared = [_prepare(x, any_order=flag is not None) for x, flag in operands]
-    stacks = [stack for _, stack in prepared]
-    axes = batch_axes(shape.batch, prepared)
+    found = [addressable(x, any_order=flag is not None) for x, flag in operands]
+    flags = operands[0][1], operands[1][1]
+    run = prepared(found, (bool(flags[0]), bool(flags[1])), shape, alpha, beta, config, tuned)
+    run([stack.pointer for _, stack in found])
+    copied = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
+    return None if copied else run
+
+
+def prepared(
+    operands: Operands,
+    trans: tuple[bool, bool],
+    shape: ProductShape,
+    alpha: float,
+    beta: float,
+    config: TileConfig | None,
+    tuned: bool,
+    guarded: bool = False,
+) -> recall.Run:
+    """Return what computes products of operands like these.
+
+    Parameters
+    ----------
+    operands : sequence of (cupy.ndarray of float32 or None, Stack)
+        A, B, C, P and D, as `addressable` returns them. Not empty.
+    trans : (bool, bool)
+        Whether A and B are used transposed.
+    shape, alpha, beta, config, tuned
+        As for `gemm`.
+    guarded : bool, optional
+        Whether the product may turn out not to be needed, as for `compiled.prepare`. Such a
+        product always runs on sgemm_ffma.
+
+    Returns
+    -------
+    callable
+        Takes the addresses of the operands, and launches on the current stream.
+    """
+    stacks = [stack for _, stack in operands]
+    axes = batch_axes(shape.batch, operands)
     ident = operands[0][0].device.id
     device = device_of(ident)
-    loads = _load_paths(operands, stacks, axes)
+    loads = _load_paths(trans, stacks, axes)
     problem = Problem(
         shape.m, shape.n, shape.k, int(np.prod(shape.batch, dtype=np.int64)),
         scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
@@ -163,42 +213,38 @@ def _launch_gemm(
         ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"],
     )  # fmt: skip
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
-    copied = any(x is not given for (x, _), (given, _) in zip(prepared, operands, strict=True))
-    if config is None and (way := way_for(problem, device)) is not None:
-        again = skinny.prepared(way, ident, prepared, axes, shape, alpha, beta, sides)
-        again([stack.pointer for stack in stacks])
-        return None if copied else again
+    if config is None and not guarded and (way := way_for(problem, device)) is not None:
+        return skinny.prepared(way, ident, operands, axes, shape, alpha, beta, sides)
     if config is None and tuned:
         config = tuning.lookup(ident, problem, *sides)
     if config is None:
         config, _ = choose(problem, device)
+    defines = (*config.defines().items(), *loads.items(), *GUARDED[:guarded])
     kernel = kernel_for(
-        ident, "sgemm_ffma.cu", "sgemm_ffma", (*config.defines().items(), *loads.items()),
-        shared_bytes=config.shared_bytes,
-    )  # fmt: skip
+        ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
+    )
     tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
-    launches = functools.partial(_launches, kernel, tiles, config)
-    slices = slices_of_k(problem, device) if alpha != 0 and can_be_added(shape, prepared) else 1
-    run: recall.Run
-    if slices > 1:
+    launches = functools.partial(_launches, kernel, tiles, config, guarded)
+    slices = slices_of_k(problem, device)
+    if guarded and 2 * tiles > device.multiprocessors:
+        slices = 1  # seldom needed: not worth the launch of a sum
+    if slices > 1 and alpha != 0 and can_be_added(shape, operands[2:]):
         length = slice_length(shape.k, slices)
-        run = in_slices(launches, ident, prepared, shape, slices, length, alpha, beta, sides)
-    else:
-        run = launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
-    run([stack.pointer for stack in stacks])
-    return None if copied else run
+        return in_slices(launches, ident, operands, shape, slices, length, alpha, beta, sides,
+                         guarded)  # fmt: skip
+    return launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
 
 
 def _launches(
-    kernel: Any, tiles: int, config: TileConfig, head: tuple[float, ...], stacks: Sequence[Stack],
-    axes: Sequence[Axis],
+    kernel: Any, tiles: int, config: TileConfig, guarded: bool, head: tuple[float, ...],
+    stacks: Sequence[Stack], axes: Sequence[Axis],
 ) -> Launches:  # fmt: skip
     return prepare(kernel, tiles, config.threads, head, stacks, axes, GEMM_SIGNATURE, 4,
-                   config.shared_bytes)  # fmt: skip
+                   config.shared_bytes, guarded)  # fmt: skip
 
 
 def _load_paths(
-    operands: Sequence[tuple[Array, bool | None]], stacks: Sequence[Stack], axes: Sequence[Axis]
+    trans: tuple[bool, bool], stacks: Sequence[Stack], axes: Sequence[Axis]
 ) -> dict[str, int]:
     """How A and B lie: stored transposed, and copied 16 bytes at a time, as defines.
 
@@ -206,8 +252,8 @@ def _load_paths(
     none reaches over the edge.
     """
     loads: dict[str, int] = {}
-    for i, (name, (_, flag), stack) in enumerate(zip("AB", operands, stacks, strict=False)):
-        transposed = bool(flag) != stack.transposed
+    for i, (name, flag, stack) in enumerate(zip("AB", trans, stacks, strict=False)):
+        transposed = flag != stack.transposed
         lengths = (stack.ld, stack.cols, *(axis.strides[i] for axis in axes))
         aligned = stack.pointer % 16 == 0 and not any(length % STRIP for length in lengths)
         along_k = transposed == (name == "B")

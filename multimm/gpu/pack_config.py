@@ -11,6 +11,10 @@ from typing import NamedTuple
 from multimm.gpu.split_reference import ROW_ALIGN, SLAB
 
 PANEL = 64  #: rows
+#: Residuals that a block may have; with more it keeps its source instead. Normal data has a handful
+#: in 16384 x 16384, lognormal data of sigma 1 some 100. Arbitrary, but so many still cost little
+#: beside the product: they are one of at most 1024 rows and 1024 terms.
+RESIDUAL_CAP = 1024
 #: Thread blocks that share a multiprocessor.
 BLOCKS = 4
 #: Thread blocks that find the maxima of a panel: more for few panels, so that there are as many

@@ -14,25 +14,20 @@ import numpy as np
 
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
 from multimm.gpu.compiled import kernel_for
+from multimm.gpu.pack_config import RESIDUAL_CAP
 from multimm.gpu.split_reference import PARTS, ROW_ALIGN, SLAB
 
 Array = Any
 
 __all__ = ["PARTS", "RESIDUAL_CAP", "ROW_ALIGN", "SLAB", "PackedBlock", "Residuals", "check_pair"]
 
-#: Residuals that a block may have; with more it keeps its source instead. Normal data has a handful
-#: in 16384 x 16384, lognormal data of sigma 1 some 100. Arbitrary, but so many still cost little
-#: beside the product: they are one of at most 1024 rows and 1024 terms.
-RESIDUAL_CAP = 1024
-
 _THREADS = 256
 
 
 class Residuals(NamedTuple):
-    """Elements that the parts have 0 for, sorted by row and k; all on the block's device."""
+    """Elements that the parts have 0 for, in any order; all on the block's device."""
 
-    rows: Array  #: int32, shape (n,)
-    ks: Array  #: int32, shape (n,)
+    places: Array  #: row * 2^32 + k; uint64, shape (n,)
     values: Array  #: float32, shape (n,)
 
 
@@ -90,12 +85,12 @@ class PackedBlock:
         tiles = (height // SLAB, -(-self.k // SLAB), PARTS[self.scheme], SLAB, SLAB)
         _check_part("tiles", self.tiles, np.float16, tiles)
         _check_part("exponents", self.exponents, np.int32, (height,))
-        count = 0 if self.residuals is None else len(self.residuals.rows)
+        count = 0 if self.residuals is None else len(self.residuals.values)
         _require(count == self.uncarried <= RESIDUAL_CAP,
                  f"it has {count} residuals of {self.uncarried}")  # fmt: skip
         if self.residuals is not None:
             for name, part, dtype in zip(
-                Residuals._fields, self.residuals, (np.int32, np.int32, np.float32), strict=True
+                Residuals._fields, self.residuals, (np.uint64, np.float32), strict=True
             ):
                 _check_part(name, part, dtype, (count,))
         devices = {name: x.data.device_id for name, x in self.arrays().items()}
@@ -156,47 +151,15 @@ class PackedBlock:
                 self._unpack_into(y)
         return y if self.side == "a" else y.swapaxes(-1, -2)
 
-    def columns(self, ks: Array, *, residuals: bool = True) -> Array:
-        """Return some columns of op(A), or rows of op(B) as columns, as float32.
-
-        Parameters
-        ----------
-        ks : cupy.ndarray of int32, shape (n,)
-            Ascending elements of k, contiguous, on the block's device.
-        residuals : bool, optional
-            Whether elements that the parts do not carry are there; if not, they are 0.
-
-        Returns
-        -------
-        cupy.ndarray of float32, shape (rows, n)
-            New memory, C-contiguous.
-        """
-        import cupy
-
-        with cupy.cuda.Device(self.device_id):
-            if self.raw is not None:
-                x = self.raw if self.side == "a" else self.raw.swapaxes(-1, -2)
-                return cupy.ascontiguousarray(x[:, ks])
-            y = cupy.empty((self.rows, ks.size), np.float32)
-            if y.size:
-                sizes = (self.rows, self.k, ks.size, ks.data.ptr)
-                parts = (self.tiles.data.ptr, self.exponents.data.ptr, y.data.ptr)
-                self._launch("unpack_columns", -(-y.size // _THREADS), (*sizes, *parts))
-                if residuals and self.residuals is not None:
-                    self._put_residuals("put_into_columns", (ks.size, ks.data.ptr), y)
-        return y
-
     def _unpack_into(self, y: Array) -> None:
         pointers = (self.tiles.data.ptr, self.exponents.data.ptr, y.data.ptr)
         blocks = self.tiles.shape[0] * self.tiles.shape[1]
         self._launch("unpack", blocks, (self.rows, self.k, *pointers))
         if self.residuals is not None:
-            self._put_residuals("put_residuals", (self.k,), y)
-
-    def _put_residuals(self, entry: str, sizes: tuple[int, ...], y: Array) -> None:
-        lists = [x.data.ptr for x in self.residuals or ()]
-        blocks = -(-self.uncarried // _THREADS)
-        self._launch(entry, blocks, (self.uncarried, *sizes, *lists, y.data.ptr))
+            lists = [x.data.ptr for x in self.residuals]
+            blocks = -(-self.uncarried // _THREADS)
+            sizes = self.uncarried, self.k
+            self._launch("put_residuals", blocks, (*sizes, *lists, y.data.ptr))
 
     def _launch(self, entry: str, blocks: int, arguments: tuple[int, ...]) -> None:
         defines = (("PARTS", PARTS[self.scheme]),)

@@ -1,14 +1,15 @@
 """Packing float32 operands for the tensor cores: kernels/split_pack.cu and its launch.
 
-One launch packs an operand, or both of a product. What it counted is read back afterwards, in one
-small copy: `start_pack` leaves time for other work in between.
+One launch packs an operand, or both of a product. It works in a head, memory that says afterwards
+what packing has found: see `Packing`.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,9 @@ from multimm.errors import OptionError, ShapeError
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
-from multimm.gpu.pack_config import BLOCKS, PANEL, Cut, cut_for
+from multimm.gpu.pack_config import BLOCKS, PANEL, RESIDUAL_CAP, Cut, cut_for
 from multimm.gpu.packed import (
     PARTS,
-    RESIDUAL_CAP,
     ROW_ALIGN,
     SLAB,
     PackedBlock,
@@ -34,28 +34,28 @@ logger = logging.getLogger(__name__)
 Array = Any
 
 __all__ = [
-    "PARTS", "RESIDUAL_CAP", "ROW_ALIGN", "SLAB", "PackedBlock", "Residuals", "Started",
-    "check_pair", "pack", "start_pack",
+    "PARTS", "RESIDUAL_CAP", "ROW_ALIGN", "SLAB", "PackedBlock", "Packing", "Residuals", "Source",
+    "check_pair", "pack", "prepared", "source_of",
 ]  # fmt: skip
 
 _THREADS = 256
 _MAX_TASKS = 2**31 - 1
 _COUNTS = 16  # bytes: how many elements are not finite, how many are not carried
+_TICKETS = 8  # bytes: how many were drawn
 _RESIDUAL = 12  # bytes: row * 2^32 + k, and the value
-_MEMBERS = 15  # of the kernel's struct for an operand, 8 bytes each
-_STRUCT = np.dtype((np.void, 2 * _MEMBERS * 8))
+_STRUCT = struct.Struct("30Q")  # of the kernel: 15 members for each of two operands
+_BY_VALUE = np.dtype((np.void, _STRUCT.size))
 
 
-class _Source(NamedTuple):
-    """An operand before it is packed."""
+class Source(NamedTuple):
+    """How an operand lies before it is packed."""
 
-    x: Array  #: what is read: the array that was given, or a copy that a kernel can walk
     side: str
     rows: int
     k: int
-    stack: Stack  #: how x lies
+    stack: Stack
     along_k: bool  #: whether neighbours in memory are neighbours along k
-    turned: bool  #: whether x is rows x k or, turned, k x rows
+    turned: bool  #: whether the array is rows x k or, turned, k x rows
 
     @property
     def cut(self) -> Cut:
@@ -63,90 +63,67 @@ class _Source(NamedTuple):
         return cut_for(self.rows, self.k)
 
     def members(self) -> tuple[int, ...]:
-        """The first members of the kernel's struct: where it reads, and in which order."""
+        """Members of the kernel's struct: how it reads, and in which order."""
         stack, cut = self.stack, self.cut
         wide = stack.pointer % 16 == 0 and (stack.ld % 4 == 0 or stack.rows <= 1)
-        return (
-            stack.pointer, stack.ld, self.rows, self.k, int(self.along_k), int(wide),
-            cut.span, cut.run, cut.ahead,
-        )  # fmt: skip
+        sizes = stack.ld, self.rows, self.k, int(self.along_k), int(wide)
+        return (*sizes, cut.span, cut.run, cut.ahead)
+
+    def tile_shape(self, scheme: str) -> tuple[int, ...]:
+        """Shape of the packed tiles, of float16."""
+        return (self.cut.panels, self.cut.slabs, PARTS[scheme], SLAB, SLAB)
+
+    @property
+    def height(self) -> int:
+        """Rows with padding: so many exponents, of int32, belong to the tiles."""
+        return self.cut.panels * PANEL
 
 
-class Unchecked(NamedTuple):
-    """A packed operand of which nobody has looked yet what its parts do not carry."""
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The launch that packs operands, with all decided but where they lie.
 
-    rows: int
-    k: int
-    side: str
-    scheme: str
-    tiles: Array
-    exponents: Array
+    The head begins with two uint64 for each operand: how many of its elements are not finite, and
+    how many others the parts do not carry. From `lists` on there are the latter, for each operand
+    RESIDUAL_CAP places, row * 2^32 + k, and then as many values.
+    """
 
+    kernel: Any  #: None if there is nothing to pack
+    tasks: int
+    members: tuple[tuple[int, ...], ...]  #: of each operand, those that are no addresses
+    maxima: tuple[int, ...]  #: from the head's beginning, in bytes
+    lists: tuple[int, ...]
 
-class Started:
-    """Operands whose packing was launched. Made by `start_pack`."""
+    @property
+    def head_bytes(self) -> int:
+        """Size of the head."""
+        return self.lists[-1] + RESIDUAL_CAP * _RESIDUAL
 
-    def __init__(
-        self, sources: Sequence[_Source], operands: Sequence[Unchecked], work: Array, lists: int,
-        keep_raw: bool,
-    ) -> None:  # fmt: skip
-        #: For work on the same stream; their elements are right unless `finish` says otherwise.
-        self.operands = tuple(operands)
-        self._sources, self._keep_raw = sources, keep_raw
-        self._work, self._lists = work, lists  # counts first, residuals from byte `lists` on
+    def __call__(self, head: int, addresses: Sequence[tuple[int, int, int]]) -> None:
+        """Pack on the current stream.
 
-    def clean(self) -> bool:
-        """Wait for the current stream; whether the parts carry every element, as for most data."""
-        return not any(self._counts)
-
-    @functools.cached_property
-    def _counts(self) -> list[int]:
-        """Of each operand: how many elements are not finite, and how many are not carried."""
-        import cupy
-
-        with cupy.cuda.Device(self.operands[0].tiles.data.device_id):
-            counts = cupy.asnumpy(self._work[: _COUNTS * len(self.operands)]).view(np.uint64)
-        return [int(count) for count in counts]
-
-    def finish(self) -> tuple[PackedBlock, ...]:
-        """Wait for the current stream, read what was counted, and return the blocks.
-
-        Returns
-        -------
-        tuple of PackedBlock
-            In the order of the operands.
+        Parameters
+        ----------
+        head : int
+            The address of the head.
+        addresses : sequence of (int, int, int)
+            Of each operand, its tiles and its exponents.
         """
         import cupy
 
-        register_with_dask()
-        with cupy.cuda.Device(self.operands[0].tiles.data.device_id):
-            return tuple(
-                self._block(i, *self._counts[2 * i : 2 * i + 2]) for i in range(len(self.operands))
-            )
-
-    def _block(self, i: int, nonfinite: int, uncarried: int) -> PackedBlock:
-        rows, k, side, scheme, tiles, exponents = self.operands[i]
-        if nonfinite or uncarried > RESIDUAL_CAP:
-            logger.debug("operand %s keeps its source: %d elements are not finite, %d not carried",
-                         side, nonfinite, uncarried)  # fmt: skip
-            raw = _raw(self._sources[i], copy=self._keep_raw)
-            return PackedBlock(
-                rows, k, side, scheme, nonfinite=nonfinite, uncarried=uncarried, raw=raw
-            )
-        residuals = self._residuals(i, uncarried) if uncarried else None
-        return PackedBlock(rows, k, side, scheme, tiles, exponents, 0, uncarried, residuals)
-
-    def _residuals(self, i: int, count: int) -> Residuals:
-        """By row and k, so that sums over them have one order."""
-        first = self._lists + i * RESIDUAL_CAP * _RESIDUAL
-        values = first + 8 * RESIDUAL_CAP
-        at = self._work[first : first + 8 * count].view(np.uint64)
-        order = at.argsort()
-        at = at[order]
-        return Residuals(
-            (at >> 32).astype(np.int32), (at & 0xFFFFFFFF).astype(np.int32),
-            self._work[values : values + 4 * count].view(np.float32)[order],
-        )  # fmt: skip
+        stream = cupy.cuda.get_current_stream().ptr
+        cupy.cuda.runtime.memsetAsync(head, 0, self.lists[0], stream)
+        if self.kernel is None:
+            return
+        values: list[int] = []
+        for i, (x, tiles, exponents) in enumerate(addresses):
+            first = head + self.lists[i]
+            values += (x, *self.members[i], tiles, exponents, head + self.maxima[i],
+                       head + _COUNTS * i, first, first + 8 * RESIDUAL_CAP)  # fmt: skip
+        values += [0] * (30 - len(values))
+        operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
+        tickets = head + _COUNTS * len(self.members)
+        self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), (operands, tickets))
 
 
 def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -> PackedBlock:
@@ -174,47 +151,41 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError
     """
-    return start_pack([(a, side, trans)], scheme=scheme).finish()[0]
-
-
-def start_pack(
-    operands: Sequence[tuple[Array, str, bool]],
-    *,
-    scheme: str = "float32",
-    keep_raw: bool = True,
-) -> Started:
-    """Launch the packing of one operand, or of both of a product, on the current stream.
-
-    Parameters
-    ----------
-    operands : sequence of (array, side, trans)
-        One or two, as for `pack`; on one device.
-    scheme : {"float32", "tf32"}, optional
-    keep_raw : bool, optional
-        Whether a block that keeps its source copies it. Without, it is a view of the array.
-
-    Returns
-    -------
-    Started
-        Its `operands` can be used on the same stream, its `finish` waits.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArrayTypeError, OptionError
-    """
     if scheme not in PARTS:
         raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
-    for _, side, _ in operands:
-        if side not in ("a", "b"):
-            raise OptionError(f'side is {side!r}: it must be "a" or "b"')
-    check_arrays({side: x for x, side, _ in operands}, np.float32)
-    for x, side, _ in operands:
-        _check(x, side)
-    sources = [_source(*operand) for operand in operands]
+    if side not in ("a", "b"):
+        raise OptionError(f'side is {side!r}: it must be "a" or "b"')
+    check_arrays({side: a}, np.float32)
+    _check(a, side)
     import cupy
 
-    with cupy.cuda.Device(sources[0].x.device.id):
-        return _launch(sources, scheme, keep_raw)
+    register_with_dask()
+    with cupy.cuda.Device(a.device.id):
+        x, source = source_of(a, side, trans)
+        packing = prepared([source], scheme, x.data.device_id)
+        head = cupy.empty(packing.head_bytes, np.uint8)
+        tiles = cupy.empty(source.tile_shape(scheme), np.float16)
+        # Without tasks nobody writes them.
+        exponents = (cupy.empty if packing.tasks else cupy.zeros)(source.height, np.int32)
+        packing(head.data.ptr, [(source.stack.pointer, tiles.data.ptr, exponents.data.ptr)])
+        nonfinite, uncarried = (int(n) for n in cupy.asnumpy(head[:_COUNTS]).view(np.uint64))
+        if nonfinite or uncarried > RESIDUAL_CAP:
+            logger.debug("operand %s keeps its source: %d elements are not finite, %d not carried",
+                         side, nonfinite, uncarried)  # fmt: skip
+            return PackedBlock(source.rows, source.k, side, scheme, nonfinite=nonfinite,
+                               uncarried=uncarried, raw=_raw(x, source))  # fmt: skip
+        residuals = _residuals(head[packing.lists[0] :], uncarried) if uncarried else None
+    return PackedBlock(
+        source.rows, source.k, side, scheme, tiles, exponents, 0, uncarried, residuals
+    )
+
+
+def _residuals(lists: Array, count: int) -> Residuals:
+    """Copies of them: the head is freed."""
+    values = lists[8 * RESIDUAL_CAP :]
+    return Residuals(
+        lists[: 8 * count].copy().view(np.uint64), values[: 4 * count].copy().view(np.float32)
+    )
 
 
 def _check(x: Array, side: str) -> None:
@@ -226,7 +197,8 @@ def _check(x: Array, side: str) -> None:
         )
 
 
-def _source(x: Array, side: str, trans: bool) -> _Source:
+def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
+    """Return an operand that the kernel can read, a copy if need be, and how it lies."""
     stack = describe(x)
     if isinstance(stack, str):
         import cupy
@@ -238,49 +210,53 @@ def _source(x: Array, side: str, trans: bool) -> _Source:
         assert isinstance(stack, Stack), "a C-contiguous array has contiguous rows"
     turned = (side == "b") != bool(trans)
     rows, k = x.shape[::-1] if turned else x.shape
-    return _Source(x, side, rows, k, stack, stack.transposed == turned, turned)
+    return x, Source(side, rows, k, stack, stack.transposed == turned, turned)
 
 
-def _launch(sources: Sequence[_Source], scheme: str, keep_raw: bool) -> Started:
-    import cupy
+def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
+    """Decide how one operand, or both of a product, are packed.
 
+    Parameters
+    ----------
+    sources : sequence of Source
+        One or two.
+    scheme : {"float32", "tf32"}
+    device : int
+
+    Raises
+    ------
+    ShapeError
+        Operands that are too large for one launch.
+    """
     cuts = [source.cut for source in sources]
     tasks = sum(cut.tasks for cut in cuts)
     if tasks > _MAX_TASKS:
-        raise ShapeError(f"{tasks} tasks for shapes {[s.x.shape for s in sources]}: use blocks")
-    # Zeros: 2 counts for each operand, a ticket, what maxima were found. Then the residuals.
-    head = _COUNTS * len(sources)
-    zeros = head + 8 + sum(4 * PANEL * cut.panels * cut.spans for cut in cuts)
-    work = cupy.empty(zeros + RESIDUAL_CAP * _RESIDUAL * len(sources), np.uint8)
-    start = work.data.ptr
-    cupy.cuda.runtime.memsetAsync(start, 0, zeros, cupy.cuda.get_current_stream().ptr)
-    maxima, lists = start + head + 8, start + zeros
-    operands, members = [], np.zeros((2, _MEMBERS), np.uint64)
-    for i, (source, cut) in enumerate(zip(sources, cuts, strict=True)):
-        tiles = cupy.empty((cut.panels, cut.slabs, PARTS[scheme], SLAB, SLAB), np.float16)
-        exponents = (cupy.empty if cut.tasks else cupy.zeros)(cut.panels * PANEL, np.int32)
-        members[i] = (
-            *source.members(), tiles.data.ptr, exponents.data.ptr, maxima, start + _COUNTS * i,
-            lists, lists + 8 * RESIDUAL_CAP,
-        )  # fmt: skip
-        maxima += 4 * PANEL * cut.panels * cut.spans
-        lists += RESIDUAL_CAP * _RESIDUAL
-        operands.append(Unchecked(source.rows, source.k, source.side, scheme, tiles, exponents))
-    if tasks:
-        defines = (("PARTS", PARTS[scheme]), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
-        kernel = kernel_for(sources[0].x.data.device_id, "split_pack.cu", "split_pack", defines)
-        struct = members.reshape(-1).view(_STRUCT)
-        kernel((tasks, 1, 1), (_THREADS, 1, 1), (struct, start + head))
-    return Started(sources, operands, work, zeros, keep_raw)
+        shapes = [(source.rows, source.k) for source in sources]
+        raise ShapeError(f"{tasks} tasks for shapes {shapes}: use blocks")
+    kernel = _kernel(device, PARTS[scheme]) if tasks else None
+    end = _COUNTS * len(sources) + _TICKETS
+    maxima, lists = [], []
+    for cut in cuts:
+        maxima.append(end)
+        end += 4 * PANEL * cut.panels * cut.spans
+    for _ in sources:
+        lists.append(end)
+        end += RESIDUAL_CAP * _RESIDUAL
+    members = tuple(source.members() for source in sources)
+    return Packing(kernel, tasks, members, tuple(maxima), tuple(lists))
 
 
-def _raw(source: _Source, copy: bool) -> Array:
-    """op(x): a view, or a copy with contiguous rows or columns, as x has them."""
+def _kernel(device: int, parts: int) -> Any:
+    defines = (("PARTS", parts), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
+    return kernel_for(device, "split_pack.cu", "split_pack", defines)
+
+
+def _raw(x: Array, source: Source) -> Array:
+    """op(x): a copy with contiguous rows or columns, as x has them."""
     import cupy
 
-    turned, x = source.turned != (source.side == "b"), source.x
-    if copy and source.stack.transposed:
+    if source.stack.transposed:
         x = cupy.array(x.swapaxes(-1, -2), order="C", copy=True).swapaxes(-1, -2)
-    elif copy:
+    else:
         x = cupy.array(x, order="C", copy=True)
-    return x.swapaxes(-1, -2) if turned else x
+    return x.swapaxes(-1, -2) if source.turned != (source.side == "b") else x

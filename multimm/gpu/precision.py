@@ -1,10 +1,4 @@
-"""Products of CuPy arrays and packed operands at a promised precision.
-
-The tensor cores carry most float32 data; what they do not carry is found out while packing. So
-both are launched one after the other, and only then the host looks at what packing counted: a few
-elements are added on their own, and where there are many the product is computed again with FP32
-multiply-adds.
-"""
+"""Products of CuPy arrays and packed operands at a promised precision."""
 
 from __future__ import annotations
 
@@ -13,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from multimm.gpu import launch, split
+from multimm.gpu import launch, recall, split, tensor_cores
 from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
-from multimm.gpu.packing import PackedBlock, check_pair, pack, start_pack
+from multimm.gpu.packing import PackedBlock, check_pair, pack
 from multimm.gpu.registry import Problem
 from multimm.gpu.residuals import add_residuals
 from multimm.gpu.split_config import CAPABILITY
+from multimm.gpu.tensor_cores import why_refused
 
 Array = Any
 Operand = Any  #: a cupy.ndarray or a PackedBlock
@@ -70,23 +65,22 @@ def gemm(
     scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         return _packed(a, b, trans_a, trans_b, scalars, out, tuned)
+    known = launch.kind_of(precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
+    if (done := recall.again(*known)) is not None:
+        return done
     check_arrays({"a": a, "b": b}, np.float32)
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
     stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
     problem = Problem(shape.m, shape.n, shape.k, stack)
     choice = choose_kernel(problem, precision, device)
-    if choice.kernel == SPLIT and (alpha == 0 or _capturing(a.device.id)):
-        reason = "alpha is 0" if alpha == 0 else "the data of a captured graph is not known yet"
-        choice = Choice(FFMA, precision, reason)
+    if choice.kernel == SPLIT and alpha == 0:
+        choice = Choice(FFMA, precision, "alpha is 0")
     if choice.kernel == SPLIT:
-        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned)
+        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, known)
     note(choice)
-    # What no precision would run otherwise, `matmul` may repeat without asking for one.
-    always = choose_kernel(problem, "float32", device).kernel == FFMA
     return launch.gemm(
-        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned,
-        kept_as="gemm" if always else "ieee", **scalars,
-    )  # fmt: skip
+        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, kept_as=precision, **scalars
+    )
 
 
 def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
@@ -103,51 +97,36 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
     return pack(_dense(x), side=side, trans=trans, scheme=scheme)
 
 
-def _capturing(device: int) -> bool:
-    import cupy
-
-    with cupy.cuda.Device(device):
-        stream = cupy.cuda.get_current_stream()
-        return bool(cupy.cuda.runtime.streamIsCapturing(stream.ptr))
-
-
 def _split(
     a: Array, b: Array, trans_a: bool, trans_b: bool, shape: ProductShape, choice: Choice,
-    scalars: dict[str, Any], out: Array, tuned: bool,
+    scalars: dict[str, Any], out: Array, tuned: bool, known: tuple[Any, ...] | None,
 ) -> Array:  # fmt: skip
-    """Pack both operands and multiply; FP32 multiply-adds where packing does not carry them."""
+    """A product on the tensor cores, unless the data turn out to be nothing for them."""
     import cupy
 
-    others = {"c": scalars["c"], "partial": scalars["partial"], "out": out}
-    if others := {name: x for name, x in others.items() if x is not None}:
-        check_arrays({"a": a, "b": b, **others}, np.float32)
-        for name in others.keys() - {"out"}:
-            check_addend(name, others[name].shape, shape)
-    if out is not None:
-        check_out({"a": a, "b": b, **others}, shape.result)
-    operands = [(_dense(a), "a", trans_a), (_dense(b), "b", trans_b)]
+    alpha, beta, c, partial = (scalars[name] for name in ("alpha", "beta", "c", "partial"))
     with cupy.cuda.Device(a.device.id):
-        try:
-            started = start_pack(operands, scheme=choice.precision, keep_raw=False)
-        except cupy.cuda.memory.OutOfMemoryError:
-            reason = "no memory is left to pack the operands in"
-            note(Choice(FFMA, choice.precision, reason))
-            return launch.gemm(
-                a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, **scalars
-            )
-        result = split.multiply(*started.operands, out=out, **scalars)
-        if started.clean():
-            note(choice)
-            return result
-        blocks = started.finish()
-        flagged = [block for block in blocks if block.raw is not None]
-        if flagged:
-            note(Choice(FFMA, choice.precision, _why_raw(flagged[0])))
-            return launch.gemm(
-                a, b, trans_a=trans_a, trans_b=trans_b, out=result, tuned=tuned, **scalars
-            )
-        note(choice)
-        add_residuals(result, *blocks, alpha=scalars["alpha"])
+        named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
+        there = {name: x for name, x in named.items() if x is not None}
+        check_arrays(there, np.float32)
+        for name in there.keys() & {"c", "partial"}:
+            check_addend(name, there[name].shape, shape)
+        if out is not None and check_out(there, shape.result).transposed:
+            # Rows of the transpose are what is contiguous: D' = op(B)' op(A)'.
+            turned = {name: x if x is None else x.swapaxes(-1, -2) for name, x in
+                      (("c", c), ("partial", partial))}  # fmt: skip
+            _split(b, a, not trans_b, not trans_a, ProductShape((), shape.n, shape.m, shape.k),
+                   choice, scalars | turned, out.swapaxes(-1, -2), tuned, None)  # fmt: skip
+            return out
+        result = cupy.empty(shape.result, np.float32) if out is None else out
+        operands = (_dense(a), _dense(b), None if beta == 0 else c, partial, result)
+        # The copies stay referenced until everything that reads them is in the stream.
+        found = [launch.addressable(x, any_order=i < 2) for i, x in enumerate(operands)]
+        run = tensor_cores.prepared(found, (trans_a, trans_b), shape, alpha, beta, choice, tuned)
+        run([stack.pointer for _, stack in found])
+        given = (a, b, c, partial, result)
+        if known and all(x is y for (x, _), y in zip(found, given, strict=True)):
+            recall.keep(*known, result=result, run=run)
     return result
 
 
@@ -176,7 +155,8 @@ def _packed(
     flagged = [block for block in (a, b) if block.raw is not None]
     choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
     if flagged:
-        choice = Choice(FFMA, scheme, _why_raw(flagged[0]))
+        why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
+        choice = Choice(FFMA, scheme, str(why))
     elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
     note(choice)
@@ -185,9 +165,3 @@ def _packed(
     result = split.multiply(a, b, out=out, **scalars)
     add_residuals(result, a, b, alpha=scalars["alpha"])
     return result
-
-
-def _why_raw(block: PackedBlock) -> str:
-    if block.nonfinite:
-        return f"operand {block.side} has {block.nonfinite} elements that are not finite"
-    return f"operand {block.side} has {block.uncarried} elements that FP16 parts do not carry"

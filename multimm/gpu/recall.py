@@ -55,11 +55,11 @@ _library: _Library | None = None
 _known: dict[Kind, _Kept] = {}
 
 
-def product(a: Any, b: Any, trans_a: bool = False, trans_b: bool = False) -> Array | None:
-    """Return op(A) @ op(B) by what was kept for its kind, or None: then decide.
+def product(a: Any, b: Any, precision: str) -> Array | None:
+    """Return A @ B by what was kept for its kind, or None: then decide.
 
-    This is ``again("gemm", (a, b, None, None), None, trans_a, trans_b)`` with its loop unrolled,
-    in half the time: what `cupy.matmul` costs its caller leaves little.
+    This is ``again(precision, (a, b, None, None), None, False, False)`` with its loop unrolled, in
+    half the time: what `cupy.matmul` costs its caller leaves little.
     """
     library = _library
     if library is None or type(a) is not library.ndarray or type(b) is not library.ndarray:
@@ -69,7 +69,7 @@ def product(a: Any, b: Any, trans_a: bool = False, trans_b: bool = False) -> Arr
         return None
     p, q = x.ptr, y.ptr
     kept = _known.get((
-        "gemm", device, (trans_a, trans_b),
+        precision, device, (False, False),
         a.shape, a.strides, a.dtype, p & ALIGNMENT_MASK,
         b.shape, b.strides, b.dtype, q & ALIGNMENT_MASK, None, None, None,
     ))  # fmt: skip

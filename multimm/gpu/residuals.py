@@ -1,50 +1,90 @@
-"""Elements that packed parts do not carry, added to a product of packed operands.
-
-With A = A' + R and B = B' + S, where A' and B' are what the parts carry, the product of the parts
-lacks R B + A' S. R and S have few elements, and those of each are gathered into a small dense
-matrix, so that their sums have one order.
-"""
+"""Elements that packed parts do not carry, added to a product: kernels/split_residuals.cu."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from multimm.gpu import launch
-from multimm.gpu.packed import PackedBlock, Residuals
+import numpy as np
+
+from multimm.gpu.compiled import device_of, kernel_for
+from multimm.gpu.operands import describe
+from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.packed import PARTS, PackedBlock
+from multimm.gpu.split_reference import SLAB
 
 Array = Any
+
+_THREADS = 256
+#: Thread blocks on a multiprocessor: what their lists take of its shared memory.
+_RESIDENT = 8
+
+
+class Lists(NamedTuple):
+    """A packed operand and its residuals, by their addresses."""
+
+    tiles: int
+    exponents: int
+    known: int  #: how many residuals there are, unless packing has counted them
+    places: int
+    values: int
+
+
+#: Takes A, B, and the addresses of D and of what packing has counted, or 0; launches on the current
+#: stream.
+Adding = Callable[[Lists, Lists, int, int], None]
+
+
+def prepared(m: int, n: int, k: int, scheme: str, device: int, alpha: float, ldd: int) -> Adding:
+    """Return what adds the residuals of both operands of a product to it.
+
+    Parameters
+    ----------
+    m, n, k : int
+        None of them 0.
+    scheme : {"float32", "tf32"}
+    device : int
+    alpha : float
+    ldd : int
+        Rows of D lie so many elements apart.
+    """
+    defines = (("PARTS", PARTS[scheme]), ("CAP", RESIDUAL_CAP))
+    kernel = kernel_for(device, "split_residuals.cu", "split_residuals", defines)
+    tiles = -(-m // SLAB) * -(-n // SLAB)
+    grid = (min(tiles, _RESIDENT * device_of(device).multiprocessors), 1, 1)
+    factor = np.float32(alpha)
+
+    def run(a: Lists, b: Lists, d: int, counts: int) -> None:
+        kernel(grid, (_THREADS, 1, 1), (m, n, k, factor, *a, *b, d, ldd, counts))
+
+    return run
 
 
 def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> None:
     """D += alpha * (R @ B + A' @ S), for the residuals R of A and S of B.
 
+    With A = A' + R and B = B' + S, where A' and B' are what the parts carry, the product of the
+    parts lacks that.
+
     Parameters
     ----------
     d : cupy.ndarray of float32, shape (m, n)
-        Written to, on the current stream.
+        Written to, on the current stream; rows or columns contiguous.
     a, b : PackedBlock
         Of tiles. Most have no residuals: then nothing is launched.
     alpha : float
     """
-    if a.residuals is not None:
-        _add_rows(d, a.residuals, b, alpha, rests=True)
-    if b.residuals is not None:
-        _add_rows(d.T, b.residuals, a, alpha, rests=False)
+    if a.residuals is b.residuals is None or not d.size:
+        return
+    stack = describe(d)
+    assert not isinstance(stack, str), "what can be written to has contiguous rows or columns"
+    if stack.transposed:  # D' = B' A'
+        a, b = b, a
+    add = prepared(a.rows, b.rows, a.k, a.scheme, a.device_id, alpha, stack.ld)
+    add(_lists(a), _lists(b), stack.pointer, 0)
 
 
-def _add_rows(
-    d: Array, residuals: Residuals, other: PackedBlock, alpha: float, *, rests: bool
-) -> None:
-    """Add alpha * r * (column k of the other operand) to row i of D, for each residual (i, k, r).
-
-    Packed operands have their rows along m or n, so B's columns of k lie along n.
-    """
-    import cupy
-
-    rows, row_of = cupy.unique(residuals.rows, return_inverse=True)
-    ks, k_of = cupy.unique(residuals.ks, return_inverse=True)
-    small = cupy.zeros((rows.size, ks.size), cupy.float32)
-    small[row_of, k_of] = residuals.values
-    found = other.columns(ks, residuals=rests)
-    # Not CuPy's addition, which flushes subnormals.
-    d[rows] = launch.gemm(small, found, alpha=alpha, beta=1.0, c=d[rows], trans_b=True)
+def _lists(block: PackedBlock) -> Lists:
+    residuals = block.residuals or ()
+    places, values = (x.data.ptr for x in residuals) if residuals else (0, 0)
+    return Lists(block.tiles.data.ptr, block.exponents.data.ptr, block.uncarried, places, values)

@@ -54,7 +54,7 @@ def prepared(
     """
     stacks = [stack for _, stack in operands]
     launches = functools.partial(_launches, way, _kernel(way, device, stacks, axes, sides))
-    if way.slices > 1 and alpha != 0 and can_be_added(shape, operands):
+    if way.slices > 1 and alpha != 0 and can_be_added(shape, operands[2:]):
         return in_slices(launches, device, operands, shape, way.slices, way.length, alpha, beta,
                          sides)  # fmt: skip
     return launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)

@@ -1,6 +1,6 @@
 """Products whose k is cut into slices: each is summed into a workspace, then all are added.
 
-Whatever kernel computes a slice, the grid's z numbers the slices, and the sums are added in a fixed
+Whatever kernel computes the slices, one launch makes all of them, and the sums are added in a fixed
 tree by `add_partials`, with P as one more of them.
 """
 
@@ -17,16 +17,26 @@ from multimm.gpu.tiles import STRIP
 from multimm.gpu.workspace import workspace
 
 Array = Any
-#: A, B, C, P and D: arrays, or None, and where they lie.
+#: Some of A, B, C, P and D: arrays, or None, and where they lie.
 Operands = Sequence[tuple[Array, Stack]]
 #: Prepares the launches of a kernel from the arguments before the operands, where these lie, and
 #: the axes of the stack.
 Prepare = Callable[[tuple[float, ...], Sequence[Stack], Sequence[Axis]], Launches]
+#: Computes all slices, from the addresses of the product's operands, to an address.
+Products = Callable[[Sequence[int], int], None]
 
 
-def can_be_added(shape: ProductShape, operands: Operands) -> bool:
-    """Whether slices can be added: along rows, which no column of a wider array has."""
-    return shape.n != 1 or all(x is None or stack.ld == 1 for x, stack in operands[2:])
+def can_be_added(shape: ProductShape, addends: Operands) -> bool:
+    """Whether slices can be added: along rows, which no column of a wider array has.
+
+    `addends` are C, P and D.
+    """
+    return shape.n != 1 or all(x is None or stack.ld == 1 for x, stack in addends)
+
+
+def slice_step(shape: ProductShape) -> int:
+    """Return how many values the sums of neighbouring slices lie apart in the workspace."""
+    return -(-shape.m * shape.n // STRIP) * STRIP  # all are aligned: they are added 16 bytes a time
 
 
 def in_slices(
@@ -39,13 +49,14 @@ def in_slices(
     alpha: float,
     beta: float,
     sides: tuple[bool, bool],
+    guarded: bool = False,
 ) -> Run:
     """Return what computes D = alpha * (op(A) op(B) + P) + beta * C in slices of k.
 
     Parameters
     ----------
     prepare : callable
-        Of the kernel that sums a slice.
+        Of the kernel that sums a slice; the grid's z numbers the slices.
     device : int
     operands : sequence of (cupy.ndarray of float32 or None, Stack)
         A, B, C, P and D; a stack has one product.
@@ -55,6 +66,8 @@ def in_slices(
     alpha, beta : float
     sides : (bool, bool)
         Whether A and B are stored as the transposes of op(A) and op(B).
+    guarded : bool, optional
+        As for `compiled.prepare`.
 
     Returns
     -------
@@ -63,28 +76,62 @@ def in_slices(
         again for other operands of the same kind.
     """
     m, n, k = shape.m, shape.n, shape.k
-    (_, a), (_, b), *_ = operands
-    step = -(-m * n // STRIP) * STRIP  # all sums are aligned: they are added 16 bytes at a time
-    size = slices, step
+    (_, a), (_, b), *addends = operands
+    step = slice_step(shape)
     steps = (length * (a.ld if sides[0] else 1), length * (1 if sides[1] else b.ld), 0, 0, step)
     sums = Stack(0, m, n, n, False, ())
-    products = prepare(
+    launches = prepare(
         (m, n, k, length, 1.0, 0.0), (a, b, ABSENT, ABSENT, sums), [Axis(slices, steps)]
     )
-    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in operands[2:])
-    given = {3: partial, 2: None if beta == 0 else c, 4: out}
+
+    def products(pointers: Sequence[int], to: int) -> None:
+        launches((*pointers[:2], 0, 0, to, *pointers[5:]))
+
+    return summed(products, device, addends, 2, shape, slices, alpha, beta, guarded)
+
+
+def summed(
+    products: Products,
+    device: int,
+    addends: Operands,
+    first: int,
+    shape: ProductShape,
+    slices: int,
+    alpha: float,
+    beta: float,
+    guarded: bool = False,
+) -> Run:
+    """Return what computes slices into a workspace, and D = alpha * (their sum + P) + beta * C.
+
+    Parameters
+    ----------
+    products : callable
+    device : int
+    addends : sequence of (cupy.ndarray of float32 or None, Stack)
+        C, P and D. A stack has one product.
+    first : int
+        Which of the addresses that what is returned takes is that of C; those of P, D and, if it is
+        guarded, of what packing has counted follow.
+    shape, slices, alpha, beta, guarded
+        As for `in_slices`.
+    """
+    size = slices, slice_step(shape)
+    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in addends)
+    given = {first + 1: partial, first: None if beta == 0 else c, first + 2: out}
     places = [i for i, x in given.items() if x is not None]
     some, release = workspace(size, device)
-    addends = [*some[:, : m * n].reshape(slices, m, n), *(given[i] for i in places)]
-    adding = add.prepared_sum(addends, (0, 1), alpha, beta if 2 in places else 0.0)
+    sums = some[:, : shape.m * shape.n].reshape(slices, shape.m, shape.n)
+    factor = beta if first in places else 0.0
+    adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, factor, guarded)
     release()
-    offsets = [4 * step * i for i in range(slices)]
+    offsets = [4 * size[1] * i for i in range(slices)]
+    places += [first + 3] * guarded
 
     def run(pointers: Sequence[int]) -> None:
         memory, release = workspace(size, device)
-        first: int = memory.data.ptr
-        products((pointers[0], pointers[1], 0, 0, first))
-        adding([*(first + offset for offset in offsets), *(pointers[i] for i in places)])
+        to: int = memory.data.ptr
+        products(pointers, to)
+        adding([*(to + offset for offset in offsets), *(pointers[i] for i in places)])
         release()
 
     return run

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from multimm.errors import ArrayTypeError, KernelError, ShapeError
-from multimm.gpu.add import add_partials
 from multimm.gpu.compiled import device_of, kernel_for
+from multimm.gpu.launch import addressable
 from multimm.gpu.layout import ProductShape, check_addend
-from multimm.gpu.operands import check_arrays, check_out, describe
+from multimm.gpu.operands import check_arrays, check_out
+from multimm.gpu.recall import Run
+from multimm.gpu.slices import Operands, can_be_added, slice_step, summed
 from multimm.gpu.split_config import (
     CAPABILITY,
     PACKED_ROWS,
@@ -37,14 +40,13 @@ from multimm.gpu.split_config import (
     split_config_named,
     split_slices,
 )
-from multimm.gpu.tiles import STRIP
-from multimm.gpu.workspace import workspace
 
 logger = logging.getLogger(__name__)
 
 Array = Any
 Packed = Any
 
+_PLAIN = np.float32(1), np.float32(0)  # alpha and beta
 _FLOAT16, _INT32 = np.dtype(np.float16), np.dtype(np.int32)
 
 
@@ -100,21 +102,75 @@ def multiply(
             multiply(packed_b, packed_a, alpha=alpha, beta=beta, c=c, partial=partial, out=out.T,
                      config=config)  # fmt: skip
             return out
-    plan = _plan(m, n, k, parts, ident, config)
     import cupy
 
     with cupy.cuda.Device(ident):
         if out is None:
             out = cupy.empty((m, n), np.float32)
-        if m and n:
+        if out.size:
             # The copies stay referenced until everything that reads them is in the stream.
-            c, partial = _rows(None if beta == 0 else c), _rows(None if alpha == 0 else partial)
-            operands = packed_a, packed_b
-            if alpha == 0 or plan.slices == 1:
-                _launch(plan, operands, alpha, beta, c, partial, _place(out))
-            else:
-                _launch_slices(plan, operands, alpha, beta, c, partial, out, ident)
+            read = None if beta == 0 else c, None if alpha == 0 else partial, out
+            addends = [addressable(x, any_order=False) for x in read]
+            places = [stack.pointer for _, stack in addends]
+            run = prepared((m, n, k), parts, ident, alpha, beta, addends, config)
+            operands = packed_a.tiles, packed_a.exponents, packed_b.tiles, packed_b.exponents
+            run([*(x.data.ptr for x in operands), *places, 0])
+        else:
+            _plan(m, n, k, parts, ident, config)  # what can be wrong with it is
     return out
+
+
+def prepared(
+    sizes: tuple[int, int, int],
+    parts: int,
+    device: int,
+    alpha: float,
+    beta: float,
+    addends: Operands,
+    config: SplitConfig | str | None = None,
+) -> Run:
+    """Return what multiplies packed operands of these sizes.
+
+    Parameters
+    ----------
+    sizes : (int, int, int)
+        m, n and k; m and n are not 0.
+    parts : int
+        Of each element: 2, or 1 for ``tf32``.
+    device : int
+    alpha, beta : float
+    addends : sequence of (cupy.ndarray of float32 or None, Stack)
+        C, P and D with contiguous rows.
+    config : SplitConfig or str, optional
+
+    Returns
+    -------
+    callable
+        Takes the addresses of the tiles and exponents of A and of B, of C, P and D (0 for what is
+        not there), and of what packing has counted: nothing is computed for operands that are
+        refused, and 0 says that none is. Launches on the current stream.
+    """
+    plan = _plan(*sizes, parts, device, config)
+    (c, c_at), (partial, p_at), (_, d_at) = addends
+    ldc, ldp = (stack.ld if x is not None else 0 for x, stack in ((c, c_at), (partial, p_at)))
+    ldd = d_at.ld
+    m, n, k = sizes
+    shape = ProductShape((), m, n, k)
+    if alpha != 0 and plan.slices > 1 and can_be_added(shape, addends):
+        step = slice_step(shape)
+
+        def products(pointers: Sequence[int], to: int) -> None:
+            plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
+
+        return summed(products, device, addends, 4, shape, plan.slices, alpha, beta)
+
+    factors = np.float32(alpha), np.float32(beta)
+
+    def run(pointers: Sequence[int]) -> None:
+        *operands, c, p, d, counts = pointers
+        plan.launch(0, factors, operands, (c, ldc, p, ldp, d, ldd), 0, counts)
+
+    return run
 
 
 def _check_packed(a: Packed, b: Packed) -> tuple[int, int]:
@@ -176,6 +232,21 @@ class _Plan(NamedTuple):
     length: int  #: of a slice, in slabs
     multiprocessors: int
 
+    def launch(
+        self,
+        step: int,
+        factors: tuple[Any, Any],
+        operands: Sequence[int],
+        addends: Sequence[int],
+        apart: int,
+        counts: int,
+    ) -> None:
+        """The product to D; or slices of `step` slabs to places that lie `apart` floats apart."""
+        blocks = min(self.tiles * (self.slices if step else 1), self.multiprocessors)
+        args = (*self.sizes, step, *factors, *operands, *addends,
+                apart, counts)  # fmt: skip
+        self.kernel((blocks, 1, 1), (THREADS, 1, 1), args, shared_mem=self.shared_bytes)
+
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
@@ -203,66 +274,3 @@ def _plan(
                  length, device.multiprocessors)  # fmt: skip
     logger.debug("k=%d %s: %s", k, config, plan)
     return plan
-
-
-def _rows(x: Array) -> Array:
-    """An addend with contiguous rows, a copy if need be."""
-    if x is None:
-        return None
-    stack = describe(x)
-    if not isinstance(stack, str) and not stack.transposed:
-        return x
-    import cupy
-
-    logger.debug("operand of shape %s is copied: %s", x.shape, stack)
-    return cupy.ascontiguousarray(x)
-
-
-def _place(x: Array) -> tuple[int, int]:
-    """Address and leading dimension; the stride of a single row may be anything."""
-    if x is None:
-        return 0, 0
-    return x.data.ptr, int(x.strides[0]) // 4 if x.shape[0] > 1 else int(x.shape[1])
-
-
-def _launch(
-    plan: _Plan,
-    operands: tuple[Packed, Packed],
-    alpha: float,
-    beta: float,
-    c: Array,
-    partial: Array,
-    d: tuple[int, int],
-    step: int = 0,
-    apart: int = 0,
-) -> None:
-    """One launch: the product to D, or slices of `step` slabs to places `apart` floats apart."""
-    blocks = min(plan.tiles * (plan.slices if step else 1), plan.multiprocessors)
-    addresses = [array.data.ptr for x in operands for array in (x.tiles, x.exponents)]
-    args = (*plan.sizes, step, np.float32(alpha), np.float32(beta), *addresses, *_place(c),
-            *_place(partial), *d, apart)  # fmt: skip
-    plan.kernel((blocks, 1, 1), (THREADS, 1, 1), args, shared_mem=plan.shared_bytes)
-
-
-def _launch_slices(
-    plan: _Plan,
-    operands: tuple[Packed, Packed],
-    alpha: float,
-    beta: float,
-    c: Array,
-    partial: Array,
-    out: Array,
-    ident: int,
-) -> None:
-    """Sum slices of k into a workspace, and add them in a fixed tree."""
-    m, n = out.shape
-    apart = -(-m * n // STRIP) * STRIP  # all sums are aligned: 16 bytes are added at a time
-    whole, release = workspace((plan.slices + (partial is not None), apart), ident)
-    parts = whole[:, : m * n].reshape(-1, m, n)
-    _launch(plan, operands, 1.0, 0.0, None, None, (whole.data.ptr, n), plan.length, apart)
-    import cupy
-
-    if partial is not None:
-        cupy.copyto(parts[-1], partial)
-    add_partials(parts, alpha=alpha, beta=0.0 if c is None else beta, c=c, out=out)
-    release()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from multimm.errors import KernelError
+from multimm.gpu.pack_config import RESIDUAL_CAP
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class SplitConfig:
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
         given = {name.upper(): value for name, value in asdict(self).items() if name != "products"}
-        return {"PARTS": self.parts, **given}
+        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **given}
 
     def tiles(self, m: int, n: int) -> int:
         """Return how many tiles D is made of."""
@@ -123,10 +124,9 @@ TILE_CLOCKS = 3000
 #: products. Measured at 8192 or estimated, in seconds: packing an element; adding slices of k,
 #: once and for each byte that is moved.
 CLOCK, PACK_SECONDS = 1.6e9, 3e-12
-#: What a call takes besides, in seconds: the host prepares two launches and, before it can prepare
-#: another call, waits for what packing has found. Measured at 1024, 2048 and 4096: 170 to 180 us,
-#: at a time when both operands were also made into blocks; not measured since.
-HOST_SECONDS = 170e-6
+#: What a call takes besides, in seconds: zeros for packing, and four launches of which the last two
+#: mostly find nothing to do. From products of 1024.
+LAUNCH_SECONDS = 16e-6
 ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 
 # Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy.
@@ -217,7 +217,7 @@ def split_seconds(m: int, n: int, k: int, products: int, multiprocessors: int) -
     """
     slices, _ = split_slices(m, n, k, multiprocessors)
     _, clocks = _fastest(m, n, k, products, multiprocessors)
-    seconds = clocks / CLOCK + HOST_SECONDS + (m + n) * k * PACK_SECONDS
+    seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
     return seconds + (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from cuda_on_cpu.elementwise import add_cases, transpose_cases
 from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
+from cuda_on_cpu.residuals import residual_cases
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.skinny_config import AxpyConfig, DotConfig, OuterConfig
 from multimm.gpu.source import kernel_text
@@ -32,7 +33,7 @@ class Variant:
 
     file: str
     defines: tuple[tuple[str, int], ...]
-    make_cases: Callable[[], Sequence[Case]]
+    make_cases: Callable[[], Iterable[Case]]
     arch: int = 900  #: __CUDA_ARCH__
 
     def __str__(self) -> str:
@@ -70,7 +71,8 @@ def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bo
             wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
             yield products.product_case(entry, tile, signature, turned.with_whole_rows(*wide), seed)
 
-    return Variant(file, tuple(defines.items()), cases, arch)
+    made = (lambda: products.guarded(cases())) if defines.get("GUARDED") else cases
+    return Variant(file, tuple(defines.items()), made, arch)
 
 
 def ladder(name: str, tile: Tile, **defines: int) -> Variant:
@@ -126,11 +128,15 @@ def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 
     return Variant(file, tuple(defines.items()), lambda: transpose_cases(defines))
 
 
-def add(element_bytes: int, parts: int, vector: int, unroll: int) -> Variant:
+def add(element_bytes: int, parts: int, vector: int, unroll: int, **more: int) -> Variant:
     """The sum of partial products."""
     defines = {"ELEMENT_BYTES": element_bytes, "PARTS": parts, "VECTOR": vector,
-               "UNROLL": unroll, "THREADS": 64}  # fmt: skip
-    return Variant("add_partials.cu", tuple(defines.items()), lambda: add_cases(defines))
+               "UNROLL": unroll, "THREADS": 64, **more}  # fmt: skip
+
+    def cases() -> Iterable[Case]:
+        return products.guarded(add_cases(defines)) if more else add_cases(defines)
+
+    return Variant("add_partials.cu", tuple(defines.items()), cases)
 
 
 def pack(parts: int) -> Variant:
@@ -142,6 +148,12 @@ def pack(parts: int) -> Variant:
 def unpack(parts: int) -> Variant:
     """FP16 parts as float32 again."""
     return Variant("split_unpack.cu", (("PARTS", parts),), lambda: unpack_cases({"PARTS": parts}))
+
+
+def residuals(parts: int) -> Variant:
+    """What the parts do not carry, added to a product."""
+    defines = {"PARTS": parts, "CAP": 60}
+    return Variant("split_residuals.cu", tuple(defines.items()), lambda: residual_cases(defines))
 
 
 _WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
@@ -158,6 +170,7 @@ TABLE: tuple[Variant, ...] = (
     ffma("nn", replace(_FFMA, stages=4), wide="b"),
     ffma("nn", replace(_FFMA, stages=2), arch=750),
     ffma("nt", replace(_FFMA, stages=2)),
+    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP),
     ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
@@ -195,10 +208,13 @@ TABLE: tuple[Variant, ...] = (
     add(4, 5, 1, 2),
     add(4, 13, 4, 2),
     add(8, 3, 2, 1),
+    add(4, 3, 2, 1, GUARDED=products.CAP),
     pack(1),
     pack(2),
     unpack(1),
     unpack(2),
+    residuals(1),
+    residuals(2),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),

@@ -76,6 +76,11 @@ class PackCase(Case):
         return super().wrong(found)
 
 
+def places(listed: np.ndarray) -> np.ndarray:
+    """Where residuals belong, as the kernels have it in one word."""
+    return listed["row"].astype(np.uint64) << np.uint64(32) | listed["k"].astype(np.uint64)
+
+
 _UNWRITTEN = 2**64 - 1
 
 
@@ -147,8 +152,7 @@ def _operand(
     panels, slabs = len(packed.exponents) // 64, -(-m.k // 64)
     spans = -(-slabs // m.span)
     room = (len(packed.residuals), defines["CAP"])
-    keys = packed.residuals["row"].astype(np.uint64) << np.uint64(32)
-    keys |= packed.residuals["k"].astype(np.uint64)
+    keys = places(packed.residuals)
     padded = np.zeros((panels * 64, spans * m.span * 64), np.float32)
     padded[: m.rows, : m.k] = np.where(np.isfinite(x), np.abs(x), 0)
     largest = padded.reshape(panels, 64, spans, m.span * 64).max(axis=3, initial=0).swapaxes(1, 2)
@@ -185,7 +189,7 @@ def _stored(m: Matrix, x: np.ndarray) -> tuple[Operand | Far, int]:
 
 
 def unpack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
-    """The way back: the whole matrix, some of its columns, and the residuals of either."""
+    """The way back: the whole matrix, and its residuals."""
     shapes = ((1, 1), (64, 64), (130, 201), (65, 63), (3, 132), (5, 322))
     for seed, (rows, k) in enumerate(shapes):
         rng = np.random.default_rng(seed)
@@ -194,23 +198,13 @@ def unpack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
         listed = packed.residuals
         whole = joined(parts)
         carried = np.where(parts.rest != 0, np.float32(0), whole)
-        ks = np.sort(rng.choice(k, -(-k // 3), replace=False)).astype(np.int32)
         given = [Buffer.of(packed.tiles.reshape(-1).view(np.uint16)), Buffer.of(packed.exponents)]
-        lists = [Buffer.of(listed[name].copy()) for name in ("row", "k", "value")]
         blocks = len(packed.exponents) // 64 * -(-k // 64)
         yield _unpack("unpack", blocks, [rows, k], given, np.full_like(x, np.nan), carried)
-        columns, chosen = Buffer.of(ks), np.full((rows, len(ks)), np.nan, np.float32)
-        yield _unpack(
-            "unpack_columns", -(-chosen.size // THREADS), [rows, k, len(ks)],
-            [columns, *given], chosen, carried[:, ks],
-        )  # fmt: skip
         if len(listed):
+            lists = [Buffer.of(places(listed)), Buffer.of(listed["value"].copy())]
             many = -(-len(listed) // THREADS)
             yield _unpack("put_residuals", many, [len(listed), k], lists, carried, whole)
-            yield _unpack(
-                "put_into_columns", many, [len(listed), len(ks)], [columns, *lists],
-                carried[:, ks], whole[:, ks],
-            )  # fmt: skip
 
 
 def _unpack(

@@ -6,13 +6,13 @@ Operands are small integers: float32 is exact in any order, results must match b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cuda_on_cpu.operands import Far, Operand, difference, placed
-from cuda_on_cpu.program import Buffer, Launch
+from cuda_on_cpu.program import Buffer, Launch, Pointer
 
 Arguments = list[object]
 
@@ -187,6 +187,22 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
     )  # fmt: skip
     result = operands[4].holding(_result(problem, operands))
     return Case(launch, [*launch.buffers[:4], result.buffer])
+
+
+CAP = 5  #: elements of an operand that the parts need not carry
+
+
+def guarded(cases: Iterable[Case]) -> Iterator[Case]:
+    """The same launches of a kernel with GUARDED=CAP: two of six are not needed."""
+    for number, case in enumerate(cases):
+        buffers = list(case.launch.buffers)
+        refused = number % 6 > 1
+        some = ((0, 0, 0, 0), (0, CAP, 0, CAP), (3, 0, 0, 0), (0, CAP + 1, 0, 0), (0, 0, 1, 9),
+                (0, 1, 0, CAP + 2))[number % 6]  # fmt: skip
+        counts = Buffer.of(np.array(some, np.uint64))
+        arguments = [*case.launch.arguments, Pointer(len(buffers))]
+        launch = replace(case.launch, arguments=arguments, buffers=[*buffers, counts])
+        yield Case(launch, [*(case.expected if refused else buffers), counts])
 
 
 def _operand(problem: Problem, index: int, rng: np.random.Generator) -> Operand | Far:

@@ -26,11 +26,14 @@ import pytest
 
 from multimm.gpu import reference
 from multimm.gpu.add import add_partials
+from multimm.gpu.choice import SPLIT, Choice, last_choice
 from multimm.gpu.compile import compile_text, target_for
-from multimm.gpu.launch import gemm
+from multimm.gpu.launch import addressable, gemm
+from multimm.gpu.layout import ProductShape
 from multimm.gpu.packing import pack
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.split import multiply
+from multimm.gpu.tensor_cores import prepared
 from multimm.gpu.transpose import transpose
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -193,7 +196,29 @@ def packed() -> None:
             assert abs(downloaded(result) - expected).max() < 2.0**-20, f"{scheme} {m}x{n}x{k}"
 
 
-KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes, packed)
+def guarded() -> None:
+    """Run what a product on the tensor cores launches: for all data, odd elements, and refused."""
+    if cupy.cuda.Device().compute_capability != "90":
+        return
+    rng = np.random.default_rng(5)
+    for (m, n, k), odd in itertools.product(
+        ((130, 70, 300), (40, 60, 5000)), (None, 2.0**-40, np.nan)
+    ):
+        a, b = (rng.integers(1, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        if odd is not None:
+            a[3, 5] = odd
+        given = uploaded(a, 1), uploaded(b, 3), None, None, uploaded(np.zeros((m, n), "f4"), 1)
+        found = [addressable(x, any_order=True) for x in given]
+        choice = Choice(SPLIT, "float32", "asked for")
+        run = prepared(found, (False, False), ProductShape((), m, n, k), 1.0, 0.0, choice, False)
+        run([stack.pointer for _, stack in found])
+        exact = a.astype(float) @ b
+        result = downloaded(given[4])
+        assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{n}x{k} {odd}"
+        assert last_choice().kernel == ("sgemm_ffma" if odd != odd else "sgemm_split")
+
+
+KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes, packed, guarded)
 
 
 def go_wrong(tool: str) -> None:
@@ -224,7 +249,7 @@ def sanitized(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_are_clean(tool):
     done = sanitized(tool)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-    assert "checked: products, sums, transposes, packed" in done.stdout
+    assert "checked: products, sums, transposes, packed, guarded" in done.stdout
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout
     assert set(found) == {"0"}, done.stdout[-6000:]

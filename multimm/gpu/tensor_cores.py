@@ -1,0 +1,165 @@
+"""Products of arrays on the tensor cores: both operands are packed, multiplied and made good.
+
+    split_pack       parts of A and B; counts what the parts do not carry, and refuses too much
+    sgemm_split      the product of the parts
+    split_residuals  adds a few elements that the parts do not carry
+    sgemm_ffma       the product of A and B, in case that an operand was refused
+
+What is needed is known on the GPU alone: each kernel looks, and returns if it has nothing to do.
+So the host never waits, and a captured graph does for each data what that data needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimm.gpu import launch, packing, residuals, split
+from multimm.gpu.choice import FFMA, Choice, note
+from multimm.gpu.layout import ProductShape
+from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.packed import PARTS
+from multimm.gpu.packing import Packing, Source, source_of
+from multimm.gpu.recall import Run
+from multimm.gpu.residuals import Adding, Lists
+from multimm.gpu.slices import Operands
+from multimm.gpu.workspace import workspace
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+
+_ALIGNMENT = 256  # of everything in the workspace, in bytes
+
+
+def prepared(
+    operands: Operands,
+    trans: tuple[bool, bool],
+    shape: ProductShape,
+    alpha: float,
+    beta: float,
+    choice: Choice,
+    tuned: bool,
+) -> Run:
+    """Return what computes products of operands like these.
+
+    Parameters
+    ----------
+    operands : sequence of (cupy.ndarray of float32 or None, Stack)
+        A, B, C, P and D, single matrices, as `launch.addressable` returns them; neither A nor B
+        repeats elements.
+    trans : (bool, bool)
+        Whether A and B are used transposed.
+    shape : ProductShape
+        Not empty.
+    alpha, beta : float
+        alpha is not 0.
+    choice : Choice
+        Its precision is what operands are packed for.
+    tuned : bool
+        As for `launch.gemm`.
+
+    Returns
+    -------
+    callable
+        Takes the addresses of the operands, and launches on the current stream. It notes what
+        ran.
+    """
+    (a, _), (b, _), *addends = operands
+    sources = [source_of(x, side, flag)[1] for x, side, flag in zip((a, b), "ab", trans,
+                                                                   strict=True)]  # fmt: skip
+    sizes, scheme, device = (shape.m, shape.n, shape.k), choice.precision, a.device.id
+    return _Product(
+        device,
+        choice,
+        packing.prepared(sources, scheme, device),
+        _Room.of(sources, scheme),
+        split.prepared(sizes, PARTS[scheme], device, alpha, beta, addends),
+        residuals.prepared(*sizes, scheme, device, alpha, addends[2][1].ld),
+        launch.prepared(operands, trans, shape, alpha, beta, None, tuned, guarded=True),
+    )
+
+
+class _Room(NamedTuple):
+    """Where packed operands lie in a workspace: tiles of A and B, then exponents; in bytes."""
+
+    offsets: tuple[int, int, int, int]  #: tiles and exponents of A, and of B
+    size: int
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], scheme: str) -> _Room:
+        offsets, end = [], 0
+        for source in sources:
+            tiles = int(np.prod(source.tile_shape(scheme), dtype=np.int64)) * 2
+            for size in (tiles, source.height * 4):
+                offsets.append(end)
+                end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        first, second, third, fourth = offsets
+        return cls((first, second, third, fourth), end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The launches of a product with all decided but where its operands lie."""
+
+    device: int
+    choice: Choice
+    packing: Packing
+    room: _Room
+    multiply: Run
+    add: Adding
+    instead: Run
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        import cupy
+
+        a, b, c, partial, d = pointers
+        stream = cupy.cuda.get_current_stream()
+        head, release_head = workspace((-(-self.packing.head_bytes // 4),), self.device)
+        counts = head.data.ptr
+        try:
+            body, release_body = workspace((self.room.size // 4,), self.device)
+        except cupy.cuda.memory.OutOfMemoryError:
+            cupy.cuda.runtime.memsetAsync(counts, 1, 32, stream.ptr)  # as if both were refused
+            self.instead((*pointers, counts))
+            release_head()
+            reason = "no memory is left to pack the operands in"
+            note(Choice(FFMA, self.choice.precision, reason))
+            return
+        first = body.data.ptr
+        a_tiles, ea, b_tiles, eb = (first + offset for offset in self.room.offsets)
+        self.packing(head.data.ptr, ((a, a_tiles, ea), (b, b_tiles, eb)))
+        self.multiply((a_tiles, ea, b_tiles, eb, c, partial, d, counts))
+        self.add(self._lists(0, head, a_tiles, ea), self._lists(1, head, b_tiles, eb), d, counts)
+        self.instead((*pointers, counts))
+        release_body()
+        release_head()
+        if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+            note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
+                                             "are carried by FP16 parts"))  # fmt: skip
+        else:
+            note(self.choice, lambda: _why_refused(head, stream))
+
+    def _lists(self, i: int, head: Array, tiles: int, exponents: int) -> Lists:
+        places = head.data.ptr + self.packing.lists[i]
+        return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
+
+
+def _why_refused(head: Array, stream: Any) -> str | None:
+    """Wait for the stream, and read what packing has counted: why an operand was refused."""
+    with head.device, stream:
+        counts = head[:8].get(stream=stream).view(np.uint64)
+    return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
+
+
+def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
+    """Return why an operand with so many elements of these kinds is not packed, or None."""
+    if nonfinite:
+        return f"operand {side} has {nonfinite} elements that are not finite"
+    if uncarried > RESIDUAL_CAP:
+        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
+    return None

@@ -1,0 +1,102 @@
+"""Cases for split_residuals.cu, bit by bit: the order of its sums is modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from cuda_on_cpu.operands import Operand, placed
+from cuda_on_cpu.packing import THREADS, places
+from cuda_on_cpu.products import Case
+from cuda_on_cpu.program import Buffer, Launch, Pointer
+from multimm.gpu.split_reference import PackedReference, joined, pack_reference, split
+
+#: m, n, k, and how many elements of A and of B are to be too small for their rows.
+_SHAPES = (
+    (1, 1, 3, 1, 0),
+    (70, 66, 66, 9, 12),
+    (64, 64, 200, 0, 7),
+    (129, 5, 64, 20, 0),
+    (3, 190, 130, 0, 0),
+    (66, 67, 68, 33, 38),
+)
+_BIG = np.float32(2.0**29)
+
+
+def operand(rows: int, k: int, tiny: int, big_at: int, rng: np.random.Generator) -> np.ndarray:
+    """Small integers, every row with one large element that few others are too small for."""
+    x = rng.integers(-3, 4, (rows, k)).astype(np.float32) * 64
+    x[:, big_at] = _BIG
+    at = rng.choice(rows * (k - 2), min(tiny, rows * (k - 2)), replace=False)
+    x[at // (k - 2), at % (k - 2) + 2] = rng.choice([-1.0, 1.0], len(at))
+    if tiny > 3 and rows > 5:  # sums of these depend on their order: by k, and R before S
+        huge = 2.0**24
+        x[1, 2:5] = (1, 1, 1) if big_at == 0 else (huge, 1, -huge)
+        x[2:6, 2:5] = (1, 0, -huge) if big_at == 0 else (huge, 0, 1)
+    return x
+
+
+def residual_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Products that lack what the parts do not carry, and some that are refused."""
+    for seed, (m, n, k, tiny_a, tiny_b) in enumerate(_SHAPES):
+        rng = np.random.default_rng(seed)
+        x, y = operand(m, k, tiny_a, 0, rng), operand(n, k, tiny_b, 1, rng)
+        packed = [pack_reference(z, defines["PARTS"]) for z in (x, y)]
+        assert max(z.uncarried for z in packed) <= defines["CAP"]
+        before = rng.integers(-5, 6, (1, m, n)).astype(np.float32)
+        before[0, 1:6, 1:6] = 1
+        for refused in (None, False, True):
+            alpha = np.float32((-2.0, 1.0)[seed % 2])
+            d = placed((1, m, n), "f4", extra=seed, offset=seed % 3).holding(before)
+            after = before[0] if refused else _added(before[0], x, y, packed, alpha, defines)
+            yield _case((m, n, k), alpha, packed, d, d.holding(after[None]), refused, seed, defines)
+
+
+def _case(
+    sizes: tuple[int, int, int], alpha: np.float32, packed: list[PackedReference], d: Operand,
+    after: Operand, refused: bool | None, seed: int, defines: Mapping[str, int],
+) -> Case:  # fmt: skip
+    buffers: list[Buffer] = []
+    arguments: list[object] = [*sizes, float(alpha)]
+    for z in packed:
+        shuffled = z.residuals[np.random.default_rng(seed).permutation(z.uncarried)]
+        lists = np.zeros(defines["CAP"], np.uint64), np.zeros(defines["CAP"], np.float32)
+        lists[0][: z.uncarried], lists[1][: z.uncarried] = places(shuffled), shuffled["value"]
+        first = len(buffers)
+        tiles = z.tiles.reshape(-1).view(np.uint16)
+        buffers += map(Buffer.of, (tiles, z.exponents, *lists))
+        known = z.uncarried if refused is None else 0
+        arguments += [Pointer(first), Pointer(first + 1), known, Pointer(first + 2),
+                      Pointer(first + 3)]  # fmt: skip
+    counts = [bool(refused), packed[0].uncarried, 0, packed[1].uncarried]
+    buffers += [d.buffer, Buffer.of(np.array(counts, np.uint64))]
+    pointer, ldd, _ = d.arguments(len(buffers) - 2)
+    arguments += [pointer, ldd, None if refused is None else Pointer(len(buffers) - 1)]
+    launch = Launch(
+        "split_residuals", (3, 1, 1), THREADS, arguments, buffers, seed=seed,
+        what=f"split_residuals {sizes} refused={refused}",
+    )  # fmt: skip
+    return Case(launch, [*buffers[:-2], after.buffer, buffers[-1]])
+
+
+def _added(
+    d: np.ndarray, x: np.ndarray, y: np.ndarray, packed: list[PackedReference], alpha: np.float32,
+    defines: Mapping[str, int],
+) -> np.ndarray:  # fmt: skip
+    """D with R B and then A' S added to it, line by line, in the order of k."""
+    d = d.copy()
+    parts_a, parts_b = (split(z, defines["PARTS"]) for z in (x, y))
+    a, b = np.where(parts_a.rest != 0, np.float32(0), joined(parts_a)), joined(parts_b)
+    for listed, other, lines in ((packed[0].residuals, b, d), (packed[1].residuals, a, d.T)):
+        for line in np.unique(listed["row"]):
+            total = np.zeros(len(other), np.float32)
+            for entry in listed[listed["row"] == line]:
+                total = _fma(entry["value"], other[:, entry["k"]], total)
+            lines[line] = _fma(alpha, total, lines[line])
+    return d
+
+
+def _fma(x: np.float32, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """One rounding: products of float32 are exact in float64, and so are these sums."""
+    return (np.float64(x) * y.astype("f8") + z.astype("f8")).astype("f4")

@@ -1,0 +1,231 @@
+"""Products of arrays on the tensor cores, with NumPy for the kernels: what is launched, and why."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import stand_in
+from stand_in import fake_cupy, gpu, laid_out, memory
+from test_pack import Kernel as PackKernel
+
+from multimm.gpu import compiled, launch, tensor_cores, tuning
+from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice
+from multimm.gpu.layout import product_shape
+from multimm.gpu.pack_config import RESIDUAL_CAP
+
+CHOICE = Choice(SPLIT, "float32", "large")
+
+
+class OutOfMemoryError(Exception):
+    """CuPy's."""
+
+
+class Kernels:
+    """Launches by name; each computes what its kernel does, D as float64 sums."""
+
+    def __init__(self):
+        self.ran = []
+        self.allocated, self.room = [], 10**9
+        self.defines = {}
+
+    def load(self, text, entry, *_):
+        kernel = stand_in.Kernel(text, entry)
+        self.defines[entry] = kernel.defines
+        return lambda grid, block, args, shared_mem=0: self.run(kernel, grid, args)
+
+    def run(self, kernel, grid, args):
+        entry = kernel.name
+        self.ran.append(entry)
+        if entry == "split_pack":
+            PackKernel(entry, tuple(kernel.defines.items()))(grid, (256, 1, 1), args)
+            return
+        counts = memory(args[-1], (4,), (1,), "u8").tolist()
+        refused = bool(counts[0] or counts[2] or max(counts[1], counts[3]) > RESIDUAL_CAP)
+        computes = getattr(self, entry)
+        if refused == (entry == "sgemm_ffma"):
+            self.ran[-1] += " !"
+            computes(*args)
+
+    def sgemm_split(self, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
+                    apart, counts):  # fmt: skip
+        assert step == 0
+        unpack = PackKernel("unpack", (("PARTS", 2),)).carried
+        x, y = unpack(m, self.k, a, ea), unpack(n, self.k, b, eb)
+        self.finish(x.astype("f8") @ y.T.astype("f8"), alpha, beta, (c, ldc), (p, ldp), (d, ldd))
+
+    def split_residuals(self, m, n, k, alpha, *rest):
+        self.lists = [rest[i + 3 : i + 5] for i in (0, 5)]
+
+    def sgemm_ffma(self, m, n, k, k_step, alpha, beta, *operands):
+        (a, lda, _), (b, ldb, _), (c, ldc, _), (p, ldp, _), (d, ldd, _) = (
+            operands[i : i + 3] for i in range(0, 15, 3)
+        )
+        defines = self.defines["sgemm_ffma"]
+        assert defines["GUARDED"] == RESIDUAL_CAP
+        shapes = (
+            (k, m) if defines["TRANS_A"] else (m, k),
+            (n, k) if defines["TRANS_B"] else (k, n),
+        )
+        x, y = (memory(at, shape, (ld, 1), "f4").astype("f8")
+                for at, shape, ld in zip((a, b), shapes, (lda, ldb), strict=True))  # fmt: skip
+        x, y = (x.T if defines["TRANS_A"] else x), (y.T if defines["TRANS_B"] else y)
+        self.finish(x @ y, alpha, beta, (c, ldc), (p, ldp), (d, ldd))
+
+    def finish(self, sums, alpha, beta, c, p, d):
+        def matrix(at, ld):
+            return memory(at, sums.shape, (ld, 1), "f4")
+
+        sums = alpha * (sums + (matrix(*p) if p[0] else 0))
+        matrix(*d)[...] = sums + (beta * matrix(*c) if c[0] and beta else 0)
+
+    def empty(self, shape, dtype):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size > self.room:
+            raise OutOfMemoryError
+        self.allocated.append(size)
+        return gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+
+
+class Stream:
+    """The current one."""
+
+    ptr = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    found = Kernels()
+    module = fake_cupy()
+    module.empty = found.empty
+    module.cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    module.cuda.get_current_stream = Stream
+    module.cuda.runtime.streamIsCapturing = lambda stream: False
+    module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(stand_in.GPUArray, "get", lambda x, stream: np.array(x), raising=False)
+    monkeypatch.setattr(compiled, "_loaded", found.load)
+    monkeypatch.setattr(tuning, "winners_on", lambda device: {})
+    tensor_cores.split._plan.cache_clear()
+    compiled.kernel_for.cache_clear()
+    compiled.device_of.cache_clear()
+    yield found
+    tensor_cores.split._plan.cache_clear()
+    compiled.kernel_for.cache_clear()
+    compiled.device_of.cache_clear()
+
+
+def run(kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0):
+    """Prepare a product, and compute it twice."""
+    shape = product_shape(a.shape, b.shape, *trans)
+    kernels.k = shape.k
+    found = [launch.addressable(x, i < 2) for i, x in enumerate((a, b, c, partial, out))]
+    product = tensor_cores.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False)
+    for _ in range(2):
+        out[...] = np.nan
+        product([stack.pointer for _, stack in found])
+    return out
+
+
+def integers(*shape, seed=0):
+    return np.random.default_rng(seed + sum(shape)).integers(-8, 9, shape).astype("f4")
+
+
+LAUNCHES = ["split_pack", "sgemm_split !", "split_residuals !", "sgemm_ffma"]
+REFUSED = ["split_pack", "sgemm_split", "split_residuals", "sgemm_ffma !"]
+
+
+@pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("layout", ["C", "F", "wide rows"])
+def test_four_launches_without_a_look(kernels, trans, layout):
+    x, y = integers(130, 200), integers(200, 70)
+    a, b = (laid_out(z.T if flag else z, layout) for z, flag in zip((x, y), trans, strict=True))
+    c, p = integers(130, 70, seed=1), integers(130, 70, seed=2)
+    out = laid_out(np.zeros((130, 70), "f4"), "wide rows")
+    run(kernels, a, b, out, trans, gpu(c), gpu(p), alpha=2.0, beta=-3.0)
+    np.testing.assert_array_equal(out, 2 * (x @ y + p) - 3 * c)
+    assert kernels.ran == LAUNCHES * 2
+    assert last_choice() == CHOICE
+
+
+@pytest.mark.parametrize(("side", "bad"), [("a", np.nan), ("b", np.inf)])
+def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
+    x, y = integers(130, 200), integers(200, 70)
+    (x if side == "a" else y)[3, 5] = bad
+    with np.errstate(invalid="ignore"):
+        out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+        np.testing.assert_array_equal(out, x @ y)
+    assert kernels.ran == REFUSED * 2
+    assert last_choice() == Choice(
+        FFMA, "float32", f"operand {side} has 1 elements that are not finite"
+    )
+
+
+def test_too_many_residuals_too(kernels):
+    x, y = integers(130, 200), integers(200, 70)
+    y[:, :20] = 0
+    y[0, :20], y[1:60, :20] = 2.0**30, 1  # 59 * 20 elements are too small for their columns
+    out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    np.testing.assert_allclose(out, x.astype("f8") @ y, rtol=1e-6)
+    assert kernels.ran == REFUSED * 2
+    assert "operand b has 1180 elements that FP16" in last_choice().reason
+
+
+def test_a_few_are_handed_to_the_launch_that_adds_them(kernels):
+    x, y = integers(130, 200), integers(200, 70)
+    x[7] = 0
+    x[7, :3] = 2.0**30, 1, -1
+    run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    assert kernels.ran == LAUNCHES * 2
+    (places, values), _ = kernels.lists
+    assert sorted(memory(places, (2,), (1,), "u8").tolist()) == [7 << 32 | 1, 7 << 32 | 2]
+    assert sorted(memory(values, (2,), (1,), "f4").tolist()) == [-1, 1]
+
+
+def test_without_memory_to_pack_in(kernels):
+    x, y = integers(130, 200), integers(200, 70)
+    kernels.room = 100_000  # for the head
+    out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    np.testing.assert_array_equal(out, x @ y)
+    assert kernels.ran == ["sgemm_ffma !"] * 2
+    assert last_choice() == Choice(FFMA, "float32", "no memory is left to pack the operands in")
+
+
+def test_what_a_captured_graph_will_do_depends_on_its_data(kernels, monkeypatch):
+    import cupy
+
+    freed = []
+    for name, value in (
+        ("streamIsCapturing", lambda stream: True),
+        ("mallocAsync", lambda size, stream: kernels.graph_memory(size)),
+        ("freeAsync", lambda address, stream: freed.append(address)),
+    ):
+        monkeypatch.setattr(cupy.cuda.runtime, name, value, raising=False)
+    held = []
+
+    def graph_memory(size):
+        held.append(gpu(np.full(size, 0x55, "u1")).reshape(-1))
+        return held[-1].data.ptr
+
+    kernels.graph_memory = graph_memory
+    monkeypatch.setattr(cupy.cuda, "UnownedMemory", lambda at, *_: at, raising=False)
+    monkeypatch.setattr(cupy.cuda, "MemoryPointer", lambda at, _: at, raising=False)
+    monkeypatch.setattr(
+        cupy, "ndarray",
+        lambda shape, dtype, memptr: memory(memptr, shape, (1,), dtype).view(stand_in.GPUArray),
+    )  # fmt: skip
+    x, y = integers(130, 200), integers(200, 70)
+    out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    np.testing.assert_array_equal(out, x @ y)
+    assert kernels.allocated == []
+    assert sorted(freed) == sorted(array.data.ptr for array in held)
+    assert "whenever the graph's data" in last_choice().reason
