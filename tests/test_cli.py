@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -401,6 +402,27 @@ def test_ctrl_c_in_mid_run(tmp_path):
     assert "Traceback" not in errors
     assert errors.strip() == "multimm: interrupted"
     assert names(tmp_path) == ["a.npy"]
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector():
+    def interrupted(phase, info):
+        if not sent:
+            sent.append(phase)
+            signal.raise_signal(signal.SIGINT)  # handled before the callback returns
+
+    sent, before = [], signal.getsignal(signal.SIGINT)
+    gc.callbacks.append(interrupted)
+    try:
+        with cli_run.interrupts() as check:
+            check()
+            gc.collect()
+            with pytest.raises(KeyboardInterrupt):
+                check()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        gc.callbacks.remove(interrupted)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # The other commands ---------------------------------------------------------------------
