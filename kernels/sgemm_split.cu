@@ -32,7 +32,15 @@
 //   tensor cores   | hi hi' | lo hi'  hi lo' | hi hi' | lo hi'  hi lo' |
 //   FP32 adders             | total += fresh |        | total += fresh |
 //
-// With PARTS == 1 (tf32) there is one product, and its sum stays in the tensor cores.
+// With PARTS == 1 (tf32) there is one product. Its sums fill the registers, and a second set finds
+// no room: but it does at half the width. Every PROMOTE slabs what was put aside is added to the
+// sums, they are rounded to bfloat16, that is put aside, two in a register, and the difference,
+// which is exact and 2^-8 of a sum at most, is what the tensor cores go on with:
+//
+//   every PROMOTE    total += aside;  aside = bfloat16(total);  total -= aside
+//
+// So nothing is lost but what FP32 additions to nearest lose, and truncation is of sums of PROMOTE
+// slabs. One warpgroup does that while the other one has the tensor cores.
 //
 // One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other. One
 // thread copies whole tiles of the operands through a ring of SLOTS slots in shared memory; two
@@ -83,6 +91,7 @@ constexpr int TILE_M = GROUPS * TILE_ROWS;
 constexpr int B_TILES = TILE_N / TILE_ROWS;
 constexpr int SLOT_BYTES = (GROUPS + B_TILES) * TILE_BYTES;
 constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
+constexpr int PROMOTE = 8;             // slabs: 512 k
 
 static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
 static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");
@@ -200,16 +209,8 @@ __device__ __forceinline__ void release(const Ring& ring, int slot) {
   }
 }
 
-// d = A * B' of one slab, plus the old d if `add`.
-__device__ __forceinline__ void multiply_slab(float (&d)[SUMS], factor_t a, factor_t b, bool add) {
-#pragma unroll
-  for (int i = 0; i < SLAB / 16; ++i) {
-    multiply(d, a + i * NEXT_16_K, b + i * NEXT_16_K, add || i > 0);
-  }
-}
-
 #if PARTS == 1
-// total = A * B' of `count` slabs.
+// total += A * B' of `count` slabs.
 __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring& ring,
                                                Place& place, int count, int group) {
   int reading = 0;
@@ -217,7 +218,10 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   for (int i = 0; i < count; ++i) {
     const Slot slot = landed(ring, place, group);
     products_fence();
-    multiply_slab(total, slot.a, slot.b, i > 0);
+#pragma unroll
+    for (int s = 0; s < SLAB / 16; ++s) {
+      multiply(total, slot.a + s * NEXT_16_K, slot.b + s * NEXT_16_K, true);
+    }
     products_commit();
     products_wait<1>();  // the slab before has been read
     if (i > 0) release(ring, reading);
@@ -226,6 +230,33 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   }
   products_wait<0>();
   release(ring, reading);
+}
+
+// Two bfloat16 numbers as float32.
+__device__ __forceinline__ float2 widened(unsigned pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+__device__ __forceinline__ void take_back(float (&total)[SUMS], const unsigned (&aside)[SUMS / 2]) {
+#pragma unroll
+  for (int j = 0; j < SUMS / 2; ++j) {
+    const float2 high = widened(aside[j]);
+    total[2 * j] += high.x;
+    total[2 * j + 1] += high.y;
+  }
+}
+
+// What total is when rounded to bfloat16 goes to `aside`; the rest, which is exact, stays.
+__device__ __forceinline__ void put_aside(float (&total)[SUMS], unsigned (&aside)[SUMS / 2]) {
+#pragma unroll
+  for (int j = 0; j < SUMS / 2; ++j) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+        : "=r"(aside[j])
+        : "f"(total[2 * j + 1]), "f"(total[2 * j]));
+    const float2 high = widened(aside[j]);
+    total[2 * j] -= high.x;
+    total[2 * j + 1] -= high.y;
+  }
 }
 #else
 // total += A * B' of `count` slabs, at most FOLD. Halves of a slab are turns of one loop: unrolled,
@@ -336,8 +367,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
       float total[SUMS] = {};
 #if PARTS == 1
-      const int count = static_cast<int>(work.slab_count(item));
-      if (count > 0) multiply_slabs(total, ring, place, count, role);
+      unsigned aside[SUMS / 2] = {};
+#pragma unroll 1
+      for (index_t left = work.slab_count(item); left > 0; left -= PROMOTE) {
+        multiply_slabs(total, ring, place, clip(left, PROMOTE), role);
+        take_back(total, aside);
+        if (left > PROMOTE) put_aside(total, aside);
+      }
 #else
       bool kept = false;
 #pragma unroll 1

@@ -89,8 +89,12 @@ class SplitConfig:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread: one set of sums, or total, fresh and small, and the rest."""
-        return self.tile_n // 2 * self.products + OTHER_REGISTERS
+        """Registers of a thread: sums and their rounded halves, or total, fresh and small; others.
+
+        Of one product, what was put aside has half the width of the sums.
+        """
+        sums = self.tile_n // 2
+        return (sums + sums // 2 if self.products == 1 else 3 * sums) + OTHER_REGISTERS
 
     @property
     def shared_bytes(self) -> int:
