@@ -32,15 +32,15 @@
 //   tensor cores   | hi hi' | lo hi'  hi lo' | hi hi' | lo hi'  hi lo' |
 //   FP32 adders             | total += fresh |        | total += fresh |
 //
-// With PARTS == 1 (tf32) there is one product. Its sums fill the registers, and a second set finds
-// no room: but it does at half the width. Every PROMOTE slabs what was put aside is added to the
-// sums, they are rounded to bfloat16, that is put aside, two in a register, and the difference,
-// which is exact and 2^-8 of a sum at most, is what the tensor cores go on with:
+// With PARTS == 1 (tf32) there is one product. Its sums fill the registers: for a second set there
+// is no room, but for one of half the width there is. Every PROMOTE slabs what was put aside is
+// added to the sums; they are rounded to bfloat16, that is put aside, two in a register, and the
+// difference, which is exact and 2^-8 of a sum at most, is what the tensor cores go on with:
 //
 //   every PROMOTE    total += aside;  aside = bfloat16(total);  total -= aside
 //
-// So nothing is lost but what FP32 additions to nearest lose, and truncation is of sums of PROMOTE
-// slabs. One warpgroup does that while the other one has the tensor cores.
+// So truncation adds up over PROMOTE slabs only, to 0.1 u of the sum per k where all products have
+// one sign, however long k is. The tensor cores wait 1400 clocks for it, a slab's time and more.
 //
 // One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other. One
 // thread copies whole tiles of the operands through a ring of SLOTS slots in shared memory; two
@@ -64,6 +64,11 @@
 // for all three products, small ones first, scaled by 2^-11 in between, with tiles of 128 x 192
 // (-5 %); starting the second warpgroup one or two slabs after the first (0 to -1 %); 5 slots (-2
 // %); rows of tiles in bands of 32 (-4 %). No faster: adding `fresh` every 64 k.
+//
+// tf32, 8192 and 16384, operands packed before: 655 and 667 TFLOP/s with all of k in the tensor
+// cores; 610 and 624 with PROMOTE 16, 589 and 581 with 8. Other ways to a second sum were slower:
+// laying sums down in D every 2048 k (-36 and -41 %; by reductions in L2 -27 and -22 %); halves of
+// TILE_N in turns, each into a sum of its own every 128 k (-18 and -23 %).
 
 // What SplitConfig.defines() sets; an editor, which sees this file alone, gets "wide".
 #ifdef __CLANGD__
@@ -91,7 +96,7 @@ constexpr int TILE_M = GROUPS * TILE_ROWS;
 constexpr int B_TILES = TILE_N / TILE_ROWS;
 constexpr int SLOT_BYTES = (GROUPS + B_TILES) * TILE_BYTES;
 constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
-constexpr int PROMOTE = 8;             // slabs: 512 k
+constexpr int PROMOTE = 48;            // slabs: 3072 k
 
 static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
 static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");

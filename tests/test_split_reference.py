@@ -234,14 +234,14 @@ def test_tf32_keeps_its_promise(kind):
         assert errors(wgmma_model(a, b, parts=1), a, b).max() <= 2.0**-9 / U + 2 * k
 
 
-@pytest.mark.parametrize("k", [1000, 2**14, 2**17])
-def test_tf32_sums_do_not_drift(k):
+@pytest.mark.parametrize(("k", "most"), [(1000, 110), (4096, 300), (2**14, 340), (2**17, 360)])
+def test_tf32_sums_do_not_drift(k, most):
     # Of numbers of one sign every truncation has the same one. Against the product of the rounded
-    # operands, so that only the sum is judged: half a slab less than 512 k was 48 u off.
+    # operands, so that only the sum is judged; cuBLAS TF32 was 462 u off at 2^14 in all.
     a, b = operands("uniform", 2, 3, k)
     rounded = [joined(split(x, 1)) for x in (a, b)]
     found = errors(wgmma_model(a, b, parts=1), *rounded)
-    assert found.max() <= 64
+    assert found.max() <= most
 
 
 def test_tf32_is_promoted_because_sums_drift():

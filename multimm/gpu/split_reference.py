@@ -175,7 +175,7 @@ class Scheme:
     step: int = 32
     fold: int = 2048
     flush: int = 8192
-    promote: int = 512
+    promote: int = 3072
 
 
 def wgmma(acc: Array, a: Array, b: Array) -> Array:
