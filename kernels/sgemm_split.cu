@@ -33,7 +33,15 @@
 //   tensor cores   | hi hi' | lo hi'  hi lo' | hi hi' | lo hi'  hi lo' |
 //   FP32 adders             | total += fresh |        | total += fresh |
 //
-// With PARTS == 1 (tf32) there is one product, and its sum stays in the tensor cores.
+// With PARTS == 1 (tf32) there is one product. Its sums fill the registers: for a second set there
+// is no room, but for one of half the width there is. Every PROMOTE slabs what was put aside is
+// added to the sums; they are rounded to bfloat16, that is put aside, two in a register, and the
+// difference, which is exact and 2^-8 of a sum at most, is what the tensor cores go on with:
+//
+//   every PROMOTE    total += aside;  aside = bfloat16(total);  total -= aside
+//
+// So truncation adds up over PROMOTE slabs only, to 0.1 u of the sum per k where all products have
+// one sign, however long k is. The tensor cores wait 1400 clocks for it, a slab's time and more.
 //
 // One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other. One
 // thread copies whole tiles of the operands through a ring of SLOTS slots in shared memory; two
@@ -57,6 +65,11 @@
 // for all three products, small ones first, scaled by 2^-11 in between, with tiles of 128 x 192
 // (-5 %); starting the second warpgroup one or two slabs after the first (0 to -1 %); 5 slots (-2
 // %); rows of tiles in bands of 32 (-4 %). No faster: adding `fresh` every 64 k.
+//
+// tf32, 8192 and 16384, operands packed before: 655 and 667 TFLOP/s with all of k in the tensor
+// cores; 610 and 624 with PROMOTE 16, 589 and 581 with 8. Other ways to a second sum were slower:
+// laying sums down in D every 2048 k (-36 and -41 %; by reductions in L2 -27 and -22 %); halves of
+// TILE_N in turns, each into a sum of its own every 128 k (-18 and -23 %).
 
 // What SplitConfig.defines() sets; an editor, which sees this file alone, gets "wide".
 #ifdef __CLANGD__
@@ -86,6 +99,7 @@ constexpr int TILE_M = GROUPS * TILE_ROWS;
 constexpr int B_TILES = TILE_N / TILE_ROWS;
 constexpr int SLOT_BYTES = (GROUPS + B_TILES) * TILE_BYTES;
 constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
+constexpr int PROMOTE = 48;            // slabs: 3072 k
 
 static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
 static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");
@@ -203,16 +217,8 @@ __device__ __forceinline__ void release(const Ring& ring, int slot) {
   }
 }
 
-// d = A * B' of one slab, plus the old d if `add`.
-__device__ __forceinline__ void multiply_slab(float (&d)[SUMS], factor_t a, factor_t b, bool add) {
-#pragma unroll
-  for (int i = 0; i < SLAB / 16; ++i) {
-    multiply(d, a + i * NEXT_16_K, b + i * NEXT_16_K, add || i > 0);
-  }
-}
-
 #if PARTS == 1
-// total = A * B' of `count` slabs.
+// total += A * B' of `count` slabs.
 __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring& ring,
                                                Place& place, int count, int group) {
   int reading = 0;
@@ -220,7 +226,10 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   for (int i = 0; i < count; ++i) {
     const Slot slot = landed(ring, place, group);
     products_fence();
-    multiply_slab(total, slot.a, slot.b, i > 0);
+#pragma unroll
+    for (int s = 0; s < SLAB / 16; ++s) {
+      multiply(total, slot.a + s * NEXT_16_K, slot.b + s * NEXT_16_K, true);
+    }
     products_commit();
     products_wait<1>();  // the slab before has been read
     if (i > 0) release(ring, reading);
@@ -229,6 +238,33 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   }
   products_wait<0>();
   release(ring, reading);
+}
+
+// Two bfloat16 numbers as float32.
+__device__ __forceinline__ float2 widened(unsigned pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+__device__ __forceinline__ void take_back(float (&total)[SUMS], const unsigned (&aside)[SUMS / 2]) {
+#pragma unroll
+  for (int j = 0; j < SUMS / 2; ++j) {
+    const float2 high = widened(aside[j]);
+    total[2 * j] += high.x;
+    total[2 * j + 1] += high.y;
+  }
+}
+
+// What total is when rounded to bfloat16 goes to `aside`; the rest, which is exact, stays.
+__device__ __forceinline__ void put_aside(float (&total)[SUMS], unsigned (&aside)[SUMS / 2]) {
+#pragma unroll
+  for (int j = 0; j < SUMS / 2; ++j) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+        : "=r"(aside[j])
+        : "f"(total[2 * j + 1]), "f"(total[2 * j]));
+    const float2 high = widened(aside[j]);
+    total[2 * j] -= high.x;
+    total[2 * j + 1] -= high.y;
+  }
 }
 #else
 // total += A * B' of `count` slabs, at most FOLD. Halves of a slab are turns of one loop: unrolled,
@@ -341,8 +377,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
       float total[SUMS] = {};
 #if PARTS == 1
-      const int count = static_cast<int>(work.slab_count(item));
-      if (count > 0) multiply_slabs(total, ring, place, count, role);
+      unsigned aside[SUMS / 2] = {};
+#pragma unroll 1
+      for (index_t left = work.slab_count(item); left > 0; left -= PROMOTE) {
+        multiply_slabs(total, ring, place, clip(left, PROMOTE), role);
+        take_back(total, aside);
+        if (left > PROMOTE) put_aside(total, aside);
+      }
 #else
       bool kept = false;
 #pragma unroll 1

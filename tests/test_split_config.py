@@ -41,6 +41,7 @@ def test_budgets():
         "PARTS": 1, "CAP": 1024, "TILE_N": 256, "SLOTS": 4, "BAND": 5,
     }  # fmt: skip
     assert single.shared_bytes == 4 * 49152 + 8 * 8 + 1024
+    assert single.registers == 128 + 64 + 36
     assert single.tiles(129, 257) == 4
     assert config.tiles(128, 129) == 2
 

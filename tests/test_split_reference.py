@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,12 @@ from cuda_on_cpu.packing import numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multimm.gpu.source import kernel_text
+from multimm.gpu.split_config import SPLIT_REGISTRY
 from multimm.gpu.split_reference import (
+    SLAB,
     Scheme,
+    bfloat16,
     joined,
     pack_reference,
     row_exponents,
@@ -227,6 +232,47 @@ def test_tf32_keeps_its_promise(kind):
     for k in (17, 256, 4096):
         a, b = operands(kind, 8, 8, k)
         assert errors(wgmma_model(a, b, parts=1), a, b).max() <= 2.0**-9 / U + 2 * k
+
+
+@pytest.mark.parametrize(("k", "most"), [(1000, 110), (4096, 300), (2**14, 340), (2**17, 360)])
+def test_tf32_sums_do_not_drift(k, most):
+    # Of numbers of one sign every truncation has the same one. Against the product of the rounded
+    # operands, so that only the sum is judged; cuBLAS TF32 was 462 u off at 2^14 in all.
+    a, b = operands("uniform", 2, 3, k)
+    rounded = [joined(split(x, 1)) for x in (a, b)]
+    found = errors(wgmma_model(a, b, parts=1), *rounded)
+    assert found.max() <= most
+
+
+def test_tf32_is_promoted_because_sums_drift():
+    k = 2**14
+    a, b = operands("uniform", 2, 3, k)
+    rounded = [joined(split(x, 1)) for x in (a, b)]
+    alone = errors(wgmma_model(a, b, Scheme(promote=k), parts=1), *rounded)
+    assert alone.min() > 1000
+
+
+@given(st.floats(2.0**-126, 2.0**126, width=32), st.booleans())
+def test_what_is_put_aside_leaves_an_exact_rest(size, negative):
+    x = np.array([-size if negative else size], np.float32)
+    high = bfloat16(x)
+    assert not high.view(np.uint32) & 0xFFFF
+    rest = x - high
+    assert Fraction(float(high[0])) + Fraction(float(rest[0])) == Fraction(float(x[0]))
+    assert abs(rest[0]) <= 2.0**-8 * size
+
+
+def test_bfloat16_rounds_to_nearest_and_ties_to_even():
+    near = np.array([0, 1, 257 / 256, 259 / 256, 257 / 256 + 2**-23, -257 / 256, 511.5 / 256], "f4")
+    expected = [0, 1, 1, 260 / 256, 258 / 256, -1, 2]
+    assert bfloat16(near).tolist() == expected
+
+
+def test_the_kernel_has_the_models_constants():
+    text = kernel_text("sgemm_split.cu", SPLIT_REGISTRY[0].config.defines())
+    found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
+    for name in ("FOLD", "FLUSH", "PROMOTE"):
+        assert int(found[name]) * SLAB == getattr(Scheme(), name.lower()), name
 
 
 def test_promotion_is_needed():

@@ -166,12 +166,16 @@ class Scheme:
         Elements of k, a multiple of `step`.
     flush : int, optional
         Elements of k after which that sum is added to another one; a multiple of `fold`.
+    promote : int, optional
+        With one part: elements of k after which the sum is rounded to bfloat16 and put aside; the
+        tensor cores go on with the difference.
     """
 
     separate: bool = True
     step: int = 32
     fold: int = 2048
     flush: int = 8192
+    promote: int = 3072
 
 
 def wgmma(acc: Array, a: Array, b: Array) -> Array:
@@ -228,7 +232,7 @@ def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2
         The transpose of op(B).
     scheme : Scheme, optional
     parts : {2, 1}
-        2 for ``precision="float32"``; 1 for ``"tf32"``, one product and no second sum.
+        2 for ``precision="float32"``; 1 for ``"tf32"``, one product.
 
     Returns
     -------
@@ -239,11 +243,11 @@ def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2
     (m, k), n = a.shape, len(b)
     pad = [(0, 0), (0, -k % SLAB)]
     high, low = ([np.pad(x[i], pad) for x in (left, right)] for i in (0, 1))
-    zero = np.zeros((m, n), np.float32)
+    zero, scheme = np.zeros((m, n), np.float32), scheme or Scheme()
     if parts == 1:
-        total = _steps(zero, *high)
+        total = _single_product(high, zero, scheme)
     else:
-        total = _split_product(high, low, zero, scheme or Scheme())
+        total = _split_product(high, low, zero, scheme)
     product = _unscaled(total, left.exponents[:, None], right.exponents[None, :])
     return product + _rests(left, right, a, b)
 
@@ -256,6 +260,34 @@ def _unscaled(total: Array, ea: Array, eb: Array) -> Array:
     with np.errstate(under="ignore", over="ignore"):
         scaled: Array = total * first * second
     return scaled
+
+
+def _single_product(high: list[Array], zero: Array, scheme: Scheme) -> Array:
+    aside, total = zero, zero
+    length = high[0].shape[1]
+    for k in range(0, length, scheme.promote):
+        total = _steps(total, *(x[:, k : k + scheme.promote] for x in high)) + aside
+        if k + scheme.promote < length:
+            aside = bfloat16(total)
+            total = total - aside
+    return total
+
+
+def bfloat16(x: Array) -> Array:
+    """Finite float32 numbers rounded to 8 significant bits, to nearest and ties to even.
+
+    Parameters
+    ----------
+    x : numpy.ndarray of float32
+
+    Returns
+    -------
+    numpy.ndarray of float32
+    """
+    bits = x.view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    rounded: Array = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
 
 
 def _split_product(high: list[Array], low: list[Array], zero: Array, scheme: Scheme) -> Array:

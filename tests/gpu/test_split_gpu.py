@@ -159,7 +159,27 @@ def test_tf32_meets_its_bound(name, k):
     assert bool((abs(result - exact) <= bound).all())
 
 
-@pytest.mark.parametrize(("parts", "k"), [(2, 64), (2, 200), (2, 2500), (2, 9000), (1, 700)])
+@pytest.mark.parametrize("k", [1000, 4096, 20_000, 131_072])
+@pytest.mark.parametrize("name", ["normal", "uniform", "half zeros", "lognormal"])
+def test_tf32_is_as_accurate_as_cublas(name, k):
+    from benchmarks.cases import Case
+    from benchmarks.peers import COMPUTE_TF32, Cublas
+
+    rng = cupy.random.default_rng(31)
+    a, b = drawn(name, rng, 1024, k), drawn(name, rng, k, 1024)
+    theirs = cupy.empty((1024, 1024), np.float32)
+    library = Cublas(cupy.cuda.get_current_stream())
+    library.gemm_ex(Case(1024, 1024, k), a, b, theirs, COMPUTE_TF32)()
+    result = multiply(packed(a, "a", "tf32"), packed(b, "b", "tf32"))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    rms, their_rms = (float(cupy.sqrt(((x - exact) ** 2).mean())) for x in (result, theirs))
+    assert 0 < rms <= their_rms, f"{rms / their_rms} of cuBLAS TF32's"
+
+
+@pytest.mark.parametrize(
+    ("parts", "k"),
+    [(2, 64), (2, 200), (2, 2500), (2, 9000), (1, 700), (1, 3072), (1, 3100), (1, 9300)],
+)
 def test_every_bit_is_the_models(parts, k):
     m, n, rows, cols = 1100, 900, 32, 24  # so large that k is not cut into slices
     rng = np.random.default_rng(13)
