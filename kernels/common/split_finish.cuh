@@ -88,7 +88,8 @@ struct Finish {
   // D = alpha * (2^(ea + eb) * sums + P) + beta * C; PLAIN: without P and C
   template <bool PLAIN>
   __device__ __forceinline__ void store(const float (&sums)[SUMS]) const {
-    constexpr int TOGETHER = PLAIN ? (PAIRS < 16 ? PAIRS : 16) : 4;  // loads on their way
+    constexpr int TOGETHER = PLAIN ? (PAIRS % 16 == 0 ? 16 : 8) : 4;  // loads on their way
+    static_assert(PAIRS % TOGETHER == 0, "every pair is stored");
     const bool aligned = wide();
     const bool pairs = (reinterpret_cast<unsigned long long>(d) | ldd * 4) % 8 == 0;
     const bool shifted = reinterpret_cast<unsigned long long>(d) % 8 != 0;

@@ -88,8 +88,8 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
 def interrupts() -> Iterator[Callable[[], None]]:
     """Yield what raises KeyboardInterrupt after Ctrl-C; a second one is not waited for.
 
-    Python would raise it in whatever the main thread is doing. That may be a callback of the garbage
-    collector, of which distributed has one: there an exception is printed, and lost.
+    Python would raise it in whatever the main thread is doing. That may be a callback of the
+    garbage collector, of which distributed has one: there an exception is printed, and lost.
     """
     seen: list[int] = []
 
