@@ -52,6 +52,7 @@ def test_unknown_name_lists_the_known():
         (Problem(2048, 2048, 2048), "quick"),
         (Problem(2048, 2048, 16384, scattered_a=True), "quick"),
         (Problem(2048, 2048, 2048, scattered_b=True), "quick_turned"),
+        (Problem(2048, 2048, 2048, scattered_a=True, scattered_b=True), "quick_turned"),
         (Problem(1024, 1024, 1024, scattered_a=True), "wide"),
         (Problem(1024, 1024, 1024, scattered_b=True), "tall"),
         (Problem(5000, 5000, 5000, scattered_a=True), "wide"),

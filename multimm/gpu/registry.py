@@ -49,7 +49,7 @@ REGISTRY: tuple[Entry, ...] = (
           76, 0.09, "large turned over"),
     Entry("quick", TileConfig(128, 256, 16, 16, 8, 3, 2, 1, 1), (0.818, 0.795, 0.882, 0.804),
           83, 0.0, "large with half the code"),
-    Entry("quick_turned", TileConfig(256, 128, 16, 16, 8, 3, 2, 1, 1), (0.811, 0.796, 0.837, 0.838),
+    Entry("quick_turned", TileConfig(256, 128, 16, 16, 8, 3, 2, 1, 1), (0.811, 0.8, 0.837, 0.838),
           92, 0.0, "turned with half the code"),
     Entry("wide", TileConfig(64, 128, 16, 8, 8, 3, 1, 0, 3), (0.796, 0.73, 0.821, 0.757),
           44, 0.1, "a quarter of the tile of large"),
