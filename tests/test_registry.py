@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
@@ -11,12 +10,10 @@ from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu.registry import (
-    LONELY,
     MAX_SLICES,
     MAX_SUMS,
     MIN_SLICE,
     REGISTRY,
-    STRAGGLE,
     Device,
     Problem,
     _turns,
@@ -46,14 +43,22 @@ def test_unknown_name_lists_the_known():
 @pytest.mark.parametrize(
     ("problem", "name"),
     [
-        (Problem(8192, 8192, 8192, scattered_a=True), "turned"),
-        (Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True), "turned"),
+        (Problem(8192, 8192, 8192, scattered_a=True), "large"),
+        (Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True), "large"),
         (Problem(8192, 8192, 8192), "large"),
         (Problem(8192, 8192, 8192, scattered_b=True), "turned"),
-        (Problem(2048, 2048, 2048, scattered_a=True), "quick"),
+        (Problem(4096, 4096, 4096, scattered_a=True), "large"),
+        (Problem(2048, 2048, 2048, scattered_a=True), "quick"),  # one tile per multiprocessor
+        (Problem(2048, 2048, 2048), "quick"),
+        (Problem(2048, 2048, 16384, scattered_a=True), "quick"),
+        (Problem(2048, 2048, 2048, scattered_b=True), "quick_turned"),
+        (Problem(2048, 2048, 2048, scattered_a=True, scattered_b=True), "quick_turned"),
         (Problem(1024, 1024, 1024, scattered_a=True), "wide"),
         (Problem(1024, 1024, 1024, scattered_b=True), "tall"),
         (Problem(5000, 5000, 5000, scattered_a=True), "wide"),
+        (Problem(1000, 1000, 1000, batch=64, scattered_a=True), "wide"),
+        (Problem(16383, 127, 16385, scattered_a=True, ragged_b=True), "quick_turned"),
+        (Problem(1797, 1797, 64, scattered_a=True, ragged_b=True), "slim"),
         (Problem(64, 65536, 64, scattered_a=True), "thin"),
         (Problem(65536, 64, 64, scattered_a=True), "slim"),
         (Problem(512, 512, 512, scattered_a=True), "small"),
@@ -66,13 +71,18 @@ def test_choice_on_an_h200(problem, name):
     assert reason.startswith(f"{name}: ")
 
 
+def test_portable_is_for_gpus_of_little_shared_memory():
+    problem = Problem(4096, 4096, 4096, scattered_a=True)
+    assert choose(problem, Device(limits_for(75), 40))[0] is config_named("portable")
+
+
 def test_reason_counts_tiles_padding_and_slices():
     _, reason = choose(
         Problem(128 * 7, 256 * 13, 50_000, scattered_b=True), Device(limits_for(80), 1)
     )
     assert "large: 91 tiles of 128x256 on 1 multiprocessors, 100% of them inside D" in reason
     _, reason = choose(Problem(32, 64, 100_000), H200)
-    assert "tiny: 126 tiles of 32x32 on 132 multiprocessors" in reason
+    assert "small: 63 tiles of 32x64 on 132 multiprocessors" in reason
     assert reason.endswith("k cut into 63 slices")
 
 
@@ -124,19 +134,22 @@ def test_slices_do_not_depend_on_layouts(m, n, k):
 @pytest.mark.parametrize(
     ("warps", "tiles", "resident", "turns"),
     [
-        (8, 0.2, 1, 1),  # a few multiprocessors have one tile each
+        (8, 0.2, 1, 1.1),  # a few multiprocessors have one tile each, alone
+        (8, 1.5, 1, 2),
+        (8, 1.95, 1, 2.05),  # all have two, and the last of them ends late
+        (4, 0.9, 2, 1.1),
         (4, 1.5, 2, 2),
-        (4, 0.9, 2, 1 + LONELY),  # one warp per scheduler
-        (2, 0.9, 8, 2 * (1 + LONELY)),  # half of the schedulers have nothing to do
+        (4, 1.5, 1, 2.2),  # alone one after another, one warp per scheduler
+        (2, 0.9, 8, 2 * 1.1),  # half of the schedulers have nothing to do
         (2, 4.9, 8, 6),  # 10 warps on 4 schedulers: as long as 12
-        (4, 3.5, 2, 4.5),  # more than are resident: no rounds, but some end late
-        (4, 16.1, 4, 17.1),
+        (4, 3.5, 2, 4),  # more than are resident
+        (4, 4.0, 2, 5),  # and never even
+        (4, 4.0, 4, 4),  # but all at once are
+        (8, 4.0, 1, 4.1),  # one after another, too
     ],
 )
 def test_turns_of_the_busiest_multiprocessor(warps, tiles, resident, turns):
-    late = STRAGGLE * resident**0.5
-    expected = max(math.ceil(tiles), tiles + late) if tiles > resident else turns
-    assert _turns(warps, tiles, resident) == pytest.approx(expected)
+    assert _turns(warps, tiles, resident, 0.1) == pytest.approx(turns)
 
 
 def test_ragged_operands_run_at_the_rate_of_scattered_ones():

@@ -26,59 +26,53 @@ class Entry(NamedTuple):
     #: Multiply-adds of a busy multiprocessor per clock, as a share of all lanes, where A and B are
     #: copied 4 bytes at a time: only A (as in NN), both (NT), none (TN), only B (TT).
     rates: tuple[float, float, float, float]
-    edge: int  #: a tile's first copies and its stores take as long as so many k
-    start: int  #: clocks that a launch takes besides: code is fetched
+    edge: int  #: a tile's first copies and its stores take as long as so many k on all lanes
+    late: float  #: by what share a tile takes longer that its multiprocessor has alone
     why: str
 
 
-# Fitted to 53 products on an H200 (132 multiprocessors, 1980 MHz, 66.9 TFLOP/s), the awkward list
-# of benchmarks/cases.py and squares, each with all configurations and up to 17 numbers of slices;
-# kernels compiled by NVRTC 13.0. What the model chooses takes 0.5 % longer than the fastest of the
-# table, geometric mean, 3 % at most. Without an entry all products together take longer: tiny 1 %,
-# wide 0.7, thin 0.6, slim, tall and small 0.4, turned and quick 0.2; large wins 8192 TN alone.
-# After that, from squares of 2048 and 8192: large goes along rows (NN 54.4 TFLOP/s at 8192, before
-# 52.8; its rates are still those of before, for the model takes it for products of one tile per
-# multiprocessor otherwise), and quick_turned is new (TT 51.5 at 2048, quick 50.2).
-# The long start of a long block_k is what the fit says: it is slower where each multiprocessor has
-# one tile. That its fully unrolled loop has to be fetched is a guess, not a profile.
+# Fitted to 78 products on an H200 (132 multiprocessors, 1980 MHz, 66.9 TFLOP/s): squares in all
+# transposes, the awkward list of benchmarks/cases.py and twenty more, each with all configurations
+# and up to 18 numbers of slices; kernels compiled by NVRTC 13.0. What the model chooses takes 0.4 %
+# longer than the fastest of the table, geometric mean, and 2 % at most but for two: 257 x 257 x 257
+# would gain 6 % from slices, which `CALL` forbids, and 32 x 32 x 65536 takes 5 % longer. Predicted
+# times are 2 % off (median). Without an entry all products together take longer: tiny 0.7 %, wide
+# 0.6, tall and thin 0.4, slim and small 0.3, each of the four large ones 0.1 (2 to 3 % of some
+# squares). portable wins nothing here: it is for GPUs with 64 KB of shared memory.
+# A long block_k is slower where each multiprocessor has one tile, by a tenth of it however long k
+# is. That the fully unrolled loop does not fit the instruction cache is a guess, not a profile.
+# Rates and edges were fitted together, for the choice first: one alone is no measurement.
 REGISTRY: tuple[Entry, ...] = (
-    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 0, 1), (0.83, 0.84, 0.923, 0.885),
-          30, 75_200, "94 % multiply-adds"),
-    Entry("turned", TileConfig(256, 128, 32, 16, 8, 3, 1, 0, 1), (0.847, 0.86, 0.912, 0.928),
-          30, 75_200, "large turned over"),
-    Entry("quick", TileConfig(128, 256, 16, 16, 8, 3, 2, 1, 1), (0.844, 0.855, 0.891, 0.853),
-          30, 11_900, "large with half the code"),
-    Entry("quick_turned", TileConfig(256, 128, 16, 16, 8, 3, 2, 1, 1), (0.826, 0.852, 0.883, 0.879),
-          30, 11_900, "turned with half the code"),
-    Entry("wide", TileConfig(64, 128, 16, 8, 8, 3, 1, 0, 3), (0.828, 0.767, 0.878, 0.81),
-          28, 1_300, "a quarter of the tile of large"),
-    Entry("tall", TileConfig(128, 64, 16, 8, 8, 3, 1, 0, 3), (0.81, 0.786, 0.862, 0.854),
-          28, 800, "wide turned over"),
-    Entry("thin", TileConfig(64, 128, 8, 8, 8, 4, 1, 0, 4), (0.779, 0.701, 0.81, 0.752),
-          17, 1_400, "a short k: four blocks hide each other's edges"),
-    Entry("slim", TileConfig(128, 64, 8, 8, 8, 4, 1, 0, 4), (0.716, 0.73, 0.812, 0.772),
-          17, 1_400, "thin turned over"),
-    Entry("tiny", TileConfig(32, 32, 16, 4, 4, 4, 1, 0, 12), (0.537, 0.458, 0.675, 0.515),
-          29, 0, "many small D"),
-    Entry("portable", TileConfig(128, 128, 8, 16, 8, 4, 1, 0, 2), (0.775, 0.718, 0.854, 0.828),
-          25, 0, "33 KB of shared memory"),
-    Entry("small", TileConfig(32, 64, 16, 4, 4, 4, 1, 0, 4), (0.601, 0.511, 0.675, 0.527),
-          23, 2_100, "D of few tiles, much padding"),
+    Entry("large", TileConfig(128, 256, 32, 16, 8, 3, 1, 0, 1), (0.845, 0.821, 0.919, 0.836),
+          133, 0.14, "94 % multiply-adds"),
+    Entry("turned", TileConfig(256, 128, 32, 16, 8, 3, 1, 0, 1), (0.796, 0.775, 0.834, 0.866),
+          76, 0.09, "large turned over"),
+    Entry("quick", TileConfig(128, 256, 16, 16, 8, 3, 2, 1, 1), (0.818, 0.795, 0.882, 0.804),
+          83, 0.0, "large with half the code"),
+    Entry("quick_turned", TileConfig(256, 128, 16, 16, 8, 3, 2, 1, 1), (0.811, 0.8, 0.837, 0.838),
+          92, 0.0, "turned with half the code"),
+    Entry("wide", TileConfig(64, 128, 16, 8, 8, 3, 1, 0, 3), (0.796, 0.73, 0.821, 0.757),
+          44, 0.1, "a quarter of the tile of large"),
+    Entry("tall", TileConfig(128, 64, 16, 8, 8, 3, 1, 0, 3), (0.754, 0.765, 0.816, 0.793),
+          38, 0.12, "wide turned over"),
+    Entry("thin", TileConfig(64, 128, 8, 8, 8, 4, 1, 0, 4), (0.716, 0.66, 0.684, 0.706),
+          20, 0.1, "a short k: four blocks hide each other's edges"),
+    Entry("slim", TileConfig(128, 64, 8, 8, 8, 4, 1, 0, 4), (0.7, 0.694, 0.687, 0.709),
+          20, 0.08, "thin turned over"),
+    Entry("tiny", TileConfig(32, 32, 16, 4, 4, 4, 1, 0, 12), (0.483, 0.44, 0.623, 0.5),
+          18, 0.05, "many small D"),
+    Entry("portable", TileConfig(128, 128, 8, 16, 8, 4, 1, 0, 2), (0.761, 0.712, 0.785, 0.763),
+          47, 0.03, "33 KB of shared memory"),
+    Entry("small", TileConfig(32, 64, 16, 4, 4, 4, 1, 0, 4), (0.624, 0.543, 0.729, 0.64),
+          91, 0.16, "D of few tiles, much padding"),
 )  # fmt: skip
 
 #: What `Entry.rates` are for: whether A and B are copied 4 bytes at a time.
 _PATHS = ((True, False), (True, True), (False, False), (False, True))
 
 CLOCKS_PER_SECOND = 1.98e9  # of an H200
-LAUNCH = 4_000  # clocks that no configuration can do without
+LAUNCH = 4_000  # clocks
 LANES, SCHEDULERS, WARP = 128, 4, 32  # of a multiprocessor: multiply-adds per clock; threads
-
-#: On the busiest multiprocessor, more blocks than are resident at a time end one after another:
-#: how far beyond the average it is then, in blocks, for one resident block. With more of them it
-#: grows as their square root, as deviations of sums do. Fitted.
-STRAGGLE = 0.5
-#: What two warps per scheduler lack to the rates of `Entry` if no others hide their waits. Fitted.
-LONELY = 0.2
 
 #: What a call costs its caller, 12 us: a product that is done by then is not cut into slices, whose
 #: second launch would cost the caller more than they save on the GPU.
@@ -90,8 +84,9 @@ MIN_SLICE, MAX_SLICES = 48, MAX_PARTS - 1
 MAX_SUMS = 2**24
 #: Tiles on every multiprocessor for which numbers of slices are looked for; arbitrary.
 MOST_FULL = 4
-#: Adding slices: clocks of another launch, and bytes read or written per clock. Fitted.
-SUM_START, SUM_BYTES = 5_000, 2_500
+#: Adding slices: clocks of another launch and of each slice, and bytes read or written per clock.
+#: Fitted.
+SUM_START, SUM_SLICE, SUM_BYTES = 2_600, 60, 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +167,7 @@ def predicted_seconds(problem: Problem, device: Device) -> float:
     """Return how long the chosen configuration is predicted to take, at an H200's clock."""
     slices = slices_of_k(problem, device)
     clocks = min(_clocks(entry, problem, device, slices) for entry in REGISTRY)
-    return (LAUNCH + clocks) / CLOCKS_PER_SECOND
+    return clocks / CLOCKS_PER_SECOND
 
 
 def slices_of_k(problem: Problem, device: Device) -> int:
@@ -222,32 +217,29 @@ def _tiles(config: TileConfig, problem: Problem) -> int:
 
 
 def _clocks(entry: Entry, problem: Problem, device: Device, slices: int) -> float:
-    """Predicted clocks of the busiest multiprocessor, and of adding slices."""
+    """Predicted clocks of the busiest multiprocessor, of the launch and of adding slices."""
     config = entry.config
     resident = config.blocks_per_multiprocessor(device.limits)
     if resident < 1:
         return math.inf
     path = (problem.scattered_a or problem.ragged_a, problem.scattered_b or problem.ragged_b)
     k = problem.k if slices == 1 else slice_length(problem.k, slices)
-    tile = (
-        config.block_m
-        * config.block_n
-        * (k / entry.rates[_PATHS.index(path)] + entry.edge / entry.rates[0])
-        / LANES
-    )
+    area = config.block_m * config.block_n
+    tile = area * (k / entry.rates[_PATHS.index(path)] + entry.edge) / LANES
     tiles = _tiles(config, problem) * slices / device.multiprocessors
-    clocks = entry.start + tile * _turns(config.threads // WARP, tiles, resident)
+    clocks = LAUNCH + tile * _turns(config.threads // WARP, tiles, resident, entry.late)
     if slices > 1:
-        clocks += SUM_START + (slices + 1) * problem.m * problem.n * 4 / SUM_BYTES
+        moved = (slices + 1) * problem.m * problem.n * 4
+        clocks += SUM_START + slices * SUM_SLICE + moved / SUM_BYTES
     return clocks
 
 
-def _turns(warps: int, tiles: float, resident: int) -> float:
+def _turns(warps: int, tiles: float, resident: int, late: float) -> float:
     """For how many tiles the busiest multiprocessor takes time, if it has `tiles` on average."""
     most = math.ceil(tiles)
-    if most > resident:
-        turns = max(most, tiles + STRAGGLE * math.sqrt(resident))
-    else:  # all at once: each scheduler has whole warps
-        turns = math.ceil(most * warps / SCHEDULERS) * SCHEDULERS / warps
-    lonely = min(most, resident) * warps < 2 * SCHEDULERS
-    return turns * (1 + LONELY * lonely)
+    if 1 < resident < most == tiles:
+        most += 1  # where blocks wait for others to end, they never come out even
+    turns = math.ceil(most * warps / SCHEDULERS) * SCHEDULERS / warps  # schedulers have whole warps
+    if most == 1 or min(most, resident) * warps <= SCHEDULERS:
+        return turns * (1 + late)
+    return max(turns, tiles + late) if resident == 1 else turns
