@@ -254,10 +254,10 @@ def test_gpu_workers_are_those_that_dask_cuda_started():
         __module__ = "dask_cuda.plugins"
 
     worker = SimpleNamespace(plugins={"rmm": Plugin()})
-    from multimm.cluster.describe import _by_dask_cuda
+    from multimm.cluster.describe import by_dask_cuda
 
-    assert _by_dask_cuda(worker)
-    assert not _by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
+    assert by_dask_cuda(worker)
+    assert not by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():

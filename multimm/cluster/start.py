@@ -115,7 +115,7 @@ def start(
         ) from error
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
     try:
-        prepare(client)
+        prepare(client, overlap=True)
     except BaseException:
         client.close()
         raise
