@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import dask.array as da
@@ -57,17 +59,24 @@ def first_of(block):
 def client():
     with multimm.cluster.start(gpus=2, threads=2, rmm_pool=POOL) as client:
         assert obstacles(client) == {}
+        # The first task of this module has its worker import it, and what it imports.
+        wait([client.submit(make, 1, workers=[address], pure=False) for address in workers(client)])
         yield client
 
 
+def workers(client):
+    return sorted(client.scheduler_info()["workers"])
+
+
 def test_all_pairs_have_met(client):
-    sender, receiver = sorted(client.scheduler_info()["workers"])
-    assert wait_until_warm(client) == {sender: {receiver}, receiver: {sender}}
+    sender, receiver = workers(client)
+    met = wait_until_warm(client)
+    assert {who: set(whom) for who, whom in met.items()} == {sender: {receiver}, receiver: {sender}}
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver", "both"])
 def test_a_block_travels_during_a_second_of_products(client, side):
-    sender, receiver = sorted(client.scheduler_info()["workers"])
+    sender, receiver = workers(client)
     block = client.submit(make, 16384, workers=[sender], pure=False)
     wait(block)
     at = {"sender": [sender], "receiver": [receiver], "both": [sender, receiver]}[side]
@@ -83,70 +92,117 @@ def test_a_block_travels_during_a_second_of_products(client, side):
     assert ended - began < 0.1
 
 
-def poison(size):
-    """From now on, memory that is freed is filled with NaN, in the order of stream 0."""
+_held = []  # on a worker: its pool, and what of it the products are not to have
+
+SPIN = """extern "C" __global__ void spin(long long clocks) {
+    long long begin = clock64();
+    while (clock64() - begin < clocks) {}
+}"""
+
+
+def poison(left):
+    """From now on, memory that is freed is filled with NaN, late but in the order of stream 0.
+
+    All but `left` bytes of the pool are taken, so that what is freed is soon taken again.
+    """
     import cupy
     import rmm
 
     pool = rmm.mr.get_current_device_resource()
-    counts = {"used": 0, "peak": 0}
-
-    def take(size, stream):
-        pointer = pool.allocate(size, stream)
-        counts["used"] += size
-        counts["peak"] = max(counts.values())
-        return pointer
+    spin = cupy.RawKernel(SPIN, "spin")
 
     def give_back(pointer, size, stream):
-        cupy.cuda.runtime.memsetAsync(pointer, 0xFF, size, 0)
-        counts["used"] -= size
+        with cupy.cuda.Stream.null:
+            if size >= 2**20:
+                spin((1,), (1,), (300_000,))
+            cupy.cuda.runtime.memsetAsync(pointer, 0xFF, size, 0)
         pool.deallocate(pointer, size, stream)
 
-    resource = rmm.mr.CallbackMemoryResource(take, give_back)
-    resource.counts = counts
-    rmm.mr.set_current_device_resource(resource)
-    held = [rmm.DeviceBuffer(size=size // 8) for _ in range(7)]
-    del held
+    _held.extend([pool, rmm.DeviceBuffer(size=POOL - left)])
+    poisoned = rmm.mr.CallbackMemoryResource(pool.allocate, give_back)
+    counted = rmm.mr.StatisticsResourceAdaptor(poisoned)
+    rmm.mr.set_current_device_resource(counted)
+    filled = [rmm.DeviceBuffer(size=left // 8) for _ in range(7)]
+    del filled
     cupy.cuda.Device().synchronize()
-    counts["peak"] = 0
+    counted.push_counters()
+
+
+def cure():
+    """Undo it."""
+    import rmm
+
+    rmm.mr.set_current_device_resource(_held[0])
+    _held.clear()
 
 
 def most_used():
     import rmm
 
-    return rmm.mr.get_current_device_resource().counts["peak"]
+    return rmm.mr.get_current_device_resource().allocation_counts.peak_bytes
 
 
-def integers(block):
-    return (block * 4).round()
+def integers(block, dtype):
+    return (block * 4).round().astype(dtype)
 
 
-def matrix(size, chunk, seed):
+def matrix(size, chunk, seed, dtype):
     """Small integers, left on stream 0 by tasks that do not wait for it."""
     import cupy
 
     rng = da.random.default_rng(cupy.random.default_rng(seed))
     x = rng.standard_normal((size, size), chunks=chunk, dtype="float32")
-    return x.map_blocks(integers, dtype="float32", meta=x._meta)
+    return x.map_blocks(integers, dtype, dtype=dtype, meta=x._meta.astype(dtype))
 
 
 def on_host(x):
-    host = x.map_blocks(lambda block: block.get(), meta=np.empty((0, 0), "f4"))
-    return host.compute()
+    host = x.map_blocks(lambda block: block.get(), meta=np.empty((0, 0), x.dtype))
+    return host.compute().astype("f8")
 
 
-def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(client):
-    size, chunk = 16384, 2048
-    client.run(poison, POOL)
+@pytest.mark.parametrize(
+    ("size", "edge", "slab", "dtype", "precisions", "left"),
+    [
+        (12288, 2048, 2048, "f4", ("float32", "ieee", "tf32"), 2**30),
+        (4096, 512, 2048, "f4", ("ieee",), 2**27),  # in slices of k, with a workspace
+        (8192, 1024, 1024, "f8", ("float32",), 5 * 2**27),  # by cuBLAS, with temporaries
+    ],
+)
+def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(
+    client, size, edge, slab, dtype, precisions, left
+):
+    client.run(poison, left)
+    a, b = (matrix(size, edge, seed, dtype) for seed in (1, 2))
     weights = np.random.default_rng(3).integers(-8, 9, (size, 4)).astype("f8")
-    a, b = matrix(size, chunk, 1), matrix(size, chunk, 2)
-    x, y = on_host(a).astype("f8"), on_host(b).astype("f8")
-    expected = x @ (y @ weights)
-    for precision in ("float32", "ieee", "tf32"):
-        blocks = {"precision": precision, "blocks": chunk, "slabs": chunk}
-        assert multimm.plan(a, b, **blocks).layout.packs == (precision != "ieee")
+    expected = on_host(a) @ (on_host(b) @ weights)
+    for precision in precisions:
+        blocks = {"precision": precision, "blocks": edge, "slabs": slab}
+        packs = multimm.plan(a, b, **blocks).layout.packs
+        assert packs == (precision != "ieee" and dtype == "f4")
         reset_received_bytes(client)
         result = on_host(multimm.matmul(a, b, **blocks))
-        assert sum(received_bytes(client).values()) >= 4 * size * size
-        np.testing.assert_array_equal(result.astype("f8") @ weights, expected)
-        print(precision, {w: f"{p / 2**30:.2f} GiB" for w, p in client.run(most_used).items()})
+        assert sum(received_bytes(client).values()) >= a.nbytes
+        np.testing.assert_array_equal(result @ weights, expected)
+        used = client.run(most_used)
+        print(
+            precision, dtype, [f"{peak / left:.0%} of {left >> 20} MiB" for peak in used.values()]
+        )
+    client.run(cure)
+
+
+def test_a_worker_that_is_started_again_overlaps_and_has_met_its_peer(client):
+    victim, survivor = workers(client)
+    os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (found := workers(client)) == [victim, survivor] or len(found) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (new,) = set(found) - {survivor}
+    assert obstacles(client) == {}
+    met = wait_until_warm(client)
+    assert set(met[new]) == {survivor}
+    assert new in met[survivor]
+    for source, target in ((new, survivor), (survivor, new)):
+        block = client.submit(make, 16384, workers=[source], pure=False)
+        assert client.submit(first_of, block, workers=[target], pure=False).result() == 1.0
+        assert client.run(last_transfer, workers=[target])[target] < 0.1
