@@ -56,9 +56,10 @@ class WarmUp(WorkerPlugin):
         self._running = asyncio.get_running_loop().create_task(self._warm_up(worker))
 
     def teardown(self, worker: Worker) -> None:
-        """Stop, if it is not over."""
+        """Stop, if it is not over, and let garbage collection see everything again."""
         if self._running is not None:
             self._running.cancel()
+        gc.unfreeze()
 
     async def finished(self) -> None:
         """Wait until it is over."""
@@ -68,8 +69,11 @@ class WarmUp(WorkerPlugin):
     async def _warm_up(self, worker: Worker) -> None:
         started = time.monotonic()
         compiling = asyncio.ensure_future(_compile(worker))
-        for peer in await _peers(worker):
-            await self._meet(worker, peer)
+        try:
+            for peer in await _peers(worker):
+                await self._meet(worker, peer)
+        except OSError as error:
+            logger.info("no scheduler to ask for peers: %r", error)
         await compiling
         # A full collection stops a process for as long as it has objects to look at: 50 to 120 ms
         # with all that is imported by now, a third of a product of 32768 x 32768. These stay.
