@@ -32,14 +32,13 @@ def ucxx(monkeypatch):
     """Stand-ins for UCXX, its transport for Dask and CuPy, as in a worker of a GPU with 80 GiB."""
     package, inner = ModuleType("distributed_ucxx"), ModuleType("distributed_ucxx.ucxx")
     package.__version__, package.ucxx, inner.synchronize_stream = "0.52.00", inner, wide_wait
-    ucxx, context = ModuleType("ucxx"), ModuleType("ucxx._lib_async.application_context")
+    ucxx = ModuleType("ucxx")
     ucxx.__version__ = "0.52.00"
-    context.ProgressTasks = {1: SimpleNamespace(_progress_timeout=1.0), 2: SimpleNamespace()}
     cupy = ModuleType("cupy")
     cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (1, 80 * GIB)))
-    for module in (package, inner, ucxx, context, cupy):
+    for module in (package, inner, ucxx, cupy):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return SimpleNamespace(package=package, inner=inner, ucxx=ucxx, context=context)
+    return SimpleNamespace(package=package, inner=inner, ucxx=ucxx)
 
 
 def worker(address=UCXX, limit=GIB):
@@ -57,11 +56,9 @@ def test_setup_replaces_the_wait_and_teardown_puts_it_back(ucxx):
     assert plugin.reason == ""
     assert ucxx.inner.synchronize_stream is transport.synchronize_stream_0
     assert here.state.transfer_incoming_bytes_limit == 10 * GIB
-    assert ucxx.context.ProgressTasks[1]._progress_timeout == transport.PROGRESS_SECONDS
     plugin.teardown(here)
     assert ucxx.inner.synchronize_stream is wide_wait
     assert here.state.transfer_incoming_bytes_limit == GIB
-    assert ucxx.context.ProgressTasks[1]._progress_timeout == 1.0
     plugin.teardown(here)
     assert ucxx.inner.synchronize_stream is wide_wait
 
@@ -123,7 +120,6 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
     getattr(ucxx, package).__version__ = version
     assert f"{version} is not known to multimm (known: 0.52)" in refusal(caplog)
     assert ucxx.inner.synchronize_stream is wide_wait
-    assert ucxx.context.ProgressTasks[1]._progress_timeout == 1.0
 
 
 def test_a_release_without_the_function_is_left_alone(ucxx, caplog):
@@ -155,11 +151,6 @@ def test_over_tcp_nothing_is_changed_and_nothing_said(ucxx, caplog):
     assert ucxx.inner.synchronize_stream is wide_wait
     assert here.state.transfer_incoming_bytes_limit == GIB
     assert caplog.text == ""
-
-
-def test_hasten_without_ucxx_changes_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ucxx._lib_async.application_context", None)
-    transport.hasten()()
 
 
 # ------------------------------------------------------------------- clusters

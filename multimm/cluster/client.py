@@ -94,23 +94,13 @@ def prepare(client: Client, *, overlap: bool = False) -> None:
 
 
 def _get_ready(client: Client) -> None:
-    from multimm.cluster.transport import hasten, obstacles
+    from multimm.cluster.transport import obstacles
     from multimm.cluster.warm import wait_until_warm
 
-    reasons = sorted(set(obstacles(client).values()))
-    for reason in reasons:
+    for reason in sorted(set(obstacles(client).values())):
         logger.warning("blocks travel between products, not during them: %s", reason)
-    if not reasons and client.scheduler_info()["address"].startswith("ucx"):
-        hasten()
-        client.run_on_scheduler(_hasten_here)
     wait_until_warm(client)
     if client.cluster is not None:
         # The scheduler runs in this process, and stops with it: see `WarmUp`.
         gc.collect()
         gc.freeze()
-
-
-def _hasten_here() -> None:
-    from multimm.cluster.transport import hasten
-
-    hasten()

@@ -21,18 +21,12 @@ wide wait has hidden that between workers. Therefore only clusters from `start()
 It replaces an internal function of another package, and does so only in releases whose source is
 known to call that function before every transfer, and nothing else. Over TCP blocks pass through
 the host's memory, by copies on stream 0: nothing there waits for other streams.
-
-A second wait is shortened with it. UCXX looks for messages when its file descriptor says so, which
-not every kind of message makes it do, and for the others once a second: now and then a transfer
-stood still for one or two seconds, mostly among the first. `hasten` has it look every few
-milliseconds, in the processes of the scheduler and the client, too.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +46,6 @@ PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_D
 #: never touch the host: a GPU takes up to this share of its own memory instead. Arbitrary: some
 #: 18 GB on an H200, seventeen blocks of 16384 x 16384.
 IN_FLIGHT_SHARE = 1 / 8
-#: Seconds after which UCXX looks for messages unasked, instead of one; looking takes some 10 us.
-PROGRESS_SECONDS = 0.002
 
 
 class Overlap(WorkerPlugin):
@@ -82,7 +74,7 @@ class Overlap(WorkerPlugin):
         if self.reason:
             logger.warning("blocks travel between products, not during them: %s", self.reason)
             return
-        self._undo = [_narrow_wait(), _raise_limit(worker), hasten()]
+        self._undo = [_narrow_wait(), _raise_limit(worker)]
 
     def teardown(self, worker: Worker) -> None:
         """Put back what was there."""
@@ -129,28 +121,6 @@ def _narrow_wait() -> Callable[[], None]:
 
     def undo() -> None:
         transport.synchronize_stream = wide
-
-    return undo
-
-
-def hasten() -> Callable[[], None]:
-    """Have UCXX look for messages more often in this process; returns what undoes it.
-
-    Changes nothing where UCXX is not in use, or looks all the time.
-    """
-    module = sys.modules.get("ucxx._lib_async.application_context")
-    tasks = [
-        task
-        for task in getattr(module, "ProgressTasks", {}).values()
-        if isinstance(getattr(task, "_progress_timeout", None), float)
-    ]
-    before = [task._progress_timeout for task in tasks]
-    for task in tasks:
-        task._progress_timeout = PROGRESS_SECONDS
-
-    def undo() -> None:
-        for task, seconds in zip(tasks, before, strict=True):
-            task._progress_timeout = seconds
 
     return undo
 

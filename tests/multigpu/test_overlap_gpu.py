@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -101,19 +102,21 @@ SPIN = """extern "C" __global__ void spin(long long clocks) {
 
 
 def poison(left):
-    """From now on, memory that is freed is filled with NaN, late but in the order of stream 0.
+    """From now on, memory that is freed is filled with NaN, in the order of stream 0.
 
-    All but `left` bytes of the pool are taken, so that what is freed is soon taken again.
+    Every other time at once, which whoever still reads it will notice, and else late, which whoever
+    writes to it too soon will notice. All but `left` bytes of the pool are taken, so that what is
+    freed is soon taken again.
     """
     import cupy
     import rmm
 
     pool = rmm.mr.get_current_device_resource()
-    spin = cupy.RawKernel(SPIN, "spin")
+    spin, late = cupy.RawKernel(SPIN, "spin"), itertools.cycle((False, True))
 
     def give_back(pointer, size, stream):
         with cupy.cuda.Stream.null:
-            if size >= 2**20:
+            if size >= 2**20 and next(late):
                 spin((1,), (1,), (300_000,))
             cupy.cuda.runtime.memsetAsync(pointer, 0xFF, size, 0)
         pool.deallocate(pointer, size, stream)
