@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -99,6 +100,14 @@ def test_close_takes_workers_and_threads_down_and_leaves_the_environment_alone()
     assert client.status == "closed"
     assert {child.pid for child in multiprocessing.active_children()} == children
     assert event_loops() == threads
+
+
+def test_what_this_process_holds_is_exempt_from_collection_until_close():
+    gc.unfreeze()
+    with mc.start(workers=1, memory_limit=GIB) as client:
+        assert gc.get_freeze_count() > 10_000
+        assert min(client.run(gc.get_freeze_count).values()) > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,13 @@ def most_used():
     return rmm.mr.get_current_device_resource().allocation_counts.peak_bytes
 
 
+@pytest.fixture
+def poisoned(client, left):
+    client.run(poison, left)
+    yield
+    client.run(cure)
+
+
 def integers(block, dtype):
     return (block * 4).round().astype(dtype)
 
@@ -172,9 +179,8 @@ def on_host(x):
     ],
 )
 def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(
-    client, size, edge, slab, dtype, precisions, left
+    client, poisoned, size, edge, slab, dtype, precisions, left
 ):
-    client.run(poison, left)
     a, b = (matrix(size, edge, seed, dtype) for seed in (1, 2))
     weights = np.random.default_rng(3).integers(-8, 9, (size, 4)).astype("f8")
     expected = on_host(a) @ (on_host(b) @ weights)
@@ -186,11 +192,8 @@ def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(
         result = on_host(multimm.matmul(a, b, **blocks))
         assert sum(received_bytes(client).values()) >= a.nbytes
         np.testing.assert_array_equal(result @ weights, expected)
-        used = client.run(most_used)
-        print(
-            precision, dtype, [f"{peak / left:.0%} of {left >> 20} MiB" for peak in used.values()]
-        )
-    client.run(cure)
+        used = [f"{peak / left:.0%}" for peak in client.run(most_used).values()]
+        print(f"{precision} {dtype}: {', '.join(used)} of {left >> 20} MiB in use at once")
 
 
 def test_a_worker_that_is_started_again_overlaps_and_has_met_its_peer(client):
@@ -201,6 +204,8 @@ def test_a_worker_that_is_started_again_overlaps_and_has_met_its_peer(client):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     (new,) = set(found) - {survivor}
+    # As before, the first task has the worker import this module.
+    wait(client.submit(make, 1, workers=[new], pure=False))
     assert obstacles(client) == {}
     met = wait_until_warm(client)
     assert set(met[new]) == {survivor}
