@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -101,6 +102,14 @@ def test_close_takes_workers_and_threads_down_and_leaves_the_environment_alone()
     assert event_loops() == threads
 
 
+def test_what_this_process_holds_is_exempt_from_collection_until_close():
+    gc.unfreeze()
+    with mc.start(workers=1, memory_limit=GIB) as client:
+        assert gc.get_freeze_count() > 10_000
+        assert min(client.run(gc.get_freeze_count).values()) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,11 +150,46 @@ def test_protocol_follows_the_workers_and_the_security(two_gpus):
     assert check(security=Security(require_encryption=True)).protocol == "tls"
 
 
-def test_default_memory_limit_grows_with_the_gpu_on_hosts_that_show_little(two_gpus, monkeypatch):
-    monkeypatch.setattr("distributed.system.memory_limit", lambda: 8 * GIB)
-    assert check().memory_limit == 35 * GIB
-    assert check(workers=4).memory_limit == 2 * GIB
+def host_memory(monkeypatch, *, total, available, bound=None):
+    memory = SimpleNamespace(total=total * GIB, available=available * GIB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("distributed.system.memory_limit", lambda: (bound or total) * GIB)
+
+
+def test_default_memory_limit_is_a_share_of_what_is_free(two_gpus, monkeypatch):
+    host_memory(monkeypatch, total=1000, available=800)
+    assert check().memory_limit == 360 * GIB
+    assert check(workers=4).memory_limit == 180 * GIB
     assert check(memory_limit="3GB").memory_limit == 3 * 10**9
+
+
+def test_default_memory_limit_grows_with_the_gpu_on_hosts_that_show_little(two_gpus, monkeypatch):
+    host_memory(monkeypatch, total=8, available=8)
+    assert check().memory_limit == 35 * GIB
+    assert check(workers=4).memory_limit == int(0.9 * 8 * GIB) // 4
+
+
+def test_default_memory_limit_stays_below_a_containers(two_gpus, monkeypatch):
+    host_memory(monkeypatch, total=1000, available=800, bound=20)
+    assert check().memory_limit == 9 * GIB
+
+
+def test_tcp_takes_the_place_of_a_ucxx_that_is_not_installed(two_gpus, monkeypatch, caplog):
+    missing = []
+    monkeypatch.setattr(start_module, "find_spec", lambda name: None if name in missing else True)
+    assert start_module._with_transport(check(), None).protocol == "ucxx"
+    assert caplog.text == ""
+    missing.append("distributed_ucxx")
+    assert start_module._with_transport(check(), None).protocol == "tcp"
+    assert "through the host's memory" in caplog.text
+    asked = start_module._with_transport(check(protocol="ucxx"), "ucxx")
+    with pytest.raises(ClusterError, match="distributed_ucxx cannot be imported"):
+        start_module._require_gpu_packages(asked.protocol)
+
+
+def test_tcp_between_gpus_says_what_it_costs(two_gpus, caplog):
+    assert start_module._with_transport(check(protocol="tcp"), "tcp").protocol == "tcp"
+    assert "through the host's memory" in caplog.text
 
 
 def test_dashboard_without_host_stays_on_loopback(two_gpus):
@@ -170,7 +214,7 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     fake = ModuleType("dask_cuda")
     fake.LocalCUDACluster = cluster
     monkeypatch.setitem(sys.modules, "dask_cuda", fake)
-    monkeypatch.setattr(start_module, "_require_gpu_packages", lambda protocol: None)
+    monkeypatch.setattr(start_module, "find_spec", lambda name: True)
     with pytest.raises(ClusterError, match=r"OSError: out of memory.*multimm doctor"):
         mc.start(gpus=1, rmm_pool="1GB", memory_limit=GIB)
     assert asked["CUDA_VISIBLE_DEVICES"] == ["0"]
@@ -254,10 +298,10 @@ def test_gpu_workers_are_those_that_dask_cuda_started():
         __module__ = "dask_cuda.plugins"
 
     worker = SimpleNamespace(plugins={"rmm": Plugin()})
-    from multimm.cluster.describe import _by_dask_cuda
+    from multimm.cluster.describe import by_dask_cuda
 
-    assert _by_dask_cuda(worker)
-    assert not _by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
+    assert by_dask_cuda(worker)
+    assert not by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import dask
 import dask.array as da
 import numpy as np
@@ -206,6 +208,7 @@ def test_tasks_do_not_ask_a_worker_what_was_tuned_there(monkeypatch):
 
     asked = []
     monkeypatch.setattr(tasks, "is_gpu", lambda block: True)
+    monkeypatch.setattr(tasks, "stream_for", lambda block: nullcontext())
     monkeypatch.setattr(tasks, "finished", lambda block: block)
     monkeypatch.setattr(precision, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
     x = integers((4, 4))

@@ -65,6 +65,7 @@ def toy_cupy() -> Iterator[ModuleType]:
         module.random = SimpleNamespace(default_rng=ToyGenerator)
         module.cuda.Device = ToyDevice
         module.cuda.Stream = SimpleNamespace(null=SimpleNamespace(ptr=0))
-        stream = SimpleNamespace(synchronize=lambda: None)
+        # Not stream 0: tasks then have none of their own.
+        stream = SimpleNamespace(ptr=1, synchronize=lambda: None)
         module.cuda.get_current_stream = lambda: stream
         yield module

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from contextlib import suppress
 from typing import Any
 
 from distributed import Client
 
 from multimm.errors import ClusterError
+
+logger = logging.getLogger(__name__)
 
 
 class ClusterClient(Client):
@@ -50,25 +54,53 @@ class ClusterClient(Client):
         super().close(*args, **kwargs)
         if self.cluster is not None:
             self.cluster.close()
+            gc.unfreeze()
 
 
-def prepare(client: Client) -> None:
+def prepare(client: Client, *, overlap: bool = False) -> None:
     """Install multimm's plugins on the cluster; a second call changes nothing.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    overlap : bool
+        Also change how UCXX waits before transfers, let all pairs of workers meet, and compile
+        kernels; returns when that is done.
 
     Raises
     ------
     ClusterError
         Where the scheduler or a worker cannot load them.
     """
+    from multimm.cluster.transport import Overlap
+    from multimm.cluster.warm import WarmUp
     from multimm.cluster.worker import TransferCounter
     from multimm.graph.placement import install
 
     try:
         install(client)
         client.register_plugin(TransferCounter())
+        if overlap:
+            client.register_plugin(Overlap())
+            client.register_plugin(WarmUp())
     except Exception as error:
         # distributed re-raises here whatever went wrong on a worker, of any class.
         raise ClusterError(
             f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
             "versions of multimm, dask and distributed on scheduler, workers and client"
         ) from error
+    if overlap:
+        _get_ready(client)
+
+
+def _get_ready(client: Client) -> None:
+    from multimm.cluster.transport import obstacles
+    from multimm.cluster.warm import wait_until_warm
+
+    for reason in sorted(set(obstacles(client).values())):
+        logger.warning("blocks travel between products, not during them: %s", reason)
+    wait_until_warm(client)
+    if client.cluster is not None:
+        # The scheduler runs in this process, and stops with it: see `WarmUp`.
+        gc.collect()
+        gc.freeze()

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from distributed import Client, Security
 
 
-def connect(address: str, *, timeout: float = 10, security: Security | None = None) -> Client:
+def connect(
+    address: str,
+    *,
+    timeout: float = 10,
+    security: Security | None = None,
+    overlap: bool = False,
+) -> Client:
     """Connect to a running scheduler and install multimm's plugins there.
 
     Parameters
@@ -21,6 +27,13 @@ def connect(address: str, *, timeout: float = 10, security: Security | None = No
         Seconds to wait for an answer.
     security : distributed.Security, optional
         TLS credentials; a ``tls://`` address needs them.
+    overlap : bool
+        Let blocks travel while products are computed, as in clusters from `start`. UCXX then
+        waits for stream 0 alone before it moves GPU memory, on all workers and for everybody who
+        uses the cluster: tasks that run kernels on CUDA streams of their own must synchronise
+        them before they return, as multimm's do. Without UCXX, or with a release of it that is
+        not known, nothing is changed. All pairs of workers exchange a block, which takes some
+        seconds, and kernels are compiled.
 
     Returns
     -------
@@ -45,7 +58,7 @@ def connect(address: str, *, timeout: float = 10, security: Security | None = No
         # installed, TypeError for wrong credentials: one answer for all of them.
         raise ClusterError(_reason(address, scheme, timeout, error)) from error
     try:
-        prepare(client)
+        prepare(client, overlap=overlap)
     except BaseException:
         client.close()
         raise

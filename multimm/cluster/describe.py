@@ -194,11 +194,12 @@ def answer(dask_worker: Worker) -> Answer:
 
     blas_threads = int(os.environ.get("OMP_NUM_THREADS") or CPU_COUNT)
     cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
-    gpu = current_gpu(spills=_spills(dask_worker)) if _by_dask_cuda(dask_worker) else None
+    gpu = current_gpu(spills=_spills(dask_worker)) if by_dask_cuda(dask_worker) else None
     return Answer(gpu, cores, memory_limit())
 
 
-def _by_dask_cuda(worker: Worker) -> bool:
+def by_dask_cuda(worker: Worker) -> bool:
+    """Whether dask-cuda gave a worker its GPU."""
     # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
     # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
     plugins = worker.plugins.values()

@@ -16,9 +16,12 @@ PROTOCOLS = ("ucxx", "tcp")
 #: CPU workers without an explicit number; arbitrary: enough to use several memory channels,
 #: few enough that BLAS keeps several threads for each block product.
 MAX_CPU_WORKERS = 4
-#: Dask holds the blocks in flight below a tenth of the *host* memory limit, GPU blocks too.
-#: A quarter of the GPU's memory lets a few GB-sized blocks travel at once, also on virtual
-#: machines that show little memory at first and grow.
+#: Share of the host's free memory that all workers together may take; arbitrary: the scheduler,
+#: the client and the system need some.
+HOST_SHARE = 0.9
+#: Host memory of a GPU worker at least, by the memory of its GPU; arbitrary. Some virtual
+#: machines show little memory at first and grow, and with too small a limit Dask pauses a worker
+#: for what its libraries take.
 HOST_MEMORY_PER_GPU_BYTE = 0.25
 
 
@@ -95,9 +98,13 @@ def _protocol(protocol: str | None, security: Security | None, *, gpu: bool) -> 
 
 def _memory_limit(limit: int | str | None, workers: int, gpus: tuple[Gpu, ...]) -> int:
     if limit is None:
+        import psutil  # type: ignore[import-untyped]
         from distributed.system import memory_limit
 
-        share = memory_limit() // workers
+        host, bound = psutil.virtual_memory(), memory_limit()
+        share = int(HOST_SHARE * min(bound, host.available)) // workers
+        if bound < host.total:  # a container's or a batch job's: it will not grow
+            return share
         return max([share, *(int(gpu.memory_bytes * HOST_MEMORY_PER_GPU_BYTE) for gpu in gpus)])
     from dask.utils import parse_bytes
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MAIN_GUARD = (
     'In a script, start() belongs under `if __name__ == "__main__":`, because worker processes '
     "import the script again."
+)
+THROUGH_HOST = (
+    "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
+    'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
 )
 OPEN_LISTENERS = (
     "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
@@ -53,6 +58,11 @@ def start(
     processes that talk TCP on the loopback interface. ``with start() as client:`` and
     ``client.close()`` both end the workers too.
 
+    Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
+    Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
+    libraries' tasks (`overlap`). Until the client is closed, what this process holds now is
+    exempt from garbage collection: a full collection would halt the scheduler, which runs here.
+
     UCXX listens on all network interfaces, unencrypted, and cannot do otherwise;
     ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
 
@@ -72,10 +82,12 @@ def start(
         share of the cores, divided by this, unless ``OMP_NUM_THREADS`` and its like are set.
     memory_limit : int or str, optional
         Host memory of one worker, bytes or such as ``"2GB"``, past which Dask spills to disk.
-        Default: an even share of this host's memory, for GPU workers at least a quarter of
-        their GPU's memory.
+        Default: an even share of nine tenths of what this host has free; for GPU workers at
+        least a quarter of their GPU's memory, unless a container or a batch job has less.
     protocol : {"ucxx", "tcp"}, optional
-        Default: ``"ucxx"`` for GPUs, ``"tcp"`` for CPUs and with `security`.
+        Default: ``"ucxx"`` for GPUs where distributed-ucxx is installed, else ``"tcp"``, also
+        with `security`. Over TCP GPU blocks pass through the host's memory, and a log message
+        says so.
     rmm_pool : float, int or str, optional
         Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
         None: no pool; CuPy then allocates by itself.
@@ -102,6 +114,7 @@ def start(
     )
     _require_main_guard()
     if options.gpus:
+        options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
     from multimm.cluster.client import ClusterClient, prepare
 
@@ -115,7 +128,7 @@ def start(
         ) from error
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
     try:
-        prepare(client)
+        prepare(client, overlap=True)
     except BaseException:
         client.close()
         raise
@@ -127,6 +140,15 @@ def _require_main_guard() -> None:
     # each of the two processes waits for the other.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ClusterError(f"a worker process called multimm.cluster.start(). {MAIN_GUARD}")
+
+
+def _with_transport(options: Options, asked: str | None) -> Options:
+    """TCP in place of a UCXX that nobody asked for and that is not installed."""
+    if options.protocol == "ucxx" and asked is None and find_spec("distributed_ucxx") is None:
+        options = replace(options, protocol="tcp")
+    if options.protocol != "ucxx":
+        logger.warning(THROUGH_HOST)
+    return options
 
 
 def _require_gpu_packages(protocol: str) -> None:

@@ -7,6 +7,7 @@ no CuPy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from dask._task_spec import Task
 
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
+from multimm.graph.streams import own_stream
 from multimm.planning.grid import Coordinate, Grid
 
 FLOAT32 = np.dtype("float32")
@@ -97,7 +99,8 @@ def is_packed(block: Block) -> bool:
 
 def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
     """`gemm` as a task: finished when it returns, and the same on every worker."""
-    return finished(gemm(a, b, partial, c, step=step, tuned=False))
+    with stream_for(a):
+        return finished(gemm(a, b, partial, c, step=step, tuned=False))
 
 
 def gemm(
@@ -171,7 +174,8 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
     from multimm.gpu import precision
 
     trans = step.trans_a if role == "a" else step.trans_b
-    return precision.packed(block, side=role, trans=trans, scheme=step.precision)
+    with stream_for(block):
+        return precision.packed(block, side=role, trans=trans, scheme=step.precision)
 
 
 def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
@@ -193,16 +197,19 @@ def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
         from multimm.gpu.add import add_partials
 
         beta = 0.0 if c is None else step.beta
-        return finished(add_partials([left, right], alpha=step.alpha, beta=beta, c=c))
-    result = reference.add_partials(
-        [left, right], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
-    )
-    return finished(result)
+        with stream_for(left):
+            return finished(add_partials([left, right], alpha=step.alpha, beta=beta, c=c))
+    with stream_for(left):
+        result = reference.add_partials(
+            [left, right], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
+        )
+        return finished(result)
 
 
 def transpose(block: Block) -> Block:
     """`swap_axes` as a task: finished when it returns."""
-    return finished(swap_axes(block))
+    with stream_for(block):
+        return finished(swap_axes(block))
 
 
 def swap_axes(block: Block) -> Block:
@@ -225,8 +232,15 @@ def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
 
 
+def stream_for(block: Block) -> AbstractContextManager[None]:
+    """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
+    if is_packed(block):
+        return own_stream(block.device_id)
+    return own_stream(block.device.id) if is_gpu(block) else nullcontext()
+
+
 def finished(block: Block) -> Block:
-    """Wait for the block's device.
+    """Wait for the block's stream.
 
     A task that has returned counts as done: what it made may be sent to another worker, and
     what it read may be freed, before the kernel has run.

@@ -1,0 +1,161 @@
+"""The transport that overlaps: what `distributed_ucxx` waits for before it moves a GPU block.
+
+Before each send and each receive of GPU memory it waits for the whole device, on the event loop of
+the worker: for every kernel that runs, whatever it works on. So no block travels while a product
+is computed. The plugin here makes it wait for stream 0 alone. That is enough where the rules of
+`multimm.graph.streams` are kept:
+
+- *Sending.* A block that Dask knows was made by a task that has returned. Our tasks synchronise
+  their stream before; other libraries', as they come, run on stream 0, which is waited for.
+- *Receiving.* The buffer comes from RMM's pool in the order of stream 0. Whatever still uses
+  this memory from before does so in the order of stream 0: our tasks synchronise their stream
+  before they give memory back.
+- *While a block is sent* the transport refers to it, and nobody writes to a block: tasks are
+  pure. What has been received is complete before Dask hears of it.
+
+Tasks of others that use CUDA streams of their own and neither synchronise them nor order them
+before stream 0 are not safe with it. They would not be safe within one worker, either, but the
+wide wait has hidden that between workers. Therefore only clusters from `start()`, or with
+`connect(..., overlap=True)`, get this plugin.
+
+It replaces an internal function of another package, and does so only in releases whose source is
+known to call that function before every transfer, and nothing else. Over TCP blocks pass through
+the host's memory, by copies on stream 0: nothing there waits for other streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distributed import Worker, WorkerPlugin
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+NAME = "multimm-overlap"
+#: Releases whose `distributed_ucxx.ucxx.synchronize_stream` was read: (major, minor).
+KNOWN = ((0, 52),)
+#: With these set, "stream 0" means another stream to CuPy or RMM than to the rules.
+PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_DEFAULT_STREAM")
+#: Dask stops asking for more while a tenth of the *host's* memory limit is on its way. GPU blocks
+#: never touch the host: a GPU takes up to this share of its own memory instead. Arbitrary: some
+#: 18 GB on an H200, seventeen blocks of 16384 x 16384.
+IN_FLIGHT_SHARE = 1 / 8
+
+
+class Overlap(WorkerPlugin):
+    """Has the transport of its worker wait for stream 0 alone, and lets more blocks travel.
+
+    Attributes
+    ----------
+    reason : str
+        Why blocks do not overlap with products on this worker; empty where they do, or where
+        nothing had to be changed for it.
+    """
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._undo: list[Callable[[], None]] = []
+
+    def setup(self, worker: Worker) -> None:
+        """Replace the wait; runs again in a worker that its nanny starts again."""
+        self.reason, self._undo = "", []
+        if not worker.address.startswith("ucx"):
+            return
+        self.reason = _obstacle()
+        if self.reason:
+            logger.warning("blocks travel between products, not during them: %s", self.reason)
+            return
+        self._undo = [_narrow_wait(), _raise_limit(worker)]
+
+    def teardown(self, worker: Worker) -> None:
+        """Put back what was there."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _obstacle() -> str:
+    """Why the wait cannot be replaced in this process; empty where it can."""
+    try:
+        import cupy  # noqa: F401
+        import distributed_ucxx.ucxx as transport
+        import ucxx
+        from distributed_ucxx import __version__ as version
+    except ImportError as error:
+        return f"{error.name} cannot be imported"
+    for name, release in (("distributed_ucxx", version), ("ucxx", ucxx.__version__)):
+        if _release(release) not in KNOWN:
+            known = ", ".join(".".join(map(str, numbers)) for numbers in KNOWN)
+            return f"{name} {release} is not known to multimm (known: {known})"
+    if not callable(getattr(transport, "synchronize_stream", None)):
+        return f"distributed_ucxx {version} has no synchronize_stream"
+    chosen = [name for name in PER_THREAD_VARIABLES if os.environ.get(name, "0") != "0"]
+    return f"{chosen[0]} is set" if chosen else ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def synchronize_stream_0(*_: object) -> None:
+    """Wait for stream 0 of the worker's GPU, which is device 0 to it."""
+    import cupy
+
+    with cupy.cuda.Device(0):
+        cupy.cuda.Stream.null.synchronize()
+
+
+def _narrow_wait() -> Callable[[], None]:
+    import distributed_ucxx.ucxx as transport
+
+    wide = transport.synchronize_stream
+    transport.synchronize_stream = synchronize_stream_0
+
+    def undo() -> None:
+        transport.synchronize_stream = wide
+
+    return undo
+
+
+def _raise_limit(worker: Worker) -> Callable[[], None]:
+    import cupy
+
+    state: Any = worker.state
+    before = state.transfer_incoming_bytes_limit
+    total = int(cupy.cuda.runtime.memGetInfo()[1])
+    state.transfer_incoming_bytes_limit = max(before, int(total * IN_FLIGHT_SHARE))
+
+    def undo() -> None:
+        state.transfer_incoming_bytes_limit = before
+
+    return undo
+
+
+def obstacles(client: Client) -> dict[str, str]:
+    """Why blocks do not overlap with products, by the address of the worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client.
+
+    Returns
+    -------
+    dict of str to str
+        Only workers on which something is in the way.
+    """
+    reasons: dict[str, str] = client.run(_reason)
+    return {address: reason for address, reason in reasons.items() if reason}
+
+
+def _reason(dask_worker: Worker) -> str:
+    plugin = dask_worker.plugins.get(NAME)
+    return plugin.reason if isinstance(plugin, Overlap) else "the plugin is not installed"

@@ -1,0 +1,139 @@
+"""The stream that a task's kernels run on, and where its memory comes from.
+
+Dask moves blocks while tasks compute. The stock transport makes that safe by waiting for the whole
+device before each transfer, so a transfer waits for every kernel that runs. `multimm.cluster`
+has it wait for stream 0 alone (see `multimm.cluster.transport`), which is safe because of three
+rules. They are kept here, for every task on a GPU, whatever transport is in use.
+
+*Kernels run on a stream S of their own*, one per worker thread and device, which does not
+synchronise with stream 0.
+
+*All memory is taken from the pool in the order of stream 0*, never in the order of S. RMM's pool
+keeps free memory by the stream that it was freed on. Memory freed on S would be handed to a
+receiving transport only behind an event on S, that is after the kernels that run there now: it
+would wait again. CuPy takes memory in the order of the current stream, so in a task it gets an
+allocator that goes to stream 0 for each array, result and temporary alike.
+
+*S waits for stream 0 before it touches anything, and is synchronised before anything goes back*:
+
+- When a task begins, S waits for what is on stream 0: other libraries' tasks may have returned
+  while their kernels, on stream 0, still write an operand.
+- After every allocation S waits for stream 0 once more: memory that was freed in the order of
+  stream 0 may still be in use there.
+- What a task drops is kept until S has been synchronised: it goes back in the order of stream 0,
+  where anybody may take it at once, while a kernel on S may still use it. If the pool runs dry
+  within a task, S is synchronised at once, and what was dropped until then goes back.
+- S is synchronised before the task returns, or raises: its result is complete, and its operands,
+  which Dask refers to until then, are no longer read.
+
+So of free memory, and of blocks that Dask knows, at any time: whatever still reads or writes it is
+on stream 0. Who waits for stream 0 may send the one and write to the other.
+
+Where the current stream is not stream 0, somebody has chosen it: the task runs there, as if it had
+been called directly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_local = threading.local()  # streams: device -> stream and event
+
+
+@contextmanager
+def own_stream(device: int) -> Iterator[None]:
+    """Run what is inside on this thread's stream of a device, by the rules above.
+
+    Parameters
+    ----------
+    device : int
+        CUDA device of the operands.
+    """
+    import cupy
+
+    with cupy.cuda.Device(device):
+        if cupy.cuda.get_current_stream().ptr:
+            yield
+            return
+        task = _Task(device)
+        with cupy.cuda.using_allocator(task.allocate), task.stream:
+            try:
+                yield
+            finally:
+                task.close()
+
+
+class _Task:
+    """Memory of one task."""
+
+    def __init__(self, device: int) -> None:
+        import cupy
+
+        self._device = device
+        self._allocate = cupy.cuda.get_allocator()
+        self._zero = cupy.cuda.Stream.null
+        self.stream, self._event = _stream_of(device)
+        self.running = True
+        self.dropped: list[Any] = []  # kernels on the stream may still use it
+        self._follow_stream_0()
+
+    def allocate(self, size: int) -> Any:
+        """Memory from the pool in the order of stream 0, ready for this task's stream."""
+        import cupy
+
+        try:
+            pointer = self._from_stream_0(size)
+        except MemoryError:
+            self._reclaim()
+            pointer = self._from_stream_0(size)
+        if not pointer.ptr:
+            return pointer
+        self._follow_stream_0()
+        lent = _Lent(pointer.mem, self)
+        memory = cupy.cuda.UnownedMemory(pointer.ptr, size, lent, self._device)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    def close(self) -> None:
+        """Wait for the stream; from now on what is dropped goes back to the pool at once."""
+        self._reclaim()
+        self.running = False
+
+    def _from_stream_0(self, size: int) -> Any:
+        with self._zero:
+            return self._allocate(size)
+
+    def _follow_stream_0(self) -> None:
+        self._event.record(self._zero)
+        self.stream.wait_event(self._event)
+
+    def _reclaim(self) -> None:
+        self.stream.synchronize()
+        self.dropped.clear()
+
+
+class _Lent:
+    """What an array holds in place of its memory: it notices when the last array is gone."""
+
+    __slots__ = ("_memory", "_task")
+
+    def __init__(self, memory: Any, task: _Task) -> None:
+        self._memory, self._task = memory, task
+
+    def __del__(self) -> None:
+        if self._task.running:
+            self._task.dropped.append(self._memory)
+
+
+def _stream_of(device: int) -> tuple[Any, Any]:
+    """This thread's stream, and an event that is recorded anew for each time it waits."""
+    import cupy
+
+    streams = _local.__dict__.setdefault("streams", {})
+    if device not in streams:
+        event = cupy.cuda.Event(block=False, disable_timing=True)
+        streams[device] = cupy.cuda.Stream(non_blocking=True), event
+    stream, event = streams[device]
+    return stream, event

@@ -1,0 +1,290 @@
+"""The plugins that make blocks travel while products run, on stand-ins and on CPU clusters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from distributed import Client, LocalCluster
+
+import multimm.cluster as mc
+from multimm.cluster import transport, warm
+from multimm.cluster.client import prepare
+from multimm.cluster.transport import Overlap, obstacles
+from multimm.cluster.warm import WarmUp, wait_until_warm
+
+GIB = 2**30
+UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
+
+
+def wide_wait(*_):
+    raise AssertionError("only a GPU could wait")
+
+
+@pytest.fixture
+def ucxx(monkeypatch):
+    """Stand-ins for UCXX, its transport for Dask and CuPy, as in a worker of a GPU with 80 GiB."""
+    package, inner = ModuleType("distributed_ucxx"), ModuleType("distributed_ucxx.ucxx")
+    package.__version__, package.ucxx, inner.synchronize_stream = "0.52.00", inner, wide_wait
+    ucxx = ModuleType("ucxx")
+    ucxx.__version__ = "0.52.00"
+    cupy = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (1, 80 * GIB)))
+    for module in (package, inner, ucxx, cupy):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return SimpleNamespace(package=package, inner=inner, ucxx=ucxx)
+
+
+def worker(address=UCXX, limit=GIB):
+    return SimpleNamespace(
+        address=address, state=SimpleNamespace(transfer_incoming_bytes_limit=limit), plugins={}
+    )
+
+
+# -------------------------------------------------------------------- the wait
+
+
+def test_setup_replaces_the_wait_and_teardown_puts_it_back(ucxx):
+    here, plugin = worker(), Overlap()
+    plugin.setup(here)
+    assert plugin.reason == ""
+    assert ucxx.inner.synchronize_stream is transport.synchronize_stream_0
+    assert here.state.transfer_incoming_bytes_limit == 10 * GIB
+    plugin.teardown(here)
+    assert ucxx.inner.synchronize_stream is wide_wait
+    assert here.state.transfer_incoming_bytes_limit == GIB
+    plugin.teardown(here)
+    assert ucxx.inner.synchronize_stream is wide_wait
+
+
+def test_a_worker_that_is_started_again_gets_it_again(ucxx):
+    # The scheduler keeps the plugin as it was registered, and sends it to every new worker.
+    sent = pickle.dumps(Overlap())
+    first = pickle.loads(sent)
+    first.setup(worker())
+    ucxx.inner.synchronize_stream = wide_wait  # a new process
+    again = pickle.loads(sent)
+    again.setup(worker())
+    assert ucxx.inner.synchronize_stream is transport.synchronize_stream_0
+    assert again.reason == ""
+
+
+def test_a_larger_limit_stays(ucxx):
+    here = worker(limit=11 * GIB)
+    Overlap().setup(here)
+    assert here.state.transfer_incoming_bytes_limit == 11 * GIB
+
+
+def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
+    log = []
+
+    class Device:
+        def __init__(self, ident):
+            self.ident = ident
+
+        def __enter__(self):
+            log.append(f"device {self.ident}")
+
+        def __exit__(self, *_):
+            log.append("left")
+
+    cuda = sys.modules["cupy"].cuda
+    cuda.Device = Device
+    null = SimpleNamespace(synchronize=lambda: log.append("stream 0"))
+    cuda.Stream = SimpleNamespace(null=null)
+    transport.synchronize_stream_0("CudaStream.Default")
+    assert log == ["device 0", "stream 0", "left"]
+
+
+def refusal(caplog, here=None):
+    plugin, here = Overlap(), here or worker()
+    plugin.setup(here)
+    assert here.state.transfer_incoming_bytes_limit == GIB
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert plugin.reason in record.getMessage()
+    assert "\n" not in record.getMessage()
+    plugin.teardown(here)
+    return plugin.reason
+
+
+@pytest.mark.parametrize("package", ["package", "ucxx"])
+@pytest.mark.parametrize("version", ["0.53.00", "0.49.1", "1.52.0", "x"])
+def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, version):
+    getattr(ucxx, package).__version__ = version
+    assert f"{version} is not known to multimm (known: 0.52)" in refusal(caplog)
+    assert ucxx.inner.synchronize_stream is wide_wait
+
+
+def test_a_release_without_the_function_is_left_alone(ucxx, caplog):
+    del ucxx.inner.synchronize_stream
+    assert "has no synchronize_stream" in refusal(caplog)
+    assert not hasattr(ucxx.inner, "synchronize_stream")
+
+
+@pytest.mark.parametrize("name", transport.PER_THREAD_VARIABLES)
+def test_per_thread_default_streams_are_left_alone(ucxx, caplog, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert refusal(caplog) == f"{name} is set"
+    assert ucxx.inner.synchronize_stream is wide_wait
+    monkeypatch.setenv(name, "0")
+    plugin = Overlap()
+    plugin.setup(worker())
+    assert plugin.reason == ""
+
+
+def test_without_ucxx_or_cupy_the_warning_names_what_is_missing(ucxx, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert refusal(caplog) == "cupy cannot be imported"
+
+
+def test_over_tcp_nothing_is_changed_and_nothing_said(ucxx, caplog):
+    plugin, here = Overlap(), worker(TCP)
+    plugin.setup(here)
+    assert plugin.reason == ""
+    assert ucxx.inner.synchronize_stream is wide_wait
+    assert here.state.transfer_incoming_bytes_limit == GIB
+    assert caplog.text == ""
+
+
+# ------------------------------------------------------------------- clusters
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mc.start(workers=3, memory_limit="500MB") as client:
+        yield client
+
+
+def everybody(addresses):
+    return {address: set(addresses) - {address} for address in addresses}
+
+
+def met(client):
+    return {address: set(peers) for address, peers in wait_until_warm(client).items()}
+
+
+def test_start_returns_when_all_pairs_have_met(client):
+    plugins = client.run(lambda dask_worker: sorted(dask_worker.plugins))
+    assert all({transport.NAME, warm.NAME} <= set(names) for names in plugins.values())
+    addresses = client.scheduler_info()["workers"]
+    # Not waited for: they have met by now.
+    found = client.run(warm._met)
+    assert {address: set(peers) for address, peers in found.items()} == everybody(addresses)
+    assert all(0 < seconds < 10 for peers in found.values() for seconds in peers.values())
+    assert obstacles(client) == {}
+
+
+def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
+    before = set(client.scheduler_info()["workers"])
+    victim = max(before)
+    os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while len(now := set(client.scheduler_info()["workers"])) < 3 or now == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (new,) = now - before
+    found = met(client)
+    assert found[new] == now - {new}
+    assert all(new in found[address] for address in now - {new})
+    assert obstacles(client) == {}
+
+
+def test_preparing_twice_changes_nothing(client):
+    before = client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"]))
+    prepare(client, overlap=True)
+    assert client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"])) == before
+
+
+def test_connect_changes_the_transport_only_when_asked_to():
+    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    with LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster:
+        with mc.connect(cluster.scheduler_address) as client:
+            reasons = obstacles(client)
+            assert set(reasons.values()) == {"the plugin is not installed"}
+            assert len(reasons) == 2
+            installed = client.run(lambda dask_worker: warm.NAME in dask_worker.plugins)
+            assert not any(installed.values())
+        with mc.connect(cluster.scheduler_address, overlap=True) as client:
+            assert obstacles(client) == {}
+            assert met(client) == everybody(reasons)
+
+
+def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, caplog):
+    reason = "ucxx 9.9 is not known to multimm (known: 0.52)"
+    # Over TCP the plugin would not even look.
+    monkeypatch.setattr(Overlap, "setup", lambda self, worker: setattr(self, "reason", reason))
+    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    with (
+        LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        prepare(client, overlap=True)
+        said = [record for record in caplog.records if reason in record.getMessage()]
+        assert [record.name for record in said] == ["multimm.cluster.client"]
+        assert said[0].levelno == logging.WARNING
+
+
+def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
+    monkeypatch.setattr(warm, "PEER_SECONDS", 0.2)
+    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+
+    async def peers(worker):
+        return ["tcp://127.0.0.1:9", *await real_peers(worker)]
+
+    real_peers = warm._peers
+    monkeypatch.setattr(warm, "_peers", peers)
+    with (
+        LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(WarmUp())
+        assert met(client) == everybody(client.scheduler_info()["workers"])
+        assert client.submit(lambda: 42).result() == 42
+
+
+def test_teardown_stops_a_warm_up_that_is_under_way(monkeypatch):
+    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+
+    async def never(worker):
+        import asyncio
+
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(warm, "_peers", never)
+    with (
+        LocalCluster(n_workers=1, processes=False, protocol="tcp", **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(WarmUp())
+        (plugin,) = (worker.plugins[warm.NAME] for worker in cluster.workers.values())
+        assert not plugin._running.done()
+        client.unregister_worker_plugin(warm.NAME)
+        deadline = time.monotonic() + 10
+        while not plugin._running.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert plugin._running.cancelled()
+
+
+def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkeypatch, caplog):
+    import asyncio
+
+    calls = []
+    kernels = ModuleType("multimm.graph.kernels")
+    kernels.compile_kernels = lambda: calls.append("compiled")
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    asyncio.run(warm._compile(worker()))
+    assert calls == []
+    monkeypatch.setattr(warm, "by_dask_cuda", lambda worker: True)
+    asyncio.run(warm._compile(worker()))
+    assert calls == ["compiled"]
+    kernels.compile_kernels = lambda: 1 / 0
+    asyncio.run(warm._compile(worker()))
+    assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text
