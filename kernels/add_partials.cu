@@ -164,13 +164,13 @@ __device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& par
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_partials(index_t cols, scalar_t alpha, scalar_t beta, Parts parts, Matrix c, Matrix d
-#ifdef GUARDED  // for operands that may be refused: else there is nothing to do
+#ifdef GUARDED  // needed only if operands are refused, or only if they are not
                  ,
                  const unsigned long long* __restrict__ counts
 #endif
     ) {
 #ifdef GUARDED
-  if (!refused(counts, GUARDED)) return;
+  if (refused(counts, GUARDED) != REFUSED) return;
 #endif
   // 32-bit division: the grid bounds the number of spans.
   const unsigned spans = static_cast<unsigned>(ceil_div(cols, SPAN));

@@ -263,10 +263,10 @@ def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
     assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
-def adding(operands, order, alpha, beta, guarded):
+def adding(operands, order, alpha, beta, guard):
     """What multimm.gpu.add prepares, in NumPy: for other operands laid out like these."""
     assert order == (0, 1)
-    assert not guarded
+    assert guard == ()
     layouts = [(*x.shape, x.strides[0] // 4) for x in operands]
 
     def run(pointers):
@@ -318,8 +318,8 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     def array(shape, dtype, memptr):
         return memory[: np.prod(shape)].reshape(shape).view(GPUArray)
 
-    def add(operands, order, alpha, beta, guarded):
-        run = adding(operands, order, alpha, beta, guarded)
+    def add(operands, order, alpha, beta, guard):
+        run = adding(operands, order, alpha, beta, guard)
         return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
 
     monkeypatch.setattr(slices.add, "prepared_sum", add)

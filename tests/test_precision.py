@@ -27,10 +27,11 @@ class Kernels:
         self.ran, self.kept, self.prepared = [], [], 0
         self.device = HOPPER
 
-    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, kept_as="ieee",
+    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted,
              alpha=1.0, beta=0.0, c=None, partial=None):  # fmt: skip
         self.ran.append("ffma")
-        self.kept.append(kept_as)
+        self.kept.append(noted.precision)
+        note(noted)
         a, b = (a.T if trans_a else a), (b.T if trans_b else b)
         out = gpu(np.zeros(np.matmul(a, b).shape, "f4")) if out is None else out
         _compute(a, b, out, alpha, beta, c, partial)

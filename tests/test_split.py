@@ -21,7 +21,8 @@ class Kernel(stand_in.Kernel):
 
     def __call__(self, grid, block, args, shared_mem=0):
         if self.name == "add_partials":
-            super().__call__(grid, block, args)
+            assert (self.defines["REFUSED"], args[-1]) == (0, 0)
+            super().__call__(grid, block, args[:-1])
             return
         stand_in.Kernel.launches.append((self, grid, block, args))
         assert block == (384, 1, 1)

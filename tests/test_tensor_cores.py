@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from multimm.gpu.pack_config import RESIDUAL_CAP
 CHOICE = Choice(SPLIT, "float32", "large")
 
 
-class OutOfMemoryError(Exception):
-    """CuPy's."""
+class OutOfMemoryError(MemoryError):
+    """As CuPy's; RMM raises its parent."""
 
 
 class Kernels:
@@ -107,7 +106,6 @@ def kernels(monkeypatch):
     found = Kernels()
     module = fake_cupy()
     module.empty = found.empty
-    module.cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     module.cuda.get_current_stream = Stream
     module.cuda.runtime.streamIsCapturing = lambda stream: False
     module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)

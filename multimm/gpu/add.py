@@ -16,7 +16,7 @@ import numpy as np
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
-from multimm.gpu.compiled import GUARDED, MAX_GRID_Z, kernel_for
+from multimm.gpu.compiled import MAX_GRID_Z, Guard, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
 from multimm.gpu.operands import check_arrays, check_out, common_alignment
 
@@ -158,13 +158,13 @@ def prepared_sum(
     order: Sequence[int],
     alpha: float,
     beta: float,
-    guarded: bool = False,
+    guard: Guard = (),
 ) -> Callable[[Sequence[int]], None]:
     """Return what adds operands like these: the parts, C unless beta is 0, and D.
 
     Their rows lie in the order `order` of axes and are contiguous. It takes their addresses, and
-    launches on the current stream. If it is guarded (`compiled.prepare`), it also takes the address
-    of what packing has counted, last.
+    launches on the current stream. With a guard it also takes the address of what packing has
+    counted, last.
     """
     out = operands[-1]
     count = len(operands) - 1 - (beta != 0)
@@ -175,7 +175,7 @@ def prepared_sum(
     config = config_for(out.itemsize, count, common_alignment(*lengths))
     kernel = kernel_for(
         out.device.id, "add_partials.cu", "add_partials",
-        (*config.defines().items(), *GUARDED[:guarded]),
+        (*config.defines().items(), *guard),
     )  # fmt: skip
     factors = (np.int64(cols), out.dtype.type(alpha), out.dtype.type(beta))
     spans = -(-cols // config.span)
@@ -201,12 +201,12 @@ def prepared_sum(
     cuts = ((0, count), (count, count + 1), (count + 1, count + 2))
 
     def run(pointers: Sequence[int]) -> None:
-        pointers, guard = pointers[: len(operands)], pointers[len(operands) :]
+        pointers, counts = pointers[: len(operands)], pointers[len(operands) :]
         for grid, offsets in calls:
             table = template.copy()
             table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
             structs = (_struct(table[first:end]) for first, end in cuts)
-            kernel(grid, (config.threads, 1, 1), (*factors, *structs, *guard))
+            kernel(grid, (config.threads, 1, 1), (*factors, *structs, *counts))
 
     return run
 

@@ -106,15 +106,14 @@ def note(choice: Choice, unless: Unless | None = None) -> None:
         called when somebody asks, for it waits for the GPU.
     """
     _noted.choice, _noted.unless = choice, unless
-    logger.debug("%s for %s: %s", *choice)
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s for %s: %s", *choice)
 
 
 def last_choice() -> Choice | None:
     """Return what the last product of this thread on a GPU ran with, or None.
 
-    What the tensor cores compute depends on the data: then this waits for the product. One on
-    `sgemm_ffma` that is launched again as it was (two CuPy arrays of a kind that was multiplied
-    before) does not count: its choice is the one of the first time.
+    What the tensor cores compute depends on the data: then this waits for the product.
     """
     choice, unless = _noted.choice, _noted.unless
     if choice is not None and unless is not None:

@@ -39,8 +39,11 @@ GEMM_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *_MATRIX * 5)
 #: The parameter types of transpose, in their order.
 TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
 
-#: Compiles a kernel so that it does nothing unless an operand is refused: see common/refused.cuh.
-GUARDED = (("GUARDED", RESIDUAL_CAP),)
+Guard = tuple[tuple[str, int], ...]
+#: Compile a kernel so that it does nothing unless an operand is refused, or if one is: its last
+#: argument is the address of what packing has counted. See common/refused.cuh.
+IF_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 1))
+UNLESS_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 0))
 
 _loading = threading.Lock()
 
@@ -201,8 +204,8 @@ def prepare(
     shared_bytes : int, optional
         Dynamic shared memory.
     guarded : bool, optional
-        Whether the kernel was compiled with GUARDED: its last argument is the address of what
-        packing has counted. What is returned takes that address as well, last.
+        Whether the kernel was compiled with a guard. What is returned then takes the address of
+        what packing has counted as well, last.
     """
     addresses = tuple(range(len(head), len(head) + len(_MATRIX) * len(stacks), len(_MATRIX)))
     guard: tuple[int, ...] = (0,) if guarded else ()

@@ -15,9 +15,10 @@ import numpy as np
 
 from multimm.errors import ArrayTypeError
 from multimm.gpu import recall, skinny, tuning
+from multimm.gpu.choice import FFMA, Choice, note
 from multimm.gpu.compiled import (
     GEMM_SIGNATURE,
-    GUARDED,
+    IF_REFUSED,
     Launches,
     batch_axes,
     device_of,
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 Array = Any
 
+ASKED_FOR = Choice(FFMA, "ieee", "FP32 multiply-adds were asked for")
+
 
 def gemm(
     a: Array,
@@ -49,7 +52,7 @@ def gemm(
     out: Array = None,
     config: TileConfig | str | None = None,
     tuned: bool = True,
-    kept_as: str = "ieee",
+    noted: Choice = ASKED_FOR,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C with FP32 fused multiply-adds.
 
@@ -72,8 +75,9 @@ def gemm(
         configuration always means sgemm_ffma.
     tuned : bool, optional
         False leaves out what was found on this GPU.
-    kept_as : str, optional
-        The verb under which `recall` keeps what was decided: the precision that was promised.
+    noted : Choice, optional
+        For `choice.last_choice`, now and whenever `recall` repeats the product, which it knows by
+        the precision that was promised.
 
     Returns
     -------
@@ -87,7 +91,7 @@ def gemm(
     KernelError
         An unknown configuration, or a GPU that is too old.
     """
-    known = kind_of(kept_as, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
+    known = kind_of(noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
     if config is None and (done := recall.again(*known)) is not None:
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
@@ -101,8 +105,9 @@ def gemm(
         # Rows of the transpose are what is contiguous: D' = op(B)' op(A)'.
         turned = {name: x.swapaxes(-1, -2) for name, x in given.items() if name not in "ab"}
         gemm(b, a, trans_a=not trans_b, trans_b=not trans_a, alpha=alpha, beta=beta,
-             config=config, tuned=tuned, **turned)  # fmt: skip
+             config=config, tuned=tuned, noted=noted, **turned)  # fmt: skip
         return out
+    note(noted)
     if isinstance(config, str):
         config = config_named(config)
     import cupy
@@ -116,8 +121,16 @@ def gemm(
             run = _launch_gemm(operands, shape, alpha, beta, config, tuned)
             # An operand that is not read has no place in what was decided.
             if config is None and run is not None and read_c is c:
-                recall.keep(*known, result=out, run=run)
+                recall.keep(*known, result=out, run=_noting(run, noted))
     return out
+
+
+def _noting(run: recall.Run, choice: Choice) -> recall.Run:
+    def run_and_note(pointers: Sequence[int]) -> None:
+        run(pointers)
+        note(choice)
+
+    return run_and_note
 
 
 def kind_of(
@@ -180,7 +193,7 @@ def prepared(
     beta: float,
     config: TileConfig | None,
     tuned: bool,
-    guarded: bool = False,
+    if_refused: bool = False,
 ) -> recall.Run:
     """Return what computes products of operands like these.
 
@@ -192,15 +205,16 @@ def prepared(
         Whether A and B are used transposed.
     shape, alpha, beta, config, tuned
         As for `gemm`.
-    guarded : bool, optional
-        Whether the product may turn out not to be needed, as for `compiled.prepare`. Such a
-        product always runs on sgemm_ffma.
+    if_refused : bool, optional
+        Whether the product is needed only if packing refuses an operand. Then it runs on
+        sgemm_ffma, and what is returned takes the address of what packing has counted as well.
 
     Returns
     -------
     callable
         Takes the addresses of the operands, and launches on the current stream.
     """
+    guard = IF_REFUSED if if_refused else ()
     stacks = [stack for _, stack in operands]
     axes = batch_axes(shape.batch, operands)
     ident = operands[0][0].device.id
@@ -213,25 +227,25 @@ def prepared(
         ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"],
     )  # fmt: skip
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
-    if config is None and not guarded and (way := way_for(problem, device)) is not None:
+    if config is None and not if_refused and (way := way_for(problem, device)) is not None:
         return skinny.prepared(way, ident, operands, axes, shape, alpha, beta, sides)
     if config is None and tuned:
         config = tuning.lookup(ident, problem, *sides)
     if config is None:
         config, _ = choose(problem, device)
-    defines = (*config.defines().items(), *loads.items(), *GUARDED[:guarded])
+    defines = (*config.defines().items(), *loads.items(), *guard)
     kernel = kernel_for(
         ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
     )
     tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
-    launches = functools.partial(_launches, kernel, tiles, config, guarded)
+    launches = functools.partial(_launches, kernel, tiles, config, if_refused)
     slices = slices_of_k(problem, device)
-    if guarded and 2 * tiles > device.multiprocessors:
+    if if_refused and 2 * tiles > device.multiprocessors:
         slices = 1  # seldom needed: not worth the launch of a sum
     if slices > 1 and alpha != 0 and can_be_added(shape, operands[2:]):
         length = slice_length(shape.k, slices)
         return in_slices(launches, ident, operands, shape, slices, length, alpha, beta, sides,
-                         guarded)  # fmt: skip
+                         guard)  # fmt: skip
     return launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
 
 

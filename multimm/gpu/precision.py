@@ -77,9 +77,8 @@ def gemm(
         choice = Choice(FFMA, precision, "alpha is 0")
     if choice.kernel == SPLIT:
         return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, known)
-    note(choice)
     return launch.gemm(
-        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, kept_as=precision, **scalars
+        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, **scalars
     )
 
 
@@ -159,9 +158,9 @@ def _packed(
         choice = Choice(FFMA, scheme, str(why))
     elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
-    note(choice)
     if choice.kernel == FFMA:
-        return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, **scalars)
+        return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, **scalars)
+    note(choice)
     result = split.multiply(a, b, out=out, **scalars)
     add_residuals(result, a, b, alpha=scalars["alpha"])
     return result

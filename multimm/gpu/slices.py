@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from multimm.gpu import add
-from multimm.gpu.compiled import Launches
+from multimm.gpu.compiled import Guard, Launches
 from multimm.gpu.layout import ABSENT, Axis, ProductShape, Stack
 from multimm.gpu.recall import Run
 from multimm.gpu.tiles import STRIP
@@ -49,7 +49,7 @@ def in_slices(
     alpha: float,
     beta: float,
     sides: tuple[bool, bool],
-    guarded: bool = False,
+    guard: Guard = (),
 ) -> Run:
     """Return what computes D = alpha * (op(A) op(B) + P) + beta * C in slices of k.
 
@@ -66,8 +66,8 @@ def in_slices(
     alpha, beta : float
     sides : (bool, bool)
         Whether A and B are stored as the transposes of op(A) and op(B).
-    guarded : bool, optional
-        As for `compiled.prepare`.
+    guard : Guard, optional
+        With which the kernel was compiled.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def in_slices(
     def products(pointers: Sequence[int], to: int) -> None:
         launches((*pointers[:2], 0, 0, to, *pointers[5:]))
 
-    return summed(products, device, addends, 2, shape, slices, alpha, beta, guarded)
+    return summed(products, device, addends, 2, shape, slices, alpha, beta, guard)
 
 
 def summed(
@@ -99,7 +99,7 @@ def summed(
     slices: int,
     alpha: float,
     beta: float,
-    guarded: bool = False,
+    guard: Guard = (),
 ) -> Run:
     """Return what computes slices into a workspace, and D = alpha * (their sum + P) + beta * C.
 
@@ -110,9 +110,9 @@ def summed(
     addends : sequence of (cupy.ndarray of float32 or None, Stack)
         C, P and D. A stack has one product.
     first : int
-        Which of the addresses that what is returned takes is that of C; those of P, D and, if it is
-        guarded, of what packing has counted follow.
-    shape, slices, alpha, beta, guarded
+        Which of the addresses that what is returned takes is that of C; those of P, D and, with a
+        guard, of what packing has counted follow.
+    shape, slices, alpha, beta, guard
         As for `in_slices`.
     """
     size = slices, slice_step(shape)
@@ -122,10 +122,10 @@ def summed(
     some, release = workspace(size, device)
     sums = some[:, : shape.m * shape.n].reshape(slices, shape.m, shape.n)
     factor = beta if first in places else 0.0
-    adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, factor, guarded)
+    adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, factor, guard)
     release()
     offsets = [4 * size[1] * i for i in range(slices)]
-    places += [first + 3] * guarded
+    places += [first + 3] * bool(guard)
 
     def run(pointers: Sequence[int]) -> None:
         memory, release = workspace(size, device)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import ArrayTypeError, KernelError, ShapeError
-from multimm.gpu.compiled import device_of, kernel_for
+from multimm.gpu.compiled import UNLESS_REFUSED, device_of, kernel_for
 from multimm.gpu.launch import addressable
 from multimm.gpu.layout import ProductShape, check_addend
 from multimm.gpu.operands import check_arrays, check_out
@@ -162,7 +162,8 @@ def prepared(
         def products(pointers: Sequence[int], to: int) -> None:
             plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
 
-        return summed(products, device, addends, 4, shape, plan.slices, alpha, beta)
+        return summed(products, device, addends, 4, shape, plan.slices, alpha, beta,
+                      UNLESS_REFUSED)  # fmt: skip
 
     factors = np.float32(alpha), np.float32(beta)
 

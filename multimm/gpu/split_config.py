@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from multimm.errors import KernelError
+from multimm.gpu.add_config import MAX_PARTS
 from multimm.gpu.pack_config import RESIDUAL_CAP
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ REGISTERS, OTHER_REGISTERS = 232, 36
 #: The most shared memory that a block may have on compute capability 9.0, the only one.
 SHARED_BYTES, CAPABILITY = 232_448, 90
 #: A slice of k has at least so many slabs, and a product at most so many slices: `add_partials`
-#: adds that many parts in one launch.
-MIN_SLABS, MAX_SLICES = 8, 64
+#: adds them, and P, in one launch.
+MIN_SLABS, MAX_SLICES = 8, MAX_PARTS - 1
 #: The narrowest tile; slices are counted by it, so that they depend on no configuration.
 MIN_TILE_N = 64
 

@@ -80,7 +80,7 @@ def prepared(
         _Room.of(sources, scheme),
         split.prepared(sizes, PARTS[scheme], device, alpha, beta, addends),
         residuals.prepared(*sizes, scheme, device, alpha, addends[2][1].ld),
-        launch.prepared(operands, trans, shape, alpha, beta, None, tuned, guarded=True),
+        launch.prepared(operands, trans, shape, alpha, beta, None, tuned, if_refused=True),
     )
 
 
@@ -123,7 +123,7 @@ class _Product:
         counts = head.data.ptr
         try:
             body, release_body = workspace((self.room.size // 4,), self.device)
-        except cupy.cuda.memory.OutOfMemoryError:
+        except MemoryError:  # of CuPy's pool, or RMM's
             cupy.cuda.runtime.memsetAsync(counts, 1, 32, stream.ptr)  # as if both were refused
             self.instead((*pointers, counts))
             release_head()

@@ -71,7 +71,7 @@ def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bo
             wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
             yield products.product_case(entry, tile, signature, turned.with_whole_rows(*wide), seed)
 
-    made = (lambda: products.guarded(cases())) if defines.get("GUARDED") else cases
+    made = (lambda: products.guarded(cases(), refused=True)) if defines.get("GUARDED") else cases
     return Variant(file, tuple(defines.items()), made, arch)
 
 
@@ -134,7 +134,11 @@ def add(element_bytes: int, parts: int, vector: int, unroll: int, **more: int) -
                "UNROLL": unroll, "THREADS": 64, **more}  # fmt: skip
 
     def cases() -> Iterable[Case]:
-        return products.guarded(add_cases(defines)) if more else add_cases(defines)
+        return (
+            products.guarded(add_cases(defines), refused=bool(more["REFUSED"]))
+            if more
+            else add_cases(defines)
+        )
 
     return Variant("add_partials.cu", tuple(defines.items()), cases)
 
@@ -170,7 +174,7 @@ TABLE: tuple[Variant, ...] = (
     ffma("nn", replace(_FFMA, stages=4), wide="b"),
     ffma("nn", replace(_FFMA, stages=2), arch=750),
     ffma("nt", replace(_FFMA, stages=2)),
-    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP),
+    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
     ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
@@ -208,7 +212,8 @@ TABLE: tuple[Variant, ...] = (
     add(4, 5, 1, 2),
     add(4, 13, 4, 2),
     add(8, 3, 2, 1),
-    add(4, 3, 2, 1, GUARDED=products.CAP),
+    add(4, 3, 2, 1, GUARDED=products.CAP, REFUSED=1),
+    add(4, 2, 1, 1, GUARDED=products.CAP, REFUSED=0),
     pack(1),
     pack(2),
     unpack(1),

@@ -192,17 +192,17 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
 CAP = 5  #: elements of an operand that the parts need not carry
 
 
-def guarded(cases: Iterable[Case]) -> Iterator[Case]:
-    """The same launches of a kernel with GUARDED=CAP: two of six are not needed."""
+def guarded(cases: Iterable[Case], *, refused: bool) -> Iterator[Case]:
+    """The same launches of a kernel with GUARDED=CAP; some are not needed."""
     for number, case in enumerate(cases):
         buffers = list(case.launch.buffers)
-        refused = number % 6 > 1
+        needed = (number % 6 > 1) == refused
         some = ((0, 0, 0, 0), (0, CAP, 0, CAP), (3, 0, 0, 0), (0, CAP + 1, 0, 0), (0, 0, 1, 9),
                 (0, 1, 0, CAP + 2))[number % 6]  # fmt: skip
         counts = Buffer.of(np.array(some, np.uint64))
         arguments = [*case.launch.arguments, Pointer(len(buffers))]
         launch = replace(case.launch, arguments=arguments, buffers=[*buffers, counts])
-        yield Case(launch, [*(case.expected if refused else buffers), counts])
+        yield Case(launch, [*(case.expected if needed else buffers), counts])
 
 
 def _operand(problem: Problem, index: int, rng: np.random.Generator) -> Operand | Far:
