@@ -11,6 +11,7 @@ import numpy as np
 from multimm.cluster.describe import describe, local
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import recall, reference
+from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.operand import reader_of
@@ -54,7 +55,8 @@ def matmul(
     a : array_like or dask.array.Array, shape (..., m, k) or (k,)
     b : array_like or dask.array.Array, shape (..., k, n) or (k,)
         Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both on the
-        CPU or both on a GPU. Dimensions before the last two are broadcast.
+        CPU or both on a GPU. Dimensions before the last two are broadcast. In place of one or
+        both of two CuPy matrices, what `multimm.gpu.pack` has made of it for this precision.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -98,6 +100,8 @@ def matmul(
     options = _options(blocks, slabs, p_k)
     if options is NOTHING_FIXED and (done := recall.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
+    if check_promise(a, b, precision):
+        return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
     a, b = pair(a, b)
     if min(a.ndim, b.ndim) == 0:
         raise ShapeError(
@@ -137,7 +141,7 @@ def gemm(
     a : array, shape (m, k), or (k, m) with `trans_a`
     b : array, shape (k, n), or (n, k) with `trans_b`
     c : array, shape (m, n), optional
-        NumPy, CuPy or Dask arrays as for `matmul`.
+        NumPy, CuPy or Dask arrays, or packed operands, as for `matmul`.
     trans_a, trans_b : bool
         op(X) is the transpose of X; nothing is copied for it.
     precision, blocks, slabs, p_k
@@ -163,6 +167,9 @@ def gemm(
            [25., 36.]])
     """
     check_precision(precision)
+    if check_promise(a, b, precision, trans_a, trans_b):
+        return _packed_gemm(plain_scalar(alpha), a, b, plain_scalar(beta), c, trans_a, trans_b,
+                            precision)  # fmt: skip
     a, b = pair(a, b)
     options = _options(blocks, slabs, p_k)
     if (a.ndim, b.ndim) != (2, 2):
@@ -182,6 +189,19 @@ def gemm(
     dtype = _gemm_dtype(alpha, reference.result_dtype(a.dtype, b.dtype), beta, c)
     step = _step(a, b, dtype, precision, trans_a, trans_b, alpha, beta)
     return _product(a, b, c if beta != 0 else None, step, options)
+
+
+def _packed_gemm(
+    alpha: Scalar, a: Array, b: Array, beta: Scalar, c: Array | None, trans_a: bool, trans_b: bool,
+    precision: str,
+) -> Array:  # fmt: skip
+    """As gemm, with an operand that was packed before."""
+    if isinstance(alpha, complex) or isinstance(beta, complex):
+        raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")
+    if beta != 0 and c is None:
+        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+    step = tasks.Step("float32", "float32", trans_a, trans_b, alpha, beta, precision)
+    return tasks.gemm(a, b, c=c if beta != 0 else None, step=step)
 
 
 def transpose(a: Array) -> Array:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from stand_in import GPUArray, fake_cupy, gpu, memory
 
-from multimm.errors import ShapeError
+import multimm
+from multimm.errors import ArrayTypeError, OptionError, ShapeError
 from multimm.gpu import precision, recall
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.packed import PackedBlock
@@ -203,3 +204,44 @@ def test_blocks_stay_as_they_are_where_no_kernel_takes_them_packed(kernels):
     kernels.device = AMPERE
     (a, _) = operands()
     assert packed(a, side="a", trans=False, scheme="float32") is a
+
+
+def packed_pair(scheme="float32"):
+    """A flagged block of each side: it has its source, which NumPy can multiply."""
+    return [PackedBlock(SIDE, SIDE, side, scheme, nonfinite=1, raw=x)
+            for side, x in zip("ab", operands(), strict=True)]  # fmt: skip
+
+
+def test_matmul_and_gemm_take_packed_operands(kernels):
+    a, b = packed_pair()
+    exact = np.asarray(a.raw) @ np.asarray(b.raw)
+    np.testing.assert_array_equal(multimm.matmul(a, b), exact)
+    c = gpu(np.ones((SIDE, SIDE), "f4"))
+    np.testing.assert_array_equal(multimm.gemm(2, a, b, -1, c), 2 * exact - 1)
+    np.testing.assert_array_equal(multimm.gemm(2, a, b), 2 * exact)
+    assert kernels.ran == ["ffma"] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (OptionError, "a was packed for 'tf32': pass precision='tf32'", lambda a, b: (
+            multimm.matmul(a, b))),
+        (OptionError, "a was packed for 'tf32'", lambda a, b: (
+            multimm.gemm(1, a, b, precision="ieee"))),
+        (OptionError, r"b was packed as op\(B\): leave out trans_b", lambda a, b: (
+            multimm.gemm(1, a, b, trans_b=True, precision="tf32"))),
+        (OptionError, "but no c was given", lambda a, b: (
+            multimm.gemm(1, a, b, 2, precision="tf32"))),
+        (OptionError, "must be real", lambda a, b: (
+            multimm.gemm(1j, a, b, precision="tf32"))),
+        (OptionError, 'packed as operand "a"', lambda a, b: (
+            multimm.matmul(a, a, precision="tf32"))),
+        (ArrayTypeError, "CuPy", lambda a, b: (
+            multimm.matmul(a, np.ones((SIDE, SIDE), "f4"), precision="tf32"))),
+    ],
+)  # fmt: skip
+def test_a_packed_operand_in_the_wrong_place_is_refused(kernels, error, message, call):
+    with pytest.raises(error, match=message):
+        call(*packed_pair("tf32"))
+    assert kernels.ran == []

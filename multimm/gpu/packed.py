@@ -199,6 +199,28 @@ def check_pair(a: Any, b: Any) -> None:
         )
 
 
+def check_promise(
+    a: Any, b: Any, precision: str, trans_a: bool = False, trans_b: bool = False
+) -> bool:
+    """Return whether an operand was packed before, and check that it was for this precision.
+
+    Whether it fits the other operand is checked where it is multiplied.
+    """
+    found = False
+    for name, x, trans in (("a", a, trans_a), ("b", b, trans_b)):
+        if not isinstance(x, PackedBlock):
+            continue
+        if x.scheme != precision:
+            raise OptionError(
+                f"{name} was packed for {x.scheme!r}: pass precision={x.scheme!r}, or pack it with "
+                f"scheme={precision!r} if that is not 'ieee'"
+            )
+        if trans:
+            raise OptionError(f"{name} was packed as op({name.upper()}): leave out trans_{name}")
+        found = True
+    return found
+
+
 def _check_header(block: PackedBlock) -> None:
     if block.side not in ("a", "b"):
         raise OptionError(f'side is {block.side!r}: it must be "a" or "b"')

@@ -155,7 +155,8 @@ def test_packed_operands_are_used_again():
     both = gemm(a, b)
     assert last_choice().kernel == "sgemm_split"
     plain = gemm(placed(x), placed(y))
-    for result in (both, gemm(a, placed(y)), gemm(placed(x.T), b, trans_a=True)):
+    others = gemm(a, placed(y)), gemm(placed(x.T), b, trans_a=True), multimm.matmul(a, b)
+    for result in (both, *others):
         assert cupy.array_equal(result, plain)
 
 
