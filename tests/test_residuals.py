@@ -110,6 +110,15 @@ def test_every_term_of_the_product_is_there(alpha, scheme, layout):
     assert grid == (2, 1, 1)
 
 
+def test_what_is_multiplied_by_zero_is_not_read():
+    d = gpu(np.full((70, 50), 3, "f4"))
+    add_residuals(
+        d, packed(with_tiny_elements(70, 90, 2)), packed(np.ones((50, 90), "f4")), alpha=0
+    )
+    assert (d == 3).all()
+    assert launches == []
+
+
 def test_most_blocks_have_none():
     d = gpu(np.ones((3, 4), "f4"))
     add_residuals(d, packed(np.ones((3, 5), "f4")), packed(np.ones((4, 5), "f4")), alpha=1.0)

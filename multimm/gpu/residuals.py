@@ -74,7 +74,7 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
         Of tiles. Most have no residuals: then nothing is launched.
     alpha : float
     """
-    if a.residuals is b.residuals is None or not d.size:
+    if a.residuals is b.residuals is None or alpha == 0 or not d.size:
         return
     stack = describe(d)
     assert not isinstance(stack, str), "what can be written to has contiguous rows or columns"
