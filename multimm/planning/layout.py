@@ -133,9 +133,28 @@ class Layout:
         return at._replace(row=self.row(flat, inside))
 
     @property
+    def mirrors(self) -> bool:
+        """Whether one triangle of C's blocks is computed and mirrored: see `GramLayout`."""
+        return False
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each batch block."""
+        return tuple(product(range(len(self.m_blocks)), range(len(self.n_blocks))))
+
+    @property
     def blocks(self) -> int:
-        """Blocks of C."""
-        return len(self.row_sizes) * len(self.n_blocks)
+        """Blocks of C that are computed."""
+        return len(self.batch_sizes) * len(self.pairs)
+
+    @property
+    def finishing(self) -> int:
+        """Tasks on blocks of C after their last sum."""
+        return 0
+
+    def owner(self, row: int, j: int, part: int) -> Coordinate:
+        """Who computes a block of C, for one part of k."""
+        return Coordinate(row, j, part)
 
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """Where an operand block is kept: A's by block row, B's by block column, and slab."""
@@ -195,29 +214,57 @@ class Layout:
     @cached_property
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
-        products = self.blocks * (len(self.slabs) + self.parts - 1)
+        products = self.blocks * (len(self.slabs) + self.parts - 1) + self.finishing
         if not self.stream:
-            return products + (len(self._operand_blocks()) if self.packs else 0)
-        reads = self._operand_blocks()
+            return products + (len(self.operand_blocks()) if self.packs else 0)
+        reads = self.operand_blocks()
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
             for role, wave, flat, block, slab in reads
         }
         return products + len(reads) * (1 + self.packs) + len(gates - {None})
 
-    def _operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
+    def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
         """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
-        return {
-            (role, wave, flat if self._batched(role) else 0, block, slab)
-            for flat, i in product(range(len(self.batch_sizes)), range(len(self.m_blocks)))
-            for wave in (self.wave(self.row(flat, i)) if self.stream else 0,)
-            for slab in range(len(self.slabs))
-            for role, block in (("a", i), *(("b", j) for j in range(len(self.n_blocks))))
+        rows = {
+            (self.wave(row) if self.stream else 0, *divmod(row, len(self.m_blocks)))
+            for row in range(len(self.row_sizes))
         }
+        used = {("a", wave, self._own(flat, "a"), i) for wave, flat, i in rows}
+        users_of_b = {(wave, self._own(flat, "b")) for wave, flat, _ in rows}
+        used |= {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
+        return {(*block, slab) for block, slab in product(used, range(len(self.slabs)))}
 
-    def _batched(self, role: str) -> bool:
+    def _own(self, flat: int, role: str) -> int:
+        """The batch block of an operand for a batch block of C; 0 of an operand without any."""
         spec = self.problem.a if role == "a" else self.problem.b
-        return any(size != 1 for size in spec.shape[:-2])
+        return flat if any(size != 1 for size in spec.shape[:-2]) else 0
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that are executed, over all matrices."""
+        return self.problem.flops
+
+    @property
+    def wave_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in one wave, at most."""
+        return self.wave_rows * self.share_cols
+
+    @property
+    def share_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in all."""
+        return self.share_rows * self.share_cols
+
+    @property
+    def share_result(self) -> int:
+        """Elements of C that the busiest worker keeps."""
+        return self.share_sums
+
+    @property
+    def panels(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
+        matrices = max(self.batch_sizes) if len(self.problem.b.shape) > 2 else 1
+        return self.wave_rows, matrices * self.share_cols
 
     @property
     def wave_rows(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import cost
+from multimm.planning import cost, traffic
 from multimm.planning.grid import Blocks, Grid
 from multimm.planning.layout import Layout
 from multimm.planning.spec import ClusterSpec
@@ -62,8 +62,8 @@ class MatmulPlan:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, over all matrices."""
-        return self.layout.problem.flops
+        """Floating-point operations that are executed, over all matrices."""
+        return self.layout.flops
 
     @property
     def tasks(self) -> int:
@@ -78,7 +78,7 @@ class MatmulPlan:
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
-        return dict(cost.received(self.layout, self.cluster.workers))
+        return dict(traffic.received(self.layout, self.cluster.workers))
 
     @property
     def bytes_received(self) -> int:
@@ -88,7 +88,7 @@ class MatmulPlan:
     @property
     def bytes_bound(self) -> int:
         """The least that a two-dimensional arrangement of the workers receives."""
-        return cost.bound_2d(self.layout.problem, self.cluster.workers)
+        return traffic.bound_2d(self.layout.problem, self.cluster.workers)
 
     @cached_property
     def time_terms(self) -> cost.Terms:
@@ -170,7 +170,7 @@ class MatmulPlan:
                 "blocks",
                 f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
                 f"k in slabs of {blocks_text(layout.slabs)}"
-                f"{', A and B packed where they are kept' if layout.packs else ''}",
+                f"{self._packed_text()}",
             ),
             ("order", self._order_line()),
             ("moved", self._moved_line()),
@@ -187,13 +187,19 @@ class MatmulPlan:
             lines.insert(1, ("batch", " x ".join(map(blocks_text, layout.batch_blocks))))
         return lines
 
+    def _packed_text(self) -> str:
+        if not self.layout.packs:
+            return ""
+        return f", {'A' if self.layout.mirrors else 'A and B'} packed where they are kept"
+
     def _product_line(self) -> str:
         problem = self.layout.problem
         batch = f"{problem.batch} times " if problem.batch > 1 else ""
         where = " on tensor cores" if self.layout.on_tensor_cores else ""
+        half = f" of {problem.flops:.4g}" if self.layout.mirrors else ""
         return (
             f"{batch}{self.m} x {self.k} @ {self.k} x {self.n} -> {problem.dtype}, "
-            f"precision {self.precision}{where}, {self.flops:.4g} flop"
+            f"precision {self.precision}{where}, {self.flops:.4g}{half} flop"
         )
 
     def _cluster_line(self) -> str:
@@ -205,7 +211,8 @@ class MatmulPlan:
         layout = self.layout
         waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
         reads = ", operand blocks read slab by slab" if layout.stream else ""
-        return f"{self.tasks} tasks in {waves}{reads}"
+        half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
+        return f"{self.tasks} tasks in {waves}{reads}{half}"
 
     def _moved_line(self) -> str:
         if not self.received:

@@ -1,0 +1,131 @@
+"""What a layout moves between workers: the closed form, and a count block by block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from multimm.planning.gram import GramLayout
+from multimm.planning.grid import Coordinate, Grid, divisors, merges
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+
+
+def volume(problem: Problem, grid: Grid) -> int:
+    """Bytes that all workers together receive, from the closed form.
+
+    Every grid column but a block's own receives A, every grid row but its own receives B,
+    and p_k - 1 of p_k partial sums travel:
+    |A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1).
+    In a Gram product B is A once more, and only one triangle of C is summed.
+    """
+    sums = problem.batch * problem.m * problem.n * problem.sum_bytes
+    if problem.gram:
+        sums = problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
+    return (
+        problem.a.nbytes * (grid.p_n - 1)
+        + problem.b.nbytes * (grid.p_m - 1)
+        + sums * (grid.p_k - 1)
+    )
+
+
+def bound_2d(problem: Problem, workers: int) -> int:
+    """The least `volume` of any p_m x p_n arrangement of `workers`."""
+    return min(volume(problem, Grid(rows, workers // rows, 1)) for rows in divisors(workers))
+
+
+def received(layout: Layout, workers: int) -> Counter[int]:
+    """Bytes that each worker (by rank) receives, counted block by block.
+
+    Where the grid has more ranks than there are workers, ranks wrap around.
+    """
+    total: Counter[int] = Counter()
+    operands = (_count_gram,) if isinstance(layout, GramLayout) else (_count_a, _count_b)
+    for count in (*operands, _count_sums):
+        for home, users, size in count(layout):
+            receivers = {rank % workers for rank in users} - {home % workers}
+            total.update(dict.fromkeys(receivers, size))
+    return total
+
+
+#: Of one block: the rank that keeps it, the ranks that use it, its bytes.
+Transfer = tuple[int, set[int], int]
+
+
+def _count_a(layout: Layout) -> Iterator[Transfer]:
+    spec, grid = layout.problem.a, layout.grid
+    columns = range(min(grid.p_n, len(layout.n_blocks)))
+    for flats, matrices in _batch_blocks(layout, spec.shape):
+        for (i, size), (s, slab) in product(enumerate(layout.m_blocks), enumerate(layout.slabs)):
+            rows = sorted(flat * len(layout.m_blocks) + i for flat in flats)
+            part = layout.part_of[s]
+            users = {
+                grid.rank(Coordinate(row, col, part))
+                for row in dict.fromkeys(row % grid.p_m for row in rows)
+                for col in columns
+            }
+            yield (
+                grid.rank(grid.home_a(rows[0], s, part)),
+                users,
+                matrices * size * slab * spec.itemsize,
+            )
+
+
+def _count_b(layout: Layout) -> Iterator[Transfer]:
+    spec, grid = layout.problem.b, layout.grid
+    for flats, matrices in _batch_blocks(layout, spec.shape):
+        waves: dict[int, set[int]] = {}  # a streamed block is sent again in every wave
+        for row in (
+            flat * len(layout.m_blocks) + i for flat in flats for i in range(len(layout.m_blocks))
+        ):
+            waves.setdefault(layout.wave(row) * layout.stream, set()).add(row % grid.p_m)
+        for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
+            home = grid.rank(layout.home_b(min(flats), s, j))
+            for rows in waves.values():
+                users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in rows}
+                yield home, users, matrices * size * slab * spec.itemsize
+
+
+def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
+    """The blocks of the one operand serve both sides."""
+    spec, grid, rows = layout.problem.a, layout.grid, len(layout.m_blocks)
+    waves = range(layout.waves) if layout.stream else (None,)
+    for (flat, count), i, wave in product(enumerate(layout.batch_sizes), range(rows), waves):
+        places = layout.users(flat, i, wave)
+        if not places:
+            continue
+        for s, slab in enumerate(layout.slabs):
+            part = layout.part_of[s]
+            users = {grid.rank(Coordinate(*place, part)) for place in places}
+            home = grid.rank(layout.home("a", flat, i, s))
+            yield home, users, count * layout.m_blocks[i] * slab * spec.itemsize
+
+
+def _count_sums(layout: Layout) -> Iterator[Transfer]:
+    """Partial sums travel to the worker that keeps the sum."""
+    if layout.parts == 1:
+        return
+    for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
+        row = layout.row(flat, i)
+        size = layout.row_sizes[row] * layout.n_blocks[j] * layout.problem.sum_bytes
+        for merge in merges(layout.parts, row + j):
+            keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
+            sender = layout.grid.rank(layout.owner(row, j, merge.sender))
+            yield sender, {keeper}, size
+
+
+def _batch_blocks(layout: Layout, shape: tuple[int, ...]) -> list[tuple[list[int], int]]:
+    """Per batch block of an operand: the flat batch blocks of C that use it, and its matrices."""
+    own = len(shape) - 2
+    skipped = len(layout.batch_blocks) - own
+    users: dict[tuple[int, ...], list[int]] = {}
+    for flat, index in enumerate(product(*(range(len(b)) for b in layout.batch_blocks))):
+        key = tuple(0 if shape[d] == 1 else at for d, at in enumerate(index[skipped:]))
+        users.setdefault(key, []).append(flat)
+    blocks = layout.batch_blocks[skipped:]
+    return [
+        (flats, prod(1 if shape[d] == 1 else blocks[d][at] for d, at in enumerate(key)))
+        for key, flats in users.items()
+    ]
