@@ -13,6 +13,7 @@ from multimm.gpu import reference
 from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.operand import peel, reader_of
+from multimm.graph.owners import owners_of, where_blocks_lie
 from multimm.operands import Array, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
@@ -55,9 +56,9 @@ class Factors:
         """Those that are more than a spec."""
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def problem(self, reads_c: bool, pack: str) -> Problem:
-        """What is to be planned."""
-        a, b = _spec(self.a), _spec(self.b)
+    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec) -> Problem:
+        """What is to be planned, for operands that may lie on workers of that cluster."""
+        a, b = _spec(self.a, cluster), _spec(self.b, cluster)
         return Problem(
             a.T if self.step.trans_a else a,
             b.T if self.step.trans_b else b,
@@ -97,7 +98,7 @@ def planned(
     on = cluster or _cluster(gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     pack = _pack_scheme(factors, on, gpu or not factors.arrays)
-    problem = factors.problem(reads_c, pack)
+    problem = factors.problem(reads_c, pack, on)
     return plan_matmul(problem, on, precision=factors.step.precision, options=options)
 
 
@@ -112,10 +113,22 @@ def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
     return is_dask(a) and is_dask(b) and bool(a.name == b.name)
 
 
-def _spec(x: Array | MatrixSpec) -> MatrixSpec:
+def _spec(x: Array | MatrixSpec, cluster: ClusterSpec) -> MatrixSpec:
     if isinstance(x, MatrixSpec):
         return x
-    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if is_dask(x) else ())
+    lazy = is_dask(x)
+    owners = _owners(x, cluster) if lazy and cluster.workers > 1 else ()
+    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
+
+
+def _owners(x: Array, cluster: ClusterSpec) -> tuple[int, ...]:
+    """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
+    if owners := owners_of(x, cluster.workers):
+        return owners
+    client = current_client()
+    if x.ndim != 2 or client is None or client.asynchronous or not cluster.addresses:
+        return ()
+    return where_blocks_lie(client, x, cluster.addresses)
 
 
 def _rereadable(x: Array | MatrixSpec) -> bool:

@@ -443,7 +443,7 @@ def test_a_block_is_packed_once_for_both_sides():
     problem = gram_problem(4096, 512, pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
     plan = plan_matmul(problem, cluster, options=Options(blocks=1024, slabs=256))
-    assert plan.layout.packs
+    assert plan.layout.packed
     c = product_of(a, plan)
     made = block_tasks(c)
     assert len(made) == plan.tasks

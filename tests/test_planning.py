@@ -232,6 +232,72 @@ def test_strategies_fit_the_shape(shape, strategy):
     assert plan.reason
 
 
+#: m, k, n and matrices: what each shape is, and the arrangement of 2, 4 and 8 workers.
+TABLE = {
+    "square": ((65536, 65536, 65536, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "small square": ((32768, 32768, 32768, 1), {4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "k long": ((8192, 2_097_152, 8192, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
+    "outer": ((131_072, 1024, 131_072, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "m long": ((4_000_000, 2048, 2048, 1), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "n long": ((2048, 2048, 4_000_000, 1), {2: "1 x 2 x 1", 4: "1 x 4 x 1", 8: "1 x 8 x 1"}),
+    "A long": ((2048, 4_000_000, 16384, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
+    "stack": ((4096, 4096, 4096, 64), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "many small": ((512, 512, 512, 4096), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "tiny": ((300, 300, 300, 1), {2: "1 x 1 x 1", 4: "1 x 1 x 1", 8: "1 x 1 x 1"}),
+    "awkward": ((30011, 20011, 40009, 1), {2: "1 x 2 x 1", 4: "2 x 2 x 1", 8: "2 x 4 x 1"}),
+}
+
+
+@pytest.mark.parametrize("pack", ["", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "workers", "grid"),
+    [(shape, w, grid) for shape, grids_of in TABLE.values() for w, grid in grids_of.items()],
+    ids=[f"{name}-{w}" for name, (_, grids_of) in TABLE.items() for w in grids_of],
+)
+def test_the_arrangement_of_each_shape_and_its_traffic(shape, workers, grid, pack):
+    m, k, n, matrices = shape
+    stack = (matrices,) if matrices > 1 else ()
+    wanted = Problem(MatrixSpec((*stack, m, k)), MatrixSpec((*stack, k, n)), pack=pack)
+    plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
+    assert str(plan.grid) == grid
+    assert plan.bytes_received <= 1.05 * plan.bytes_bound
+    assert plan.bytes_received <= 1.05 * traffic.volume(wanted, plan.grid)
+    assert plan.peak_bytes <= plan.budget_bytes
+    # Nobody does much more than an even share, and what is not multiplying is little beside it.
+    if plan.strategy != "one task":
+        share = matrices * m * n * k / plan.grid.workers
+        assert plan.layout.share_sums * plan.layout.share_k <= 1.1 * share
+
+
+def test_what_is_cut_finer_starts_at_once():
+    """Every worker keeps a block of A and one of B in the first slab: none waits for another."""
+    layout = plan_matmul(square(65536), H200X8).layout
+    first = {(i, j): layout.grid.rank(layout.owner(i, j, 0)) for i, j in layout.pairs}
+    ready = {
+        rank
+        for (i, j), rank in first.items()
+        if layout.grid.rank(layout.home("a", 0, i, 0)) == rank
+        and layout.grid.rank(layout.home("b", 0, j, 0)) == rank
+    }
+    assert ready == set(range(8))
+
+
+def test_stacks_stay_where_they_are():
+    plan = plan_matmul(Problem(MatrixSpec((64, 999, 999)), MatrixSpec((64, 999, 999))), cpus(8))
+    assert not plan.received
+    shared = Problem(MatrixSpec((64, 999, 999)), MatrixSpec((999, 999)))
+    assert plan_matmul(shared, cpus(8)).bytes_received == 7 * 999 * 999 * 4
+
+
+def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
+    packed = Problem(MatrixSpec((16384, 2**21)), MatrixSpec((2**21, 16384)), pack="float32")
+    tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))
+    ample = plan_matmul(packed, ClusterSpec.homogeneous(H200, 16))
+    assert not tight.layout.packed
+    assert not tight.time_terms["spilling"]
+    assert ample.layout.packed
+
+
 def test_tall_matrix_moves_only_the_small_operand():
     plan = plan_matmul(problem(4_000_000, 2000, 2000), H200X8)
     assert plan.grid == Grid(8, 1, 1)

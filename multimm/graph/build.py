@@ -24,10 +24,11 @@ from typing import Any
 
 import dask.array as da
 from dask._task_spec import TaskRef
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.operand import Operand
+from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import (
     Block,
     BlockTask,
@@ -89,7 +90,8 @@ def build(
     names = [operand.array.name for operand in operands]
     token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step)
     graph = Builder(layout, plan.cluster.workers, operands, c, step, token)
-    layer = MaterializedLayer(graph.tasks())
+    workers = plan.cluster.workers
+    layer = ProductLayer(graph.tasks(), layout.result_owners(workers), workers)
     high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
     return da.Array(high, graph.name("matmul"), chunks, meta=meta)
 
@@ -180,9 +182,8 @@ class Builder:
         """
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
-        tree = merges(layout.parts, row + j)
-        owner = layout.owner(row, j, tree[-1].keeper if tree else 0)
-        place = self._place(owner, (layout.wave(row), layout.steps + 1, row, j))
+        order = (layout.wave(row), layout.steps + 1, row, j)
+        place = self._place(layout.keeper(row, j), order)
         source, name = self._sum_key(batch, i, j), self.name("matmul")
         if i == j:
             key = (name if self.c is None else self.name("even"), *batch, i, i)
@@ -231,7 +232,7 @@ class Builder:
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
                 where, place = operand.where(index), self._place(home, order)
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
-        if layout.packs:
+        if operand.role in layout.packed:
             key = self._packed(operand.role, key, (wave, *index), home, order)
         return key, home
 

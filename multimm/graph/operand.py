@@ -115,14 +115,7 @@ class Operand:
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
         """The array's chunks once it fits, in stored order."""
-        layout = self.layout
-        own = self.array.ndim - 2
-        blocks = layout.batch_blocks[len(layout.batch_blocks) - own :]
-        sizes = self.array.shape[:own]
-        batch = tuple((1,) if size == 1 else b for size, b in zip(sizes, blocks, strict=True))
-        rows, cols = layout.m_blocks, layout.slabs
-        if self.role == "b":
-            rows, cols = layout.slabs, layout.n_blocks
+        *batch, rows, cols = self.layout.operand_chunks(self.role)
         return (*batch, cols, rows) if self.transposed else (*batch, rows, cols)
 
     def index(self, batch: Index, row: int, col: int) -> Index:

@@ -32,6 +32,8 @@ CHAINS = 2
 #: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
 #: one percent of the operations is at stake.
 MOST_BLOCK_ROWS = 64
+#: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
+MOST_CHUNKS = 256
 #: Given chunks are kept if the busiest worker's share grows by no more than this: arbitrary.
 IMBALANCE = 1.2
 
@@ -83,6 +85,7 @@ class Cut(NamedTuple):
 
     blocks: float = 1  #: block rows, and block columns, of C
     slabs: float = 1
+    given: bool = False  #: or the operands' own chunks, only tiny ones joined
 
 
 AS_USUAL = Cut()
@@ -98,6 +101,9 @@ def lay_out(
     kind = cluster.slowest.kind
     edge = EDGE[kind]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
+    if layout.packed and not all(problem.rereadable) and not _holds(layout, cluster):
+        # Rather pack a block for each product than spill what was packed.
+        layout = replace(layout, pack_once=False)
     while not _fits(layout, cluster) and edge > LEAST_EDGE[kind] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
@@ -109,9 +115,18 @@ def lay_out(
             continue
         # 3. Cut blocks and slabs.
         edge //= 2
-        stream = layout.stream
-        layout = replace(_blocks(problem, cluster, grid, options, edge, cut), stream=stream)
+        layout = replace(
+            _blocks(problem, cluster, grid, options, edge, cut),
+            stream=layout.stream,
+            pack_once=layout.pack_once,
+        )
     return layout
+
+
+def _holds(layout: Layout, cluster: ClusterSpec) -> bool:
+    """Nothing has to be spilled."""
+    stay, spill = cost.memory(layout, cluster)
+    return sum(stay.values()) + sum(spill.values()) <= cluster.budget_bytes
 
 
 def _fits(layout: Layout, cluster: ClusterSpec) -> bool:
@@ -127,10 +142,12 @@ def _blocks(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
 ) -> Layout:
     least = min(edge, LEAST_EDGE[cluster.slowest.kind])
-    batch = batch_blocks(problem, edge)
+    batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
     rows, cols = _counts(problem, grid, parallel, CHAINS * cluster.threads, edge, least)
-    rows, cols = _cut(rows, problem.m, least, cut), _cut(cols, problem.n, least, cut)
+    if parallel < grid.p_m:  # else each matrix stays with one row of workers
+        rows = _cut(rows, problem.m, least, cut)
+    cols = _cut(cols, problem.n, least, cut)
     if problem.gram:
         rows = cols = max(rows, cols)
     length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
@@ -139,16 +156,17 @@ def _blocks(
         slabs *= 2  # at least two slabs per part: the second travels while the first is used
     slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
     hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
-    if problem.b.nbytes > problem.a.nbytes:
-        hints.reverse()  # the larger operand keeps its chunks
-    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs)
+    if (bool(problem.b.owners), problem.b.nbytes) > (bool(problem.a.owners), problem.a.nbytes):
+        hints.reverse()  # the operand that lies somewhere, and the larger one, keeps its chunks
+    keep = least if cut.given else 0
+    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs, keep)
     block_m, block_n = options.edges
     if problem.gram and block_m == block_n:
-        m_blocks = _choose(problem.m, rows, rows, [problem.a.chunks[-2]], block_m)
+        m_blocks = _choose(problem.m, rows, rows, [problem.a.chunks[-2]], block_m, keep)
         band = ceil(parallel * len(m_blocks) / grid.p_m)
         return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
-    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m)
-    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n)
+    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m, keep)
+    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n, keep)
     band = ceil(parallel * len(m_blocks) / grid.p_m)
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
@@ -173,13 +191,18 @@ def _cut(count: int, size: int, least: int, cut: Cut) -> int:
     return max(count, min(ceil(count * cut.blocks), size // least, MOST_BLOCK_ROWS))
 
 
-def batch_blocks(problem: Problem, edge: int) -> tuple[Blocks, ...]:
-    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements."""
+def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]:
+    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements.
+
+    Where there are enough matrices, `wanted` batch blocks or more: then none is shared.
+    """
     matrix = max(problem.m * problem.n, problem.m * problem.k, problem.k * problem.n, 1)
-    room = max(1, edge * edge // (4 * matrix))
+    room = max(1, min(edge * edge // (4 * matrix), problem.batch // wanted))
     grouped: list[Blocks] = []
     for chunks in reversed(problem.batch_chunks):
         blocks = group(chunks, room)
+        if max(blocks) > 2 * room:
+            blocks = even(sum(chunks), ceil(sum(chunks) / room))
         grouped.append(blocks)
         room = max(1, room // max(1, max(blocks)))
     return tuple(reversed(grouped))
@@ -197,11 +220,16 @@ def _count(size: int, workers: int, edge: int, least: int) -> int:
 
 
 def _choose(
-    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None
+    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None, keep: int
 ) -> Blocks:
-    """The given chunks, joined, if they serve as well as `count` even blocks; else those."""
+    """The given chunks, joined, if they serve as well as `count` even blocks; else those.
+
+    With `keep`, the first hint is taken as it is, chunks below that length joined.
+    """
     if fixed is not None:
         return regular(size, fixed)
+    if keep and 1 < len(hints[0]) <= MOST_CHUNKS:
+        return group(hints[0], keep)
     # All of one size but the last, where that gives as many: files are chunked so.
     blocks = regular(size, -(-size // count))
     if len(blocks) != count:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
 from math import ceil
 
+from multimm.planning import traffic
 from multimm.planning.layout import WINDOW, Layout
 from multimm.planning.spec import ClusterSpec
 
@@ -34,15 +37,27 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:
         holders = min(grid.workers, cluster.workers)
-        operands = {"A": p.a.nbytes / holders}
-        if not layout.mirrors:
-            operands["B"] = p.b.nbytes / holders
-        spill |= {f"{name} at home": size for name, size in operands.items()}
-        if layout.packs:
-            spill[f"packed {' and '.join(operands)}"] = sum(operands.values()) * layout.padding
+        roles = ("a",) if layout.mirrors else ("a", "b")
+        home = {role: _at_home(layout, role, holders) for role in roles}
+        spill |= {f"{role.upper()} at home": size for role, size in home.items()}
+        if layout.packed:
+            names = " and ".join(role.upper() for role in layout.packed)
+            spill[f"packed {names}"] = sum(home[role] for role in layout.packed) * layout.padding
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}
+
+
+def _at_home(layout: Layout, role: str, holders: int) -> float:
+    """Bytes of an operand on the worker that keeps the most of it."""
+    spec = layout.spec(role)
+    if role not in layout.lying:
+        return spec.nbytes / holders
+    held: Counter[int] = Counter()
+    sizes = product(*spec.chunks)
+    for owner, (rows, cols) in zip(layout.lying[role], sizes, strict=True):
+        held[owner] += rows * cols * spec.itemsize
+    return max(held.values())
 
 
 def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
@@ -53,6 +68,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     the last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
+    _, cuts = traffic.recut(layout)
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_sums * layout.share_k * p.relative_cost
     first = _first_blocks(layout)
@@ -63,7 +79,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     return {
         "block products": flops / (device.gflops * 1e9),
         "transfers": moved / (cluster.link.gbps * 1e9),
-        "scheduling": layout.tasks * cluster.task_overhead_s,
+        "scheduling": (layout.tasks + cuts) * cluster.task_overhead_s,
         "first blocks": first / (cluster.link.gbps * 1e9) + cluster.link.latency_s * (first > 0),
         "last sums": sums / (cluster.link.gbps * 1e9),
         "mirroring": mirrored / (device.copy_gbps * 1e9),
@@ -79,6 +95,8 @@ def _first_blocks(layout: Layout) -> int:
     """
     p, grid, slab = layout.problem, layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
+    if traffic.volume(p, grid._replace(p_k=1)) == 0:
+        return 0
     matrices = max(layout.batch_sizes) if len(p.b.shape) > 2 else 1
     block_a = slab * max(layout.row_sizes) * p.a.itemsize
     block_b = slab * max(layout.n_blocks) * matrices * p.b.itemsize

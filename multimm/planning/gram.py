@@ -169,8 +169,8 @@ class GramLayout(Layout):
     def _homes(self) -> dict[tuple[int, int], list[Place]]:
         return {key: sorted(self.users(*key)) for key in self.deal.users}
 
-    def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """Where an operand block is kept: with one of its users, another one for each slab."""
+    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+        """With one of its users, another one for each slab."""
         users = self._homes[flat, block]
         return Coordinate(*users[(slab + block) % len(users)], self.part_of[slab])
 

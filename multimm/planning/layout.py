@@ -18,8 +18,9 @@ from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, Coordinate, Grid, even, largest_share, parts_of
+from multimm.planning.grid import Blocks, Coordinate, Grid, even, largest_share, merges, parts_of
 from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
+from multimm.planning.spec import MatrixSpec
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
@@ -56,6 +57,9 @@ class Layout:
     stream : bool
         Operand blocks are read when their slab comes, again in every wave, and no earlier
         than `WINDOW` slabs ahead; only for operands that can be made again.
+    pack_once : bool
+        Blocks that are used more than once may be packed where they are at home; else each
+        product packs its own, which takes less memory.
     """
 
     problem: Problem
@@ -66,6 +70,7 @@ class Layout:
     slabs: Blocks
     band: int
     stream: bool = False
+    pack_once: bool = True
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -156,8 +161,56 @@ class Layout:
         """Who computes a block of C, for one part of k."""
         return Coordinate(row, j, part)
 
+    def keeper(self, row: int, j: int) -> Coordinate:
+        """Who has the complete sum of a computed block of C."""
+        tree = merges(self.parts, row + j)
+        return self.owner(row, j, tree[-1].keeper if tree else 0)
+
+    def result_owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each block of C, row by row; empty for stacks and where Dask decides."""
+        if self.batch_blocks or self.blocks == 1:
+            return ()
+        blocks = product(range(len(self.m_blocks)), range(len(self.n_blocks)))
+        cells = ((max(at), min(at)) if self.mirrors else at for at in blocks)
+        return tuple(self.grid.rank(self.keeper(*cell)) % workers for cell in cells)
+
+    def spec(self, role: str) -> MatrixSpec:
+        """The operand "a" or "b", as it is multiplied."""
+        return self.problem.a if role == "a" else self.problem.b
+
+    def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
+        """The chunks of an operand once it fits, as it is multiplied."""
+        shape = self.spec(role).shape
+        own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
+        batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
+        if role == "a":
+            return (*batch, self.m_blocks, self.slabs)
+        return (*batch, self.slabs, self.n_blocks)
+
+    @cached_property
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """Workers of the blocks of those operands that are used where they lie."""
+        roles = ("a",) if self.mirrors else ("a", "b")
+        return {
+            role: self.spec(role).owners
+            for role in roles
+            if self.spec(role).owners
+            and max(self.spec(role).owners) < self.grid.workers
+            and self.spec(role).chunks == self.operand_chunks(role)
+        }
+
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """Where an operand block is kept: A's by block row, B's by block column, and slab."""
+        """Where an operand block is kept: where it lies, if it lies somewhere.
+
+        Else A's by block row, B's by block column, and slab.
+        """
+        if role in self.lying:
+            at = (block, slab) if role == "a" else (slab, block)
+            cols = len(self.operand_chunks(role)[-1])
+            return self.grid.place(self.lying[role][at[0] * cols + at[1]])
+        return self._home(role, flat, block, slab)
+
+    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         if role == "b":
             return self.home_b(flat, slab, block)
         return self.grid.home_a(self.row(flat, block), slab, self.part_of[slab])
@@ -189,21 +242,27 @@ class Layout:
             range(gate.col, len(self.n_blocks), self.grid.p_n),
         )
 
-    @property
-    def packs(self) -> bool:
-        """Whether operand blocks are packed for tensor cores, once, where they are at home."""
-        return (
-            self.problem.packable
-            and self.blocks > 1  # or every operand block is used once, and packed by its product
-            and min(self.slabs) >= PACKED_SLAB
-            and min(*self.m_blocks, *self.n_blocks) >= PACKED_SIDE
-        )
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """The operands whose blocks are packed for tensor cores, once, where they are at home.
+
+        A block that is used once is packed by the product that uses it.
+        """
+        long_enough = self.problem.packable and min(self.slabs) >= PACKED_SLAB
+        if not (self.pack_once and long_enough):
+            return ()
+        if min(*self.m_blocks, *self.n_blocks) < PACKED_SIDE:
+            return ()
+        if self.mirrors:
+            return ("a",)
+        uses = {"a": len(self.n_blocks), "b": len(self.m_blocks)}
+        return tuple(role for role, count in uses.items() if count > 1)
 
     @property
     def on_tensor_cores(self) -> bool:
         """Whether block products are expected to run there."""
         flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
-        return self.packs or (self.problem.packable and flops >= LONE_FLOPS)
+        return bool(self.packed) or (self.problem.packable and flops >= LONE_FLOPS)
 
     @property
     def padding(self) -> float:
@@ -215,14 +274,15 @@ class Layout:
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
         products = self.blocks * (len(self.slabs) + self.parts - 1) + self.finishing
+        blocks = self.operand_blocks() if self.stream or self.packed else set()
+        packs = sum(role in self.packed for role, *_ in blocks)
         if not self.stream:
-            return products + (len(self.operand_blocks()) if self.packs else 0)
-        reads = self.operand_blocks()
+            return products + packs
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
-            for role, wave, flat, block, slab in reads
+            for role, wave, flat, block, slab in blocks
         }
-        return products + len(reads) * (1 + self.packs) + len(gates - {None})
+        return products + packs + len(blocks) + len(gates - {None})
 
     def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
         """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
@@ -237,8 +297,7 @@ class Layout:
 
     def _own(self, flat: int, role: str) -> int:
         """The batch block of an operand for a batch block of C; 0 of an operand without any."""
-        spec = self.problem.a if role == "a" else self.problem.b
-        return flat if any(size != 1 for size in spec.shape[:-2]) else 0
+        return flat if any(size != 1 for size in self.spec(role).shape[:-2]) else 0
 
     @property
     def flops(self) -> int:

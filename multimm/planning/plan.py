@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +34,8 @@ class MatmulPlan:
         Predicted time, from the call of compute to the last block.
     bytes_received : int
         What all workers together receive from each other.
+    bytes_recut : int
+        What workers exchange beforehand to bring operands into the plan's blocks, at most.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -86,6 +89,11 @@ class MatmulPlan:
         return sum(self.received.values())
 
     @property
+    def bytes_recut(self) -> int:
+        """What workers exchange beforehand to bring operands into the plan's blocks, at most."""
+        return traffic.recut(self.layout)[0]
+
+    @property
     def bytes_bound(self) -> int:
         """The least that a two-dimensional arrangement of the workers receives."""
         return traffic.bound_2d(self.layout.problem, self.cluster.workers)
@@ -93,7 +101,9 @@ class MatmulPlan:
     @cached_property
     def time_terms(self) -> cost.Terms:
         """Predicted seconds of the slowest worker, by name."""
-        return cost.seconds(self.layout, self.cluster, max(self.received.values(), default=0))
+        busiest = max(self.received.values(), default=0)
+        shared = self.bytes_recut / self.cluster.workers
+        return cost.seconds(self.layout, self.cluster, busiest + shared)
 
     @property
     def seconds(self) -> float:
@@ -188,9 +198,10 @@ class MatmulPlan:
         return lines
 
     def _packed_text(self) -> str:
-        if not self.layout.packs:
-            return ""
-        return f", {'A' if self.layout.mirrors else 'A and B'} packed where they are kept"
+        packed = names(self.layout.packed)
+        return f", {packed} packed where {'it is' if len(packed) == 1 else 'they are'} kept" * bool(
+            packed
+        )
 
     def _product_line(self) -> str:
         problem = self.layout.problem
@@ -215,18 +226,33 @@ class MatmulPlan:
         return f"{self.tasks} tasks in {waves}{reads}{half}"
 
     def _moved_line(self) -> str:
+        recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(
+            self.bytes_recut
+        )
+        lying = names(self.layout.lying)
+        lying = f", {lying} used where {'it lies' if len(lying) == 1 else 'they lie'}" * bool(lying)
         if not self.received:
-            return "nothing: all is at home"
+            return f"nothing: all is at home{recut}"
         worst = max(self.received.values(), default=0)
-        against = f", {self.bytes_received / self.bytes_bound:.2f} x the 2D bound"
+        bound = self.bytes_bound
+        against = f", {self.bytes_received / bound:.2f} x the 2D bound" if bound else ""
         return (
             f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
-            f"{against if self.bytes_bound else ''}"
+            f"{against}{lying}{recut}"
         )
 
     def _memory_line(self, terms: cost.Terms) -> str:
         names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())
         return f"{human(self.peak_bytes)} of {human(self.budget_bytes)} per worker ({names})"
+
+
+def names(roles: Iterable[str]) -> str:
+    """Operands as they are written.
+
+    >>> names(("a", "b"))
+    'A and B'
+    """
+    return " and ".join(role.upper() for role in roles)
 
 
 def blocks_text(blocks: Blocks) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 
 from multimm.errors import OptionError, ShapeError
 
@@ -31,12 +32,16 @@ class MatrixSpec:
         Bytes per element.
     chunks : tuple of tuple of int, optional
         Block sizes per dimension. Default: one block.
+    owners : tuple of int, optional
+        Of a matrix whose blocks lie on workers, or will: the worker of each block, row by row,
+        by its place among the cluster's workers. Default: nobody knows.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     itemsize: int = 4
     chunks: tuple[tuple[int, ...], ...] = ()
+    owners: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -47,6 +52,12 @@ class MatrixSpec:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
+        blocks = prod(map(len, self.chunks))
+        if self.owners and (len(self.shape) > 2 or len(self.owners) != blocks):
+            raise ShapeError(
+                f"{len(self.owners)} owners of {blocks} blocks in {len(self.shape)} dimensions: "
+                "give one for each block of a matrix"
+            )
 
     @property
     def rows(self) -> int:
@@ -69,7 +80,9 @@ class MatrixSpec:
         """The spec of the transposed matrix."""
         shape = (*self.shape[:-2], self.cols, self.rows)
         chunks = (*self.chunks[:-2], self.chunks[-1], self.chunks[-2])
-        return MatrixSpec(shape, self.dtype, self.itemsize, chunks)
+        cols = len(self.chunks[-1])
+        owners = tuple(owner for col in range(cols) for owner in self.owners[col::cols])
+        return MatrixSpec(shape, self.dtype, self.itemsize, chunks, owners)
 
 
 @dataclass(frozen=True, slots=True)

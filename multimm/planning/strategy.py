@@ -119,10 +119,11 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> list[
     finalists = sorted(usual, key=lambda layout: _rank(layout, cluster))[:FINALISTS]
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else (1,)
     longer = SLABS if options.slabs is None else (1,)
+    cuts = [Cut(*factors) for factors in product(finer, longer)]
+    if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
+        cuts.append(Cut(given=True))
     others = (
-        lay_out(problem, cluster, layout.grid, options, Cut(*cut))
-        for layout in finalists
-        for cut in product(finer, longer)
+        lay_out(problem, cluster, layout.grid, options, cut) for layout in finalists for cut in cuts
     )
     return list(dict.fromkeys([*usual, *others]))
 
@@ -148,7 +149,7 @@ def strategy_name(grid: Grid) -> str:
 
 
 def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, int]:
-    moved = traffic.volume(layout.problem, layout.grid)
+    moved = traffic.moved(layout, cluster.workers)
     stay, _ = cost.memory(layout, cluster)
     terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
     seconds = float(f"{cost.total_seconds(terms):.3g}")  # closer than about 1 % is equal
@@ -157,13 +158,13 @@ def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, 
 
 
 def _reason(plan: MatmulPlan, layouts: list[Layout]) -> str:
-    layout, problem = plan.layout, plan.layout.problem
+    layout = plan.layout
     if plan.cluster.workers == 1:
         return "there is one worker"
-    moved = human(traffic.volume(problem, layout.grid))
+    moved = human(traffic.moved(layout, plan.cluster.workers))
     others = [other for other in layouts if other.grid != layout.grid]
     if not others:
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
     second = min(others, key=lambda other: _rank(other, plan.cluster))
-    other = human(traffic.volume(problem, second.grid))
+    other = human(traffic.moved(second, plan.cluster.workers))
     return f"{moved} move; next best is {second.grid} with {other}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
-from math import prod
+from itertools import accumulate, product
+from math import ceil, prod
 
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, divisors, merges
@@ -19,15 +19,16 @@ def volume(problem: Problem, grid: Grid) -> int:
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
     |A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1).
-    In a Gram product B is A once more, and only one triangle of C is summed.
+    In a Gram product B is A once more, and only one triangle of C is summed. Of a stack,
+    matrices are dealt out to grid rows first: B is shared by those of one matrix only.
     """
     sums = problem.batch * problem.m * problem.n * problem.sum_bytes
     if problem.gram:
         sums = problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
+    stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
+    sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
     return (
-        problem.a.nbytes * (grid.p_n - 1)
-        + problem.b.nbytes * (grid.p_m - 1)
-        + sums * (grid.p_k - 1)
+        problem.a.nbytes * (grid.p_n - 1) + problem.b.nbytes * (sharing - 1) + sums * (grid.p_k - 1)
     )
 
 
@@ -50,6 +51,39 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     return total
 
 
+def moved(layout: Layout, workers: int) -> int:
+    """Bytes that all workers together receive: counted where blocks lie, else the closed form.
+
+    With what moves while an operand is cut into other blocks.
+    """
+    other, _ = recut(layout)
+    if layout.lying:
+        return sum(received(layout, workers).values()) + other
+    return volume(layout.problem, layout.grid) + other
+
+
+def recut(layout: Layout) -> tuple[int, int]:
+    """Bytes of operands that come in other blocks than the layout's, and tasks that cut them.
+
+    A piece of a block is rarely where it will be needed. Operands that are read from files
+    are read in the right blocks, and of those in one block nobody knows how they come.
+    """
+    size = tasks = 0
+    for role, readable in zip(
+        "a" if layout.mirrors else "ab", layout.problem.rereadable, strict=False
+    ):
+        spec, needed = layout.spec(role), layout.operand_chunks(role)
+        if readable or spec.chunks == needed or all(len(blocks) == 1 for blocks in spec.chunks):
+            continue
+        pieces = (
+            len({*accumulate(before)} | {*accumulate(after)})
+            for before, after in zip(spec.chunks, needed, strict=True)
+        )
+        size += spec.nbytes
+        tasks += prod(pieces) + prod(map(len, needed))
+    return size, tasks
+
+
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
 Transfer = tuple[int, set[int], int]
 
@@ -67,7 +101,7 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
                 for col in columns
             }
             yield (
-                grid.rank(grid.home_a(rows[0], s, part)),
+                grid.rank(layout.home("a", min(flats), i, s)),
                 users,
                 matrices * size * slab * spec.itemsize,
             )
@@ -82,7 +116,7 @@ def _count_b(layout: Layout) -> Iterator[Transfer]:
         ):
             waves.setdefault(layout.wave(row) * layout.stream, set()).add(row % grid.p_m)
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
-            home = grid.rank(layout.home_b(min(flats), s, j))
+            home = grid.rank(layout.home("b", min(flats), j, s))
             for rows in waves.values():
                 users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in rows}
                 yield home, users, matrices * size * slab * spec.itemsize
