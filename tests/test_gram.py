@@ -347,7 +347,8 @@ def test_memory_is_a_sum_of_named_terms():
         "sums being made": 169 * (4 + 4),
         "A in flight": 2 * 26 * 13 * 4,
     }
-    assert spill == {"C finished": 169 * 4, "A at home": 26 * 26 * 4 / 2}
+    # Of the four blocks of A one worker keeps three.
+    assert spill == {"C finished": 169 * 4, "A at home": 3 * 169 * 4}
 
 
 # Plans -----------------------------------------------------------------------------------

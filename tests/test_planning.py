@@ -267,6 +267,8 @@ def test_the_arrangement_of_each_shape_and_its_traffic(shape, workers, grid, pac
     if plan.strategy != "one task":
         share = matrices * m * n * k / plan.grid.workers
         assert plan.layout.share_sums * plan.layout.share_k <= 1.1 * share
+        # While one chain of a worker is multiplied, the next slab of another one is fetched.
+        assert plan.layout.blocks * plan.layout.parts >= 2 * workers
 
 
 def test_what_is_cut_finer_starts_at_once():

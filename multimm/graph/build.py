@@ -131,7 +131,9 @@ class Builder:
         """P(i, j) of one part of k, slab after slab."""
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
-        previous: Key = None
+        opening = layout.opening(row, j, part)
+        # A gate returns None, which is what a chain begins with.
+        previous: Key = None if opening is None else self._gate(opening, part)
         for s in range(layout.first_slab[part], layout.first_slab[part + 1]):
             key = self._chain_key(batch, i, j, s)
             inputs = [self._operand(self.operands[0], batch, i, s, row, s)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import product
 from math import ceil
 
 from multimm.planning import traffic
@@ -29,6 +27,11 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
         "A in flight": crowd * WINDOW * panel_a * slab * p.a.itemsize,
     }
+    if layout.parts > 1:
+        # Of each two workers with a part of the same sum, one receives the other's.
+        # Those of a wave are still being added when the next one begins.
+        waves = 1.5 if layout.waves > 1 else 0.5
+        stay["sums received"] = crowd * (waves * layout.wave_sums + block) * p.sum_bytes
     if not layout.mirrors:
         stay["B in flight"] = crowd * WINDOW * panel_b * slab * p.b.itemsize
     if layout.problem.packable:
@@ -36,9 +39,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:
-        holders = min(grid.workers, cluster.workers)
-        roles = ("a",) if layout.mirrors else ("a", "b")
-        home = {role: _at_home(layout, role, holders) for role in roles}
+        home = {role: crowd * size for role, size in layout.at_home.items()}
         spill |= {f"{role.upper()} at home": size for role, size in home.items()}
         if layout.packed:
             names = " and ".join(role.upper() for role in layout.packed)
@@ -46,18 +47,6 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}
-
-
-def _at_home(layout: Layout, role: str, holders: int) -> float:
-    """Bytes of an operand on the worker that keeps the most of it."""
-    spec = layout.spec(role)
-    if role not in layout.lying:
-        return spec.nbytes / holders
-    held: Counter[int] = Counter()
-    sizes = product(*spec.chunks)
-    for owner, (rows, cols) in zip(layout.lying[role], sizes, strict=True):
-        held[owner] += rows * cols * spec.itemsize
-    return max(held.values())
 
 
 def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:

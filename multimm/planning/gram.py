@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from multimm.planning.grid import Blocks, Coordinate
-from multimm.planning.layout import Gate, Layout
+from multimm.planning.layout import WINDOW, Gate, Layout
 
 #: Row and column of the grid.
 Place = tuple[int, int]
@@ -174,9 +174,9 @@ class GramLayout(Layout):
         users = self._homes[flat, block]
         return Coordinate(*users[(slab + block) % len(users)], self.part_of[slab])
 
-    def gate(self, home: Coordinate, wave: int, slab: int) -> Gate | None:
-        """What a streamed read waits for; None in the first steps."""
-        gate = super().gate(home, wave, slab)
+    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
+        """What a streamed read waits for: the slab `window` steps back; None in the first steps."""
+        gate = super().gate(home, wave, slab, window)
         if gate is None:
             return None
         at, busy = self.deal.wrap((home.row, home.col)), self.deal.computed[gate.wave]

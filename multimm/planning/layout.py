@@ -11,7 +11,8 @@ so that only a few slabs of A and B are alive at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -210,20 +211,37 @@ class Layout:
             return self.grid.place(self.lying[role][at[0] * cols + at[1]])
         return self._home(role, flat, block, slab)
 
+    @cached_property
+    def at_home(self) -> dict[str, int]:
+        """Bytes of each operand on the worker that keeps the most of it, by role."""
+        kept: dict[str, Counter[int]] = {}
+        for role in ("a",) if self.mirrors else ("a", "b"):
+            spec, batched = self.spec(role), len(self.spec(role).shape) > 2
+            held = kept.setdefault(role, Counter())
+            blocks = self.m_blocks if role == "a" else self.n_blocks
+            flats = {self._own(flat, role): size for flat, size in enumerate(self.batch_sizes)}
+            for (flat, count), (at, size), (s, slab) in product(
+                flats.items(), enumerate(blocks), enumerate(self.slabs)
+            ):
+                matrices = count if batched and self._own(1, role) else 1
+                rank = self.grid.rank(self.home(role, flat, at, s))
+                held[rank] += matrices * size * slab * spec.itemsize
+        return {role: max(held.values()) for role, held in kept.items()}
+
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         if role == "b":
             return self.home_b(flat, slab, block)
         return self.grid.home_a(self.row(flat, block), slab, self.part_of[slab])
 
-    def gate(self, home: Coordinate, wave: int, slab: int) -> Gate | None:
-        """What a streamed read waits for; None in the first steps.
+    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
+        """What a streamed read waits for: the slab `window` steps back; None in the first steps.
 
         A step back from the first slab of a wave leads to the last ones of the wave before.
         A worker without blocks of its own in that wave goes by another one.
         """
         part = self.part_of[slab]
         first, end = self.first_slab[part], self.first_slab[part + 1]
-        back = slab - WINDOW
+        back = slab - window
         while back < first and wave > 0:
             wave, back = wave - 1, back + (end - first)
         if back < first:
@@ -232,6 +250,17 @@ class Layout:
         row = home.row % self.grid.p_m
         row = row if start + row < len(self.row_sizes) else 0
         return Gate(wave, back, row, home.col % min(self.grid.p_n, len(self.n_blocks)))
+
+    def opening(self, row: int, j: int, part: int) -> Gate | None:
+        """What the first product of a block of C waits for; None in the first wave.
+
+        Otherwise the operands of all waves would be fetched at once. Streamed reads wait
+        themselves.
+        """
+        wave = self.wave(row)
+        if self.stream or wave == 0:
+            return None
+        return self.gate(self.owner(row, j, part), wave, self.first_slab[part], window=1)
 
     def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
         """The block rows and columns whose sums a gate waits for."""
@@ -277,12 +306,22 @@ class Layout:
         blocks = self.operand_blocks() if self.stream or self.packed else set()
         packs = sum(role in self.packed for role, *_ in blocks)
         if not self.stream:
-            return products + packs
+            return products + packs + len(self._openings())
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
             for role, wave, flat, block, slab in blocks
         }
         return products + packs + len(blocks) + len(gates - {None})
+
+    def _openings(self) -> set[Gate]:
+        if self.waves == 1:
+            return set()
+        flats = range(len(self.batch_sizes))
+        found = {
+            self.opening(self.row(flat, i), j, part)
+            for flat, (i, j), part in product(flats, self.pairs, range(self.parts))
+        }
+        return {gate for gate in found if gate is not None}
 
     def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
         """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
@@ -322,18 +361,30 @@ class Layout:
     @property
     def panels(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
-        matrices = max(self.batch_sizes) if len(self.problem.b.shape) > 2 else 1
-        return self.wave_rows, matrices * self.share_cols
+        return self.wave_rows, self._wave_matrices * self.share_cols
+
+    @property
+    def _wave_matrices(self) -> int:
+        """Matrices of B that the busiest grid row works with in one wave."""
+        if len(self.problem.b.shape) == 2 or all(n == 1 for n in self.problem.b.shape[:-2]):
+            return 1
+        count = len(self.m_blocks)
+        return max(
+            sum(self.batch_sizes[flat] for flat in {row // count for row in rows})
+            for rows in self._bands(range(len(self.row_sizes)))
+        )
+
+    def _bands(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """What each grid row works on in each wave, of something by block row."""
+        for rank in range(self.grid.p_m):
+            share = rows[rank :: self.grid.p_m]
+            for start in range(0, max(1, len(share)), self.band):
+                yield share[start : start + self.band]
 
     @property
     def wave_rows(self) -> int:
         """Rows of C that the busiest grid row works on in one wave."""
-        shares = (self.row_sizes[rank :: self.grid.p_m] for rank in range(self.grid.p_m))
-        return max(
-            sum(share[start : start + self.band])
-            for share in shares
-            for start in range(0, max(1, len(share)), self.band)
-        )
+        return max(map(sum, self._bands(self.row_sizes)))
 
     @property
     def share_rows(self) -> int:

@@ -189,7 +189,9 @@ class MatmulPlan:
         if self.spill_terms:
             size = sum(self.spill_terms.values())
             names = ", ".join(f"{n} {human(v)}" for n, v in self.spill_terms.items())
-            lines.append(("", f"and {human(size)} that may be spilled ({names})"))
+            more = self.peak_bytes + size - self.budget_bytes
+            over = f", {human(more)} more than all workers hold without" if more > 0 else ""
+            lines.append(("", f"and {human(size)} that may be spilled ({names}){over}"))
         detail = ", ".join(f"{name} {value:.3g}" for name, value in times.items())
         rate = self.flops / max(self.seconds, 1e-12) / 1e9
         lines.append(("time", f"{self.seconds:.3g} s, {rate:.4g} GFLOP/s ({detail})"))

@@ -110,11 +110,11 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
 def _count_b(layout: Layout) -> Iterator[Transfer]:
     spec, grid = layout.problem.b, layout.grid
     for flats, matrices in _batch_blocks(layout, spec.shape):
-        waves: dict[int, set[int]] = {}  # a streamed block is sent again in every wave
+        waves: dict[int, set[int]] = {}  # copies are let go: a block is sent in every wave
         for row in (
             flat * len(layout.m_blocks) + i for flat in flats for i in range(len(layout.m_blocks))
         ):
-            waves.setdefault(layout.wave(row) * layout.stream, set()).add(row % grid.p_m)
+            waves.setdefault(layout.wave(row), set()).add(row % grid.p_m)
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
             home = grid.rank(layout.home("b", min(flats), j, s))
             for rows in waves.values():
@@ -125,7 +125,7 @@ def _count_b(layout: Layout) -> Iterator[Transfer]:
 def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
     """The blocks of the one operand serve both sides."""
     spec, grid, rows = layout.problem.a, layout.grid, len(layout.m_blocks)
-    waves = range(layout.waves) if layout.stream else (None,)
+    waves = range(layout.waves)
     for (flat, count), i, wave in product(enumerate(layout.batch_sizes), range(rows), waves):
         places = layout.users(flat, i, wave)
         if not places:
