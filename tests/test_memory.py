@@ -25,6 +25,11 @@ from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
 
+#: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
+#: which here are multiplied in milliseconds.
+UNHEARD = 4 * 50 * 50 * 4
+
+
 class Ledger(WorkerPlugin):
     """Bytes of the blocks that each worker holds, by kind: the most there ever were.
 
@@ -103,6 +108,7 @@ def cpus(workers, memory):
 def compute(a, b, step, problem, memory, **options):
     plan = plan_matmul(problem, cpus(4, memory), options=Options(**options))
     c = build(plan, a, b, None, step, np.empty((0, 0), "float32"))
+    assert sum(isinstance(task, tasks.BlockTask) for task in dict(c.dask).values()) == plan.tasks
     Ledger.clear()
     done = c.persist()
     wait(done)
@@ -122,8 +128,8 @@ def operand(shape, name):
 def assert_as_planned(plan):
     stay, spill = plan.memory_terms, plan.spill_terms
     sums = sum(stay.get(name, 0) for name in ("partial sums", "sums being made", "sums received"))
-    assert 0 < Ledger.most("part") <= sums
-    assert Ledger.most("all") <= sum(stay.values()) + sum(spill.values())
+    assert 0 < Ledger.most("part") <= sums + UNHEARD
+    assert Ledger.most("all") <= sum(stay.values()) + sum(spill.values()) + UNHEARD
 
 
 PLAIN, GRAM = Step("float32", "float32"), Step("float32", "float32", trans_b=True)
@@ -147,19 +153,19 @@ def test_workers_hold_no_more_than_planned(client, gram, p_k, memory):
 
 @pytest.mark.parametrize("gram", [False, True])
 def test_streamed_operands_are_alive_for_a_few_slabs(client, tmp_path, gram):
-    x, y = integers((400, 3200), 0), integers((3200, 400), 1)
+    x, y = integers((400, 1600), 0), integers((1600, 400), 1)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     specs = MatrixSpec(x.shape), MatrixSpec(y.shape)
     problem = Problem(*specs, rereadable=(True, True), gram=gram)
     step = GRAM if gram else PLAIN
-    plan, c = compute(a, a if gram else b, step, problem, 2_500_000, blocks=50, slabs=50)
+    plan, c = compute(a, a if gram else b, step, problem, 1_500_000, blocks=50, slabs=50)
     assert plan.layout.stream
     assert plan.peak_bytes <= plan.budget_bytes
     assert_as_planned(plan)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
-    assert 0 < Ledger.most("operands") <= flight
+    assert 0 < Ledger.most("operands") <= flight + UNHEARD
     # Everything at once would be four times as much on each worker.
     assert flight < (x.nbytes + y.nbytes * (not gram)) / 4
     np.testing.assert_array_equal(c.compute(), x @ (x.T if gram else y))
@@ -169,7 +175,7 @@ def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
     """Operands lie where they were made; what a worker holds beyond its own is a few slabs."""
     a, b = (
         operand(shape, name).persist()
-        for shape, name in (((400, 3200), "left"), ((3200, 400), "right"))
+        for shape, name in (((400, 1600), "left"), ((1600, 400), "right"))
     )
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
@@ -180,8 +186,8 @@ def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
     problem = Problem(*specs)
     plan, c = compute(a, b, PLAIN, problem, 10**9, blocks=50, slabs=50)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
-    assert 0 < Ledger.most("operands") <= flight
-    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 12800.0))
+    assert 0 < Ledger.most("operands") <= flight + UNHEARD
+    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 6400.0))
 
 
 def test_a_product_larger_than_all_workers_says_so_beforehand():

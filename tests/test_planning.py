@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -314,6 +315,56 @@ def test_a_thousand_gpus_are_planned_on_a_laptop():
     text = str(plan.check())
     for word in ("1024 of NVIDIA H200", "moved", "2D bound", "memory", "time"):
         assert word in text
+
+
+def test_the_share_that_crosses_nodes():
+    shape = problem(30, 50, 70)  # |A| = 6000, |B| = 14000, |C| = 8400 bytes
+    share = traffic.share_between_nodes
+    # 4 x 4 workers in nodes of 4: a node is a grid row, so only B's columns leave it.
+    assert share(shape, Grid(4, 4, 1), 4) == pytest.approx(3 * 14000 / (3 * 6000 + 3 * 14000))
+    # In nodes of 8 there are two rows on each: one of three copies of B stays inside.
+    assert share(shape, Grid(4, 4, 1), 8) == pytest.approx(2 * 14000 / (3 * 6000 + 3 * 14000))
+    assert share(shape, Grid(4, 4, 1), 16) == 0
+    assert share(shape, Grid(1, 1, 8), 4) == pytest.approx(4 / 7)
+    assert share(shape, Grid(1, 1, 1), 1) == 0
+
+
+def test_the_same_count_block_by_block():
+    shape = problem(240, 480, 360)
+    for grid, per_node in ((Grid(4, 4, 1), 4), (Grid(4, 4, 1), 8), (Grid(2, 8, 1), 4)):
+        layout = Layout(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
+        sent = [
+            (home, user, size)
+            for count in (traffic._count_a, traffic._count_b)
+            for home, users, size in count(layout)
+            for user in users - {home}
+        ]
+        total = sum(size for *_, size in sent)
+        far = sum(size for home, user, size in sent if home // per_node != user // per_node)
+        assert far / total == pytest.approx(
+            traffic.share_between_nodes(shape, grid, per_node), abs=0.02
+        )
+
+
+@pytest.mark.parametrize("gpus", [16, 64, 256, 1024])
+def test_slow_links_between_nodes_cost_time_and_turn_the_grid(gpus):
+    # n is long: B is the large operand, and stays within nodes if it can.
+    shape = problem(65536, 65536, 524_288)
+    fast = ClusterSpec.homogeneous(H200, gpus)
+    nodes = replace(fast, per_node=8, between=Link("slow", 5.0, 1e-3))
+    near, far = plan_matmul(shape, fast), plan_matmul(shape, nodes)
+    assert far.seconds >= near.seconds
+    share = traffic.share_between_nodes
+    assert share(shape, far.grid, 8) <= share(shape, near.grid, 8)
+    assert far.time_terms["transfers"] > 0
+    assert "8 per node, slow between nodes" in str(far)
+    assert "between nodes" in str(far).split("moved")[1]
+    assert "node" not in str(near)
+
+
+def test_a_cluster_has_no_negative_nodes():
+    with pytest.raises(OptionError, match="per_node=-1"):
+        ClusterSpec((CPU,), per_node=-1)
 
 
 def test_plan_text_of_a_small_cluster():

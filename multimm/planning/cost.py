@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from multimm.planning import traffic
-from multimm.planning.layout import WINDOW, Layout
+from multimm.planning.layout import Layout
+from multimm.planning.partition import WINDOW
 from multimm.planning.spec import ClusterSpec
 
 Terms = dict[str, float]
@@ -27,7 +28,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
         "A in flight": crowd * WINDOW * panel_a * slab * p.a.itemsize,
     }
-    if layout.parts > 1:
+    if layout.parts > 1 and cluster.workers > 1:
         # Of each two workers with a part of the same sum, one receives the other's.
         # Those of a wave are still being added when the next one begins.
         waves = 1.5 if layout.waves > 1 else 0.5
@@ -60,20 +61,26 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     _, cuts = traffic.recut(layout)
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_sums * layout.share_k * p.relative_cost
-    first = _first_blocks(layout)
+    first, rate = _first_blocks(layout), link_rate(layout, cluster)
     stay, spill = memory(layout, cluster)
     excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
     sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     return {
         "block products": flops / (device.gflops * 1e9),
-        "transfers": moved / (cluster.link.gbps * 1e9),
+        "transfers": moved / rate,
         "scheduling": (layout.tasks + cuts) * cluster.task_overhead_s,
-        "first blocks": first / (cluster.link.gbps * 1e9) + cluster.link.latency_s * (first > 0),
-        "last sums": sums / (cluster.link.gbps * 1e9),
+        "first blocks": first / rate + cluster.link.latency_s * (first > 0),
+        "last sums": sums / rate,
         "mirroring": mirrored / (device.copy_gbps * 1e9),
         "spilling": 2 * excess / SPILL_RATE[device.kind],
     }
+
+
+def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
+    """Bytes per second that a worker receives, from its own node and from others in turn."""
+    far = traffic.share_between_nodes(layout.problem, layout.grid, cluster.node)
+    return 1e9 / ((1 - far) / cluster.link.gbps + far / cluster.between.gbps)
 
 
 def _first_blocks(layout: Layout) -> int:

@@ -20,9 +20,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from multimm.planning.grid import Blocks, Coordinate
-from multimm.planning.layout import WINDOW, Gate, Layout
+from multimm.planning.layout import Gate, Layout
+from multimm.planning.partition import WINDOW
 
 #: Row and column of the grid.
 Place = tuple[int, int]
@@ -182,6 +184,17 @@ class GramLayout(Layout):
         at, busy = self.deal.wrap((home.row, home.col)), self.deal.computed[gate.wave]
         row, col = at if at in busy else min(busy)
         return gate._replace(row=row, col=col)
+
+    @property
+    def openings(self) -> int:
+        """Gates that hold back the waves after the first."""
+        if self.stream:
+            return 0
+        waves = sorted(self.deal.computed.items())
+        return self.parts * sum(
+            len({at if at in before else min(before) for at in places})
+            for (_, before), (_, places) in pairwise(waves)
+        )
 
     def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
         """The block rows and columns whose sums a gate waits for."""

@@ -218,7 +218,11 @@ class MatmulPlan:
     def _cluster_line(self) -> str:
         names = sorted({device.name for device in self.cluster.devices})
         threads = f", {self.cluster.threads} threads each" if self.cluster.threads > 1 else ""
-        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {self.cluster.link.name}"
+        nodes = ""
+        if self.cluster.node < self.cluster.workers:
+            nodes = f", {self.cluster.node} per node, {self.cluster.between.name} between nodes"
+        link = self.cluster.link.name
+        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {link}{nodes}"
 
     def _order_line(self) -> str:
         layout = self.layout
@@ -240,8 +244,13 @@ class MatmulPlan:
         against = f", {self.bytes_received / bound:.2f} x the 2D bound" if bound else ""
         return (
             f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
-            f"{against}{lying}{recut}"
+            f"{against}{self._nodes_text()}{lying}{recut}"
         )
+
+    def _nodes_text(self) -> str:
+        problem, grid = self.layout.problem, self.layout.grid
+        far = traffic.share_between_nodes(problem, grid, self.cluster.node)
+        return f", about {far:.0%} between nodes" if far else ""
 
     def _memory_line(self, terms: cost.Terms) -> str:
         names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())

@@ -137,6 +137,8 @@ class Link:
 
 #: Measured through dask + UCXX on an 8-GPU H200 machine with NVLink: 66-114 GB/s per pair.
 NVLINK = Link("nvlink", 80.0, 1e-3)
+#: One network card of 400 Gb/s per GPU between nodes; half of its rate, not measured.
+INFINIBAND = Link("infiniband", 25.0, 1e-3)
 #: TCP between processes of one host; arbitrary, of the order seen with Dask's TCP transport.
 LOCAL_TCP = Link("tcp", 1.0, 1e-3)
 #: Threads of one process hand over a reference.
@@ -156,7 +158,7 @@ class ClusterSpec:
     devices : tuple of DeviceSpec
         One per worker.
     link : Link
-        Between any two workers.
+        Between any two workers of a node.
     addresses : tuple of str
         The workers' addresses, in the order of `devices`; empty for a cluster on paper.
     threads : int
@@ -164,6 +166,10 @@ class ClusterSpec:
     task_overhead_s : float
         Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
         in a product of 4096 tasks; threads of one process need less).
+    per_node : int
+        Workers of one node, next to each other in `devices`. 0: all are on one.
+    between : Link
+        From one worker to one on another node.
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -171,6 +177,8 @@ class ClusterSpec:
     addresses: tuple[str, ...] = field(default=())
     threads: int = 1
     task_overhead_s: float = 5e-4
+    per_node: int = 0
+    between: Link = INFINIBAND
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -181,6 +189,8 @@ class ClusterSpec:
             )
         if self.threads < 1:
             raise OptionError(f"threads={self.threads}: at least 1 is needed")
+        if self.per_node < 0:
+            raise OptionError(f"per_node={self.per_node}: 0 or more are needed")
 
     @classmethod
     def homogeneous(
@@ -195,6 +205,11 @@ class ClusterSpec:
     def workers(self) -> int:
         """How many workers there are."""
         return len(self.devices)
+
+    @property
+    def node(self) -> int:
+        """How many workers share a node."""
+        return self.per_node or self.workers
 
     @property
     def slowest(self) -> DeviceSpec:

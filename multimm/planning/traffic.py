@@ -32,6 +32,21 @@ def volume(problem: Problem, grid: Grid) -> int:
     )
 
 
+def share_between_nodes(problem: Problem, grid: Grid, per_node: int) -> float:
+    """The share of `volume` that comes from another node, between 0 and 1.
+
+    Ranks run along p_k, then p_n, then p_m, and so do nodes of `per_node` ranks: parts of k
+    share a node first, then the workers of a grid row.
+    """
+    total = volume(problem, grid)
+    parts = min(grid.p_k, per_node)
+    cols = min(grid.p_n, max(1, per_node // grid.p_k))
+    rows = min(grid.p_m, max(1, per_node // (grid.p_k * grid.p_n)))
+    # A block is sent to each worker of its row; those on its own node get it there.
+    inside = volume(problem, Grid(rows, cols, parts))
+    return 1 - inside / total if total else 0.0
+
+
 def bound_2d(problem: Problem, workers: int) -> int:
     """The least `volume` of any p_m x p_n arrangement of `workers`."""
     return min(volume(problem, Grid(rows, workers // rows, 1)) for rows in divisors(workers))
