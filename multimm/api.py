@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import dask.array as da
 import numpy as np
 
-from multimm.cluster.describe import describe, local
+from multimm import products
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import recall, reference
 from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
-from multimm.graph.build import build
-from multimm.graph.operand import reader_of
 from multimm.operands import (
     Array,
     as_array,
-    as_dask,
     check_fit,
     check_precision,
     check_same_device,
-    current_client,
     is_dask,
     named_dtype,
-    on_gpu,
     pair,
     plain_scalar,
 )
-from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 Scalar = complex
-NOTHING_FIXED = Options()
 
 
 def matmul(
@@ -97,8 +85,9 @@ def matmul(
            [14, 50]])
     """
     check_precision(precision)
-    options = _options(blocks, slabs, p_k)
-    if options is NOTHING_FIXED and (done := recall.product(a, b, precision)) is not None:
+    options = products.options(blocks, slabs, p_k)
+    nothing_fixed = options is products.NOTHING_FIXED
+    if nothing_fixed and (done := recall.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
     if check_promise(a, b, precision):
         return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
@@ -111,7 +100,9 @@ def matmul(
     matrix_a, matrix_b = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     check_fit(a, b, matrix_a.shape, matrix_b.shape)
     dtype = reference.result_dtype(a.dtype, b.dtype)
-    result = _product(matrix_a, matrix_b, None, _step(a, b, dtype, precision), options)
+    result = products.product(
+        matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options
+    )
     if a.ndim == 1:
         result = result[..., 0, :]
     return result[..., 0] if b.ndim == 1 else result
@@ -171,7 +162,7 @@ def gemm(
         return _packed_gemm(plain_scalar(alpha), a, b, plain_scalar(beta), c, trans_a, trans_b,
                             precision)  # fmt: skip
     a, b = pair(a, b)
-    options = _options(blocks, slabs, p_k)
+    options = products.options(blocks, slabs, p_k)
     if (a.ndim, b.ndim) != (2, 2):
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
     if beta != 0 and c is None:
@@ -186,9 +177,9 @@ def gemm(
         )
     check_same_device(a=a, b=b, c=c)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    dtype = _gemm_dtype(alpha, reference.result_dtype(a.dtype, b.dtype), beta, c)
-    step = _step(a, b, dtype, precision, trans_a, trans_b, alpha, beta)
-    return _product(a, b, c if beta != 0 else None, step, options)
+    dtype = products.gemm_dtype(alpha, reference.result_dtype(a.dtype, b.dtype), beta, c)
+    step = products.step(a.dtype, b.dtype, dtype, precision, trans_a, trans_b, alpha, beta)
+    return products.product(a, b, c if beta != 0 else None, step, options)
 
 
 def _packed_gemm(
@@ -274,124 +265,10 @@ def plan(
     1024
     """
     check_precision(precision)
-    specs = [_as_spec(x, name) for x, name in ((a, "a"), (b, "b"))]
-    dtypes = [named_dtype(spec.dtype) for spec in specs]
-    step = tasks.Step(
-        accumulate=str(reference.accumulate_dtype(*dtypes)),
-        dtype=str(reference.result_dtype(*dtypes)),
-        trans_a=trans_a,
-        trans_b=trans_b,
-        precision=precision,
-    )
-    arrays = [None if isinstance(x, MatrixSpec) else x for x in (a, b)]
-    readable = tuple(is_dask(x) and reader_of(x) is not None for x in arrays)
-    gpu = any(on_gpu(x) for x in arrays)
-    options = _options(blocks, slabs, p_k)
-    on = cluster or _cluster(gpu)
-    # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
-    known = [x for x in arrays if x is not None]
-    pack = _pack_scheme(step, on, gpu or not known, *dtypes)
-    return _plan(specs[0], specs[1], step, options, on, readable, False, pack)
-
-
-def _as_spec(x: Array | MatrixSpec, name: str) -> MatrixSpec:
-    return x if isinstance(x, MatrixSpec) else _spec(as_array(x, name))
-
-
-def _spec(x: Array) -> MatrixSpec:
-    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if is_dask(x) else ())
-
-
-def _step(
-    a: Array,
-    b: Array,
-    dtype: np.dtype[Any],
-    precision: str,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    alpha: Scalar = 1,
-    beta: Scalar = 0,
-) -> tasks.Step:
-    return _cached_step(a.dtype, b.dtype, dtype, trans_a, trans_b, alpha, beta, precision)
-
-
-# Names of dtypes and the checks of a new value cost more than a small product on a GPU.
-@lru_cache(maxsize=1024)
-def _cached_step(
-    dtype_a: np.dtype[Any], dtype_b: np.dtype[Any], dtype: np.dtype[Any], *rest: Any
-) -> tasks.Step:
-    return tasks.Step(str(reference.accumulate_dtype(dtype_a, dtype_b)), str(dtype), *rest)
-
-
-def _options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
-    nothing_given = blocks is None and slabs is None and p_k is None
-    return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
-
-
-def _gemm_dtype(
-    alpha: Scalar, product: np.dtype[Any], beta: Scalar, c: Array | None
-) -> np.dtype[Any]:
-    """NumPy's dtype of alpha * (a @ b) + beta * c; factors 0 and 1 leave dtypes alone."""
-    left = np.zeros(1, product)
-    left = left if alpha in (0, 1) else left * alpha
-    if c is None or beta == 0:
-        return left.dtype
-    right = np.zeros(1, reference.result_dtype(c.dtype, c.dtype))
-    right = right if beta == 1 else right * beta
-    return np.result_type(left, right)
-
-
-def _product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Options) -> Array:
-    if not (is_dask(a) or is_dask(b) or is_dask(c)):
-        return tasks.gemm(a, b, c=c, step=step)
-    a, b = as_dask(a), as_dask(b)
-    c = None if c is None else as_dask(c)
-    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
-    readable = (reader_of(a) is not None, reader_of(b) is not None)
-    cluster = _cluster(on_gpu(a))
-    pack = _pack_scheme(step, cluster, on_gpu(a), a.dtype, b.dtype)
-    made = _plan(_spec(a), _spec(b), step, options, cluster, readable, c is not None, pack)
-    if (client := current_client()) is not None:
-        from multimm.graph.placement import install
-
-        install(client)
-    return build(made, a, b, c, step, meta)
-
-
-def _plan(
-    a: MatrixSpec,
-    b: MatrixSpec,
-    step: tasks.Step,
-    options: Options,
-    cluster: ClusterSpec,
-    readable: tuple[bool, ...],
-    reads_c: bool,
-    pack: str,
-) -> MatmulPlan:
-    problem = Problem(
-        a.T if step.trans_a else a,
-        b.T if step.trans_b else b,
-        step.dtype,
-        step.accumulate,
-        named_dtype(step.dtype).itemsize,
-        named_dtype(step.accumulate).itemsize,
-        reads_c,
-        (readable[0], readable[1]),
-        pack,
-    )
-    return plan_matmul(problem, cluster, precision=step.precision, options=options)
-
-
-def _pack_scheme(step: tasks.Step, cluster: ClusterSpec, gpu: bool, *dtypes: np.dtype[Any]) -> str:
-    """The precision for which operand blocks are packed, empty where they never are."""
-    float32 = all(name == "float32" for name in (*dtypes, step.accumulate, step.dtype))
-    able = gpu and all(device.packs for device in cluster.devices)
-    return step.precision if able and float32 and step.precision != "ieee" else ""
-
-
-def _cluster(gpu: bool) -> ClusterSpec:
-    """The workers that a computation started now would run on."""
-    client = current_client()
-    spec = describe(client) if client is not None else None
-    return spec or local(gpu=gpu)
+    operands = [x if isinstance(x, MatrixSpec) else as_array(x, n) for x, n in ((a, "a"), (b, "b"))]
+    dtypes = [named_dtype(str(x.dtype)) for x in operands]
+    dtype = reference.result_dtype(*dtypes)
+    step = products.step(*dtypes, dtype, precision, trans_a, trans_b)
+    options = products.options(blocks, slabs, p_k)
+    factors = products.Factors.of(operands[0], operands[1], step)
+    return products.planned(factors, options, cluster, reads_c=False)

@@ -141,6 +141,20 @@ def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
     np.testing.assert_array_equal(get(square), integers(20, 20) @ integers(20, 20))
 
 
+def test_plans_of_gram_products_and_of_many_nodes(cli):
+    gram = cli("plan", "65536x65536", "--gram", "--gpus", 8)
+    assert gram.exit_code == 0, gram.output
+    assert "one triangle of C computed and mirrored" in gram.stdout
+    nodes = cli(
+        *("plan", "262144x262144", "262144x262144", "--gpus", 64),
+        *("--per-node", 8, "--node-link", 12.5),
+    )
+    assert nodes.exit_code == 0, nodes.output
+    assert "8 per node, infiniband between nodes" in nodes.stdout
+    for bad in (["10x10"], ["10x10", "10x10", "--gram"], ["10x10", "10x10", "--node-link", 5]):
+        assert_one_line(cli("plan", *bad), 2)
+
+
 # Bad input ------------------------------------------------------------------------------
 
 

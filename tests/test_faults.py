@@ -114,6 +114,20 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
         assert all(killer.victim not in product.workers for product in plugin.products.values())
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["worker lost", "worker restarted"])
+def test_a_killed_worker_does_not_change_a_gram_product(restarts):
+    x = operands()[0].compute(scheduler="threads")
+    with workers(3) as (cluster, client):
+        a, _ = operands()
+        c = multimm.matmul(a.T, a, blocks=BLOCK, slabs=BLOCK)
+        killer = KillOne(cluster, client, after=8, for_good=not restarts)
+        killer.thread.start()
+        result = client.compute(c).result(timeout=120)
+        np.testing.assert_array_equal(result, x.T @ x)
+        killer.thread.join()
+        assert killer.victim is not None, "the product was over before the worker was killed"
+
+
 def test_losing_every_worker_is_survived():
     with workers(2) as (_, client):
         x, y = (operand.compute(scheduler="threads") for operand in operands())

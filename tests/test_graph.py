@@ -17,7 +17,7 @@ from multimm.graph.build import build
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
 from multimm.planning.blocking import Options
-from multimm.planning.layout import WINDOW
+from multimm.planning.partition import WINDOW
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

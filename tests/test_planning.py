@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import cost
+from multimm.planning import cost, traffic
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import (
     Coordinate,
@@ -163,30 +164,30 @@ def test_rearrange_keeps_the_parts_of_k(grid, workers, expected):
 def test_volume_is_the_closed_form():
     # |A| = 3*5*4, |B| = 5*7*4, |C| = 3*7*4 bytes; distinct primes, so that no term can hide
     shape = problem(3, 5, 7)
-    assert cost.volume(shape, Grid(11, 13, 17)) == 60 * 12 + 140 * 10 + 84 * 16
+    assert traffic.volume(shape, Grid(11, 13, 17)) == 60 * 12 + 140 * 10 + 84 * 16
 
 
 def test_bound_is_the_best_plane():
-    assert cost.bound_2d(square(100), 4) == 40_000 * 2
-    assert cost.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
+    assert traffic.bound_2d(square(100), 4) == 40_000 * 2
+    assert traffic.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
 
 
 @pytest.mark.parametrize("grid", [Grid(2, 2, 1), Grid(4, 2, 1), Grid(2, 1, 3), Grid(2, 2, 2)])
 def test_counting_block_by_block_gives_the_closed_form(grid):
     shape = problem(240, 480, 360)
     layout = Layout(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
-    counted = cost.received(layout, grid.workers)
-    assert sum(counted.values()) == cost.volume(shape, grid)
+    counted = traffic.received(layout, grid.workers)
+    assert sum(counted.values()) == traffic.volume(shape, grid)
     assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
 
 
 def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
     stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
     layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert not cost.received(layout, 4)
+    assert not traffic.received(layout, 4)
     shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
     layout = Layout(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert sum(cost.received(layout, 4).values()) == 3 * 50 * 50 * 4
+    assert sum(traffic.received(layout, 4).values()) == 3 * 50 * 50 * 4
 
 
 def test_memory_is_a_sum_of_named_terms():
@@ -209,11 +210,12 @@ def test_seconds_are_a_sum_of_named_terms():
     terms = cost.seconds(layout, cluster, 3e9)
     assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
     assert terms["transfers"] == 1.5
-    assert terms["scheduling"] == 2e-3
-    assert terms["first slab"] == 30 * (10 * 4 + 40 * 4) / 2e9 + 0.5
-    assert terms["last sums"] == terms["spilling"] == 0
+    assert terms["scheduling"] == 1e-3
+    # B's one block is with one of the two workers.
+    assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 0.5
+    assert terms["last sums"] == terms["mirroring"] == terms["spilling"] == 0
     hidden = cost.FRICTION * (terms["block products"] + terms["scheduling"])
-    assert cost.total_seconds(terms) == pytest.approx(1.5 + hidden + terms["first slab"])
+    assert cost.total_seconds(terms) == pytest.approx(1.5 + hidden + terms["first blocks"])
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,74 @@ def test_strategies_fit_the_shape(shape, strategy):
     plan = plan_matmul(problem(*shape), H200X8)
     assert plan.strategy == strategy
     assert plan.reason
+
+
+#: m, k, n and matrices: what each shape is, and the arrangement of 2, 4 and 8 workers.
+TABLE = {
+    "square": ((65536, 65536, 65536, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "small square": ((32768, 32768, 32768, 1), {4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "k long": ((8192, 2_097_152, 8192, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
+    "outer": ((131_072, 1024, 131_072, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
+    "m long": ((4_000_000, 2048, 2048, 1), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "n long": ((2048, 2048, 4_000_000, 1), {2: "1 x 2 x 1", 4: "1 x 4 x 1", 8: "1 x 8 x 1"}),
+    "A long": ((2048, 4_000_000, 16384, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
+    "stack": ((4096, 4096, 4096, 64), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "many small": ((512, 512, 512, 4096), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
+    "tiny": ((300, 300, 300, 1), {2: "1 x 1 x 1", 4: "1 x 1 x 1", 8: "1 x 1 x 1"}),
+    "awkward": ((30011, 20011, 40009, 1), {2: "1 x 2 x 1", 4: "2 x 2 x 1", 8: "2 x 4 x 1"}),
+}
+
+
+@pytest.mark.parametrize("pack", ["", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "workers", "grid"),
+    [(shape, w, grid) for shape, grids_of in TABLE.values() for w, grid in grids_of.items()],
+    ids=[f"{name}-{w}" for name, (_, grids_of) in TABLE.items() for w in grids_of],
+)
+def test_the_arrangement_of_each_shape_and_its_traffic(shape, workers, grid, pack):
+    m, k, n, matrices = shape
+    stack = (matrices,) if matrices > 1 else ()
+    wanted = Problem(MatrixSpec((*stack, m, k)), MatrixSpec((*stack, k, n)), pack=pack)
+    plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
+    assert str(plan.grid) == grid
+    assert plan.bytes_received <= 1.05 * plan.bytes_bound
+    assert plan.bytes_received <= 1.05 * traffic.volume(wanted, plan.grid)
+    assert plan.peak_bytes <= plan.budget_bytes
+    # Nobody does much more than an even share, and what is not multiplying is little beside it.
+    if plan.strategy != "one task":
+        share = matrices * m * n * k / plan.grid.workers
+        assert plan.layout.share_sums * plan.layout.share_k <= 1.1 * share
+        # While one chain of a worker is multiplied, the next slab of another one is fetched.
+        assert plan.layout.blocks * plan.layout.parts >= 2 * workers
+
+
+def test_what_is_cut_finer_starts_at_once():
+    """Every worker keeps a block of A and one of B in the first slab: none waits for another."""
+    layout = plan_matmul(square(65536), H200X8).layout
+    first = {(i, j): layout.grid.rank(layout.owner(i, j, 0)) for i, j in layout.pairs}
+    ready = {
+        rank
+        for (i, j), rank in first.items()
+        if layout.grid.rank(layout.home("a", 0, i, 0)) == rank
+        and layout.grid.rank(layout.home("b", 0, j, 0)) == rank
+    }
+    assert ready == set(range(8))
+
+
+def test_stacks_stay_where_they_are():
+    plan = plan_matmul(Problem(MatrixSpec((64, 999, 999)), MatrixSpec((64, 999, 999))), cpus(8))
+    assert not plan.received
+    shared = Problem(MatrixSpec((64, 999, 999)), MatrixSpec((999, 999)))
+    assert plan_matmul(shared, cpus(8)).bytes_received == 7 * 999 * 999 * 4
+
+
+def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
+    packed = Problem(MatrixSpec((16384, 2**21)), MatrixSpec((2**21, 16384)), pack="float32")
+    tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))
+    ample = plan_matmul(packed, ClusterSpec.homogeneous(H200, 16))
+    assert not tight.layout.packed
+    assert not tight.time_terms["spilling"]
+    assert ample.layout.packed
 
 
 def test_tall_matrix_moves_only_the_small_operand():
@@ -247,6 +317,56 @@ def test_a_thousand_gpus_are_planned_on_a_laptop():
         assert word in text
 
 
+def test_the_share_that_crosses_nodes():
+    shape = problem(30, 50, 70)  # |A| = 6000, |B| = 14000, |C| = 8400 bytes
+    share = traffic.share_between_nodes
+    # 4 x 4 workers in nodes of 4: a node is a grid row, so only B's columns leave it.
+    assert share(shape, Grid(4, 4, 1), 4) == pytest.approx(3 * 14000 / (3 * 6000 + 3 * 14000))
+    # In nodes of 8 there are two rows on each: one of three copies of B stays inside.
+    assert share(shape, Grid(4, 4, 1), 8) == pytest.approx(2 * 14000 / (3 * 6000 + 3 * 14000))
+    assert share(shape, Grid(4, 4, 1), 16) == 0
+    assert share(shape, Grid(1, 1, 8), 4) == pytest.approx(4 / 7)
+    assert share(shape, Grid(1, 1, 1), 1) == 0
+
+
+def test_the_same_count_block_by_block():
+    shape = problem(240, 480, 360)
+    for grid, per_node in ((Grid(4, 4, 1), 4), (Grid(4, 4, 1), 8), (Grid(2, 8, 1), 4)):
+        layout = Layout(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
+        sent = [
+            (home, user, size)
+            for count in (traffic._count_a, traffic._count_b)
+            for home, users, size in count(layout)
+            for user in users - {home}
+        ]
+        total = sum(size for *_, size in sent)
+        far = sum(size for home, user, size in sent if home // per_node != user // per_node)
+        assert far / total == pytest.approx(
+            traffic.share_between_nodes(shape, grid, per_node), abs=0.02
+        )
+
+
+@pytest.mark.parametrize("gpus", [16, 64, 256, 1024])
+def test_slow_links_between_nodes_cost_time_and_turn_the_grid(gpus):
+    # n is long: B is the large operand, and stays within nodes if it can.
+    shape = problem(65536, 65536, 524_288)
+    fast = ClusterSpec.homogeneous(H200, gpus)
+    nodes = replace(fast, per_node=8, between=Link("slow", 5.0, 1e-3))
+    near, far = plan_matmul(shape, fast), plan_matmul(shape, nodes)
+    assert far.seconds >= near.seconds
+    share = traffic.share_between_nodes
+    assert share(shape, far.grid, 8) <= share(shape, near.grid, 8)
+    assert far.time_terms["transfers"] > 0
+    assert "8 per node, slow between nodes" in str(far)
+    assert "between nodes" in str(far).split("moved")[1]
+    assert "node" not in str(near)
+
+
+def test_a_cluster_has_no_negative_nodes():
+    with pytest.raises(OptionError, match="per_node=-1"):
+        ClusterSpec((CPU,), per_node=-1)
+
+
 def test_plan_text_of_a_small_cluster():
     plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
     assert str(plan).splitlines() == [
@@ -260,8 +380,8 @@ def test_plan_text_of_a_small_cluster():
         "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
         "A in flight 33.6 MB, B in flight 33.6 MB)",
         "          and 33.6 MB that may be spilled (A at home 16.8 MB, B at home 16.8 MB)",
-        "time      0.728 s, 188.7 GFLOP/s (block products 0.687, transfers 0.0336, scheduling "
-        "0.032, first slab 0.0346)",
+        "time      0.692 s, 198.6 GFLOP/s (block products 0.687, transfers 0.0336, scheduling "
+        "0.016)",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,30 +11,63 @@ import click
 from multimm.cli.options import DEBUG, PRODUCT, WORKERS, Workers, add
 
 if TYPE_CHECKING:
-    from multimm.planning.spec import MatrixSpec
+    from multimm.planning.spec import ClusterSpec, MatrixSpec
 
 
 @click.command()
 @click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("b", metavar="B", required=False)
 @add(*PRODUCT, *WORKERS)
 @click.option("--chunks", type=int, metavar="N", help="Blocks that the operands come in, N x N.")
+@click.option("--gram", is_flag=True, help="B is A transposed; with --trans-a, A^T A. Leave B out.")
+@click.option("--per-node", type=int, metavar="N", help="Workers of one node. Default: all.")
+@click.option("--node-link", type=float, metavar="GB/S", help="Rate of a worker to other nodes.")
 @click.option("--dtype", default="float32", show_default=True, help="Elements of MxK and KxN.")
 @DEBUG
-def plan(a: str, b: str, chunks: int | None, dtype: str, **options: Any) -> None:
+def plan(
+    a: str,
+    b: str | None,
+    chunks: int | None,
+    dtype: str,
+    gram: bool,
+    per_node: int | None,
+    node_link: float | None,
+    **options: Any,
+) -> None:
     """Print how A times B would be computed; A and B are shapes such as 65536x65536, or files.
 
     Plans for H200 GPUs (--gpus, default 1) or for CPU workers of this machine (--workers);
     none are started. Exit code 2 if the product does not fit in the workers' memory.
     """
     import multimm
+    from multimm.errors import OptionError
 
+    if gram == (b is not None):
+        raise OptionError("give A and B, or A and --gram for A times its own transpose")
     names = ("gpus", "workers", "memory_limit", "threads")
     workers = Workers(**{name: options.pop(name) for name in names})
-    operands = [operand(text, chunks, dtype) for text in (a, b)]
-    made = multimm.plan(*operands, **options, cluster=workers.on_paper())
+    left = operand(a, chunks, dtype)
+    right = left if b is None else operand(b, chunks, dtype)
+    if gram:
+        options["trans_b"] = not options["trans_a"]
+    cluster = with_nodes(workers.on_paper(), per_node, node_link)
+    made = multimm.plan(left, right, **options, cluster=cluster)
     click.echo(str(made))
     made.check()
+
+
+def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -> ClusterSpec:
+    """The same workers spread over nodes with slower links between them."""
+    from multimm.errors import OptionError
+
+    if per_node is None:
+        if gbps is not None:
+            raise OptionError("--node-link is the rate between nodes: give --per-node as well")
+        return cluster
+    if per_node < 1 or (gbps is not None and gbps <= 0):
+        raise OptionError(f"--per-node {per_node}, --node-link {gbps}: both must be positive")
+    between = cluster.between if gbps is None else replace(cluster.between, gbps=gbps)
+    return replace(cluster, per_node=per_node, between=between)
 
 
 def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:

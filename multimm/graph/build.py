@@ -7,6 +7,8 @@ Keys of one product, with β the indices along the batch dimensions:
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
     (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, plus those from r
+    (multimm-half-T, β, i, j)                              a sum of a Gram product, not yet mirrored
+    (multimm-even-T, β, i, i)                              the same, symmetric
     (multimm-matmul-T, β, i, j)                            C's blocks
 
 T is a token of the operands, the plan and the scalars, so that the same call gives the same
@@ -22,10 +24,11 @@ from typing import Any
 
 import dask.array as da
 from dask._task_spec import TaskRef
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.operand import Operand
+from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import (
     Block,
     BlockTask,
@@ -34,8 +37,12 @@ from multimm.graph.tasks import (
     Step,
     add,
     multiply,
+    multiply_gram,
     pack,
     read,
+    reflect,
+    scale,
+    transpose,
     wait_for,
 )
 from multimm.planning.grid import Coordinate, merges
@@ -58,7 +65,7 @@ def build(
     ----------
     plan : MatmulPlan
     a, b : dask.array.Array
-        As stored: transposed if ``step.trans_a``, ``step.trans_b``.
+        As stored: transposed if ``step.trans_a``, ``step.trans_b``. The same in a Gram product.
     c : dask.array.Array or None
         Shape of the result; None when beta is zero.
     step : Step
@@ -73,10 +80,9 @@ def build(
     """
     layout = plan.layout
     chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
-    operands = (
-        Operand.fit("a", a, layout, transposed=step.trans_a),
-        Operand.fit("b", b, layout, transposed=step.trans_b),
-    )
+    operands = [Operand.fit("a", a, layout, transposed=step.trans_a)]
+    if not layout.mirrors:  # or A's blocks serve both sides
+        operands.append(Operand.fit("b", b, layout, transposed=step.trans_b))
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
     if c is not None:
         c = c.rechunk(chunks, method="tasks")
@@ -84,7 +90,8 @@ def build(
     names = [operand.array.name for operand in operands]
     token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step)
     graph = Builder(layout, plan.cluster.workers, operands, c, step, token)
-    layer = MaterializedLayer(graph.tasks())
+    workers = plan.cluster.workers
+    layer = ProductLayer(graph.tasks(), layout.result_owners(workers), workers)
     high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
     return da.Array(high, graph.name("matmul"), chunks, meta=meta)
 
@@ -95,7 +102,7 @@ class Builder:
 
     layout: Layout
     workers: int
-    operands: tuple[Operand, Operand]
+    operands: list[Operand]
     c: da.Array | None
     step: Step
     token: str
@@ -112,33 +119,44 @@ class Builder:
         """Every task of the product, by key."""
         layout = self.layout
         for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
-            for i, j in product(range(len(layout.m_blocks)), range(len(layout.n_blocks))):
+            for i, j in layout.pairs:
                 for part in range(layout.parts):
                     self._chain(batch, i, j, part)
                 self._merge(batch, i, j)
+                if layout.mirrors:
+                    self._mirror(batch, i, j)
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
         """P(i, j) of one part of k, slab after slab."""
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
-        previous: Key = None
+        opening = layout.opening(row, j, part)
+        # A gate returns None, which is what a chain begins with.
+        previous: Key = None if opening is None else self._gate(opening, part)
         for s in range(layout.first_slab[part], layout.first_slab[part + 1]):
             key = self._chain_key(batch, i, j, s)
-            inputs = (
-                self._operand(self.operands[0], batch, i, s, row, s),
-                self._operand(self.operands[1], batch, s, j, row, s),
-            )
+            inputs = [self._operand(self.operands[0], batch, i, s, row, s)]
+            if not layout.mirrors:
+                inputs.append(self._operand(self.operands[1], batch, s, j, row, s))
+            elif i != j:
+                inputs.append(self._operand(self.operands[0], batch, j, s, row, s))
             order = (layout.wave(row), s - layout.first_slab[part], row, j)
-            place = self._place(Coordinate(row, j, part), order, inputs)
-            self._add(key, multiply, [inputs[0][0], inputs[1][0], previous], place)
+            place = self._place(layout.owner(row, j, part), order, tuple(inputs))
+            func = multiply_gram if layout.mirrors else multiply
+            self._add(key, func, [inputs[0][0], inputs[-1][0], previous], place)
             previous = key
 
     def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:
         """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
         if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
-            return (self.name("matmul"), *batch, i, j)
+            return self._sum_key(batch, i, j)
         return (self.name("part"), *batch, i, j, s)
+
+    def _sum_key(self, batch: Index, i: int, j: int) -> Key:
+        """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
+        unfinished = self.layout.mirrors and (i == j or self.c is not None)
+        return (self.name("half" if unfinished else "matmul"), *batch, i, j)
 
     def _merge(self, batch: Index, i: int, j: int) -> None:
         """Add the parts of k in a fixed tree."""
@@ -152,27 +170,50 @@ class Builder:
         for merge in tree:
             key: Key = (self.name("sum"), *batch, i, j, merge.left, merge.right)
             if merge is tree[-1]:
-                key = (self.name("matmul"), *batch, i, j)
-            owner = Coordinate(row, j, merge.keeper)
+                key = self._sum_key(batch, i, j)
+            owner = layout.owner(row, j, merge.keeper)
             order = (layout.wave(row), layout.steps, row, j)
             place = self._place(owner, order)
             self._add(key, add, [sums[merge.left], sums[merge.right]], place)
             sums[merge.left] = key
+
+    def _mirror(self, batch: Index, i: int, j: int) -> None:
+        """Make both blocks (i, j) and (j, i) of C from one sum, where it lies.
+
+        C enters after the sum was mirrored: it need not be symmetric.
+        """
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        order = (layout.wave(row), layout.steps + 1, row, j)
+        place = self._place(layout.keeper(row, j), order)
+        source, name = self._sum_key(batch, i, j), self.name("matmul")
+        if i == j:
+            key = (name if self.c is None else self.name("even"), *batch, i, i)
+            self.made[key] = BlockTask(key, reflect, TaskRef(source), place=place)
+            source = key
+        elif self.c is None:
+            key = (name, *batch, j, i)
+            self.made[key] = BlockTask(key, transpose, TaskRef(source), place=place)
+        if self.c is not None:
+            self._add((name, *batch, i, j), scale, [source], place, turned=False)
+            if i != j:
+                self._add((name, *batch, j, i), scale, [source], place, turned=True)
 
     def _place(
         self, owner: Coordinate, order: Index, inputs: tuple[tuple[Key, Coordinate], ...] = ()
     ) -> Place:
         return Place(self.token, self.layout.grid, self.workers, owner, order, inputs)
 
-    def _add(self, key: Key, func: Verb, operands: list[Key], place: Place) -> None:
+    def _add(self, key: Key, func: Verb, operands: list[Key], place: Place, **more: Any) -> None:
         """One task; the one that makes a block of C applies alpha, beta and C as well."""
-        args: dict[str, Any] = {"step": self.inner}
-        if key[0] == self.name("matmul"):
+        args: dict[str, Any] = {"step": self.inner, **more}
+        last = key[0] == self.name("matmul")
+        if last or (key[0] == self.name("half") and self.c is None):
             args["step"] = self.step
-            if self.c is not None:
-                c_key = (self.c.name, *key[1:])
-                args["c"] = TaskRef(c_key)
-                place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
+        if last and self.c is not None:
+            c_key = (self.c.name, *key[1:])
+            args["c"] = TaskRef(c_key)
+            place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
         refs = [None if operand is None else TaskRef(operand) for operand in operands]
         self.made[key] = BlockTask(key, func, *refs, **args, place=place)
 
@@ -193,7 +234,7 @@ class Builder:
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
                 where, place = operand.where(index), self._place(home, order)
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
-        if layout.packs:
+        if operand.role in layout.packed:
             key = self._packed(operand.role, key, (wave, *index), home, order)
         return key, home
 

@@ -1,4 +1,7 @@
-"""An operand as the plan's blocks: rechunked, or read from its source in exactly those blocks."""
+"""An operand as the plan's blocks: rechunked, or read from its source in exactly those blocks.
+
+A lazy transpose is peeled off: the product takes the blocks below it as stored transposed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from functools import cached_property
 from typing import Any
 
 import dask.array as da
+import numpy as np
+from dask.blockwise import Blockwise
 
 from multimm.graph.tasks import Block, Key
+from multimm.graph.tasks import transpose as transpose_block
 from multimm.planning.grid import Blocks
 from multimm.planning.layout import Layout
 
@@ -25,6 +31,54 @@ def reader_of(array: Any) -> Reader | None:
     """
     reader: Reader | None = getattr(array.dask.layers.get(array.name), "reader", None)
     return reader
+
+
+def peel(array: da.Array) -> tuple[da.Array, bool]:
+    """The array below lazy transposes of the last two axes, and whether it is transposed.
+
+    Only what is nothing but a transpose is taken off: the topmost layer must be Dask's own for
+    ``x.T``, ``x.transpose``, ``x.swapaxes`` or ours for `multimm.transpose`, and read every
+    block of one array once.
+
+    >>> x = da.ones((2, 3), chunks=1)
+    >>> peel(x.T)[0] is x, peel(x.T)[0].name == x.name, peel(x.T)[1]
+    (False, True, True)
+    """
+    turned = False
+    while (below := _below_transpose(array)) is not None:
+        array, turned = below, not turned
+    return array, turned
+
+
+def _below_transpose(array: da.Array) -> da.Array | None:
+    """The array that this one is the transpose of, if that is all that it is."""
+    layer = array.dask.layers.get(array.name)
+    if not isinstance(layer, Blockwise) or not _swaps_last_axes(layer, array.ndim):
+        return None
+    name = str(layer.indices[0][0])
+    chunks = (*array.chunks[:-2], array.chunks[-1], array.chunks[-2])
+    if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
+        return None
+    graph = array.dask.cull_layers([name])
+    return da.Array(graph, name, chunks, meta=array._meta.swapaxes(-1, -2))
+
+
+def _swaps_last_axes(layer: Blockwise, ndim: int) -> bool:
+    """Whether a layer does nothing but exchange the last two axes of one array's blocks."""
+    if len(layer.indices) != 1 or layer.new_axes or layer.io_deps or layer.annotations:
+        return False
+    before = layer.indices[0][1]
+    if before is None or ndim < 2 or len(before) != ndim:
+        return False
+    if tuple(layer.output_indices) != (*before[:-2], before[-1], before[-2]):
+        return False
+    func, args = getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {})
+    axes = list(range(ndim))
+    if func is np.transpose:
+        return args.get("axes") == (*axes[:-2], axes[-1], axes[-2])
+    if func is np.swapaxes:
+        return {args.get("axis1"), args.get("axis2")} == set(axes[-2:])
+    return func is transpose_block
 
 
 @dataclass(frozen=True)
@@ -61,14 +115,7 @@ class Operand:
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
         """The array's chunks once it fits, in stored order."""
-        layout = self.layout
-        own = self.array.ndim - 2
-        blocks = layout.batch_blocks[len(layout.batch_blocks) - own :]
-        sizes = self.array.shape[:own]
-        batch = tuple((1,) if size == 1 else b for size, b in zip(sizes, blocks, strict=True))
-        rows, cols = layout.m_blocks, layout.slabs
-        if self.role == "b":
-            rows, cols = layout.slabs, layout.n_blocks
+        *batch, rows, cols = self.layout.operand_chunks(self.role)
         return (*batch, cols, rows) if self.transposed else (*batch, rows, cols)
 
     def index(self, batch: Index, row: int, col: int) -> Index:

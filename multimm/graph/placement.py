@@ -7,7 +7,8 @@ it is optimised. So each task carries its `Place`, and on the scheduler this plu
   overridden by work stealing);
 * pins what makes an operand block to the worker where the block belongs, and what only that
   needs, too; restrictions that the user set are never touched;
-* orders a product's tasks slab by slab, so that few operand blocks are alive at a time;
+* orders a product's tasks slab by slab, so that few operand blocks are alive at a time, and
+  drops the copies that a worker has fetched when it has used them;
 * gives a lost worker's tasks to the survivors, and a joining worker a share, at once: a
   strict pin to a worker that is gone would hang for ever.
 
@@ -90,12 +91,14 @@ class BlockPlacement(SchedulerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
+        self.scheduler: Any = None  #: once a graph has come
         self.products: dict[str, Product] = {}
         self.owners: dict[Key, str] = {}  #: pinned key -> token of the product that pinned it
 
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Pin and order the products that arrive with a graph."""
+        self.scheduler = scheduler
         arrived: dict[str, dict[TaskState, Place]] = {}
         for key in tasks:
             ts = scheduler.tasks.get(key)
@@ -127,12 +130,38 @@ class BlockPlacement(SchedulerPlugin):
         self._follow(scheduler, f"multimm-add-worker-{worker}")
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Forget what the scheduler forgets."""
+        """Let go of fetched operand blocks; forget what the scheduler forgets."""
+        if start == "processing" and finish == "memory" and key in self.owners:
+            self._let_go(self.scheduler, key, kwargs["stimulus_id"])
         if finish == "forgotten" and (token := self.owners.pop(key, None)) is not None:
             product = self.products[token]
             product.pinned.pop(key, None)
             if not product.pinned:
                 del self.products[token]
+
+    @_guarded
+    def _let_go(self, scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
+        """Drop copies of operand blocks on a worker that has no more use for them.
+
+        Of persisted operands the scheduler itself drops copies every few seconds only, and a
+        worker would hold whole panels by then.
+        """
+        ts, product = scheduler.tasks[key], self.products[self.owners[key]]
+        place = place_of(ts)
+        if place is None or not ts.who_has:
+            return
+        worker = next(iter(ts.who_has))
+        for block, home in place.inputs:
+            dts = scheduler.tasks.get(block)
+            if dts is None or not dts.who_has or product.address(home) == worker.address:
+                continue
+            copies = len(dts.who_has) if worker in dts.who_has else 0
+            if copies > 1 and not any(
+                _soon(user, worker.address, place) for user in dts.waiters or ()
+            ):
+                scheduler.request_remove_replicas(
+                    worker.address, [block], stimulus_id=f"multimm-let-go-{stimulus_id}"
+                )
 
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""
@@ -246,6 +275,15 @@ class BlockPlacement(SchedulerPlugin):
         for key in product.pinned:
             if (ts := scheduler.tasks.get(key)) is not None:
                 ts.worker_restrictions = set()
+
+
+def _soon(user: TaskState, address: str, place: Place) -> bool:
+    """Whether a task will run on a worker in the same wave, or nobody knows where and when."""
+    theirs = place_of(user)
+    if theirs is None or not user.worker_restrictions:
+        return True
+    same_wave = (theirs.product, theirs.order[0]) == (place.product, place.order[0])
+    return address in user.worker_restrictions and (same_wave or theirs.product != place.product)
 
 
 def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:

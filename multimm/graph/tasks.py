@@ -6,9 +6,10 @@ no CuPy.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +177,40 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
     trans = step.trans_a if role == "a" else step.trans_b
     with stream_for(block):
         return precision.packed(block, side=role, trans=trans, scheme=step.precision)
+
+
+def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply` of two blocks of one operand, both stored or packed as left factors are."""
+    return multiply(a, _as_right(b), partial, step=step)
+
+
+def _as_right(block: Block) -> Block:
+    """A packed left factor as the right one: its transpose, of the same tiles."""
+    if not is_packed(block):
+        return block  # `step` says that it is stored transposed
+    return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
+
+
+def reflect(block: Block) -> Block:
+    """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
+    xp = sys.modules[type(block).__module__.partition(".")[0]]
+    with stream_for(block):
+        lower = xp.tri(block.shape[-1], dtype=bool)
+        return finished(xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2))))
+
+
+def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
+    """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
+    with stream_for(block):
+        block = block.swapaxes(-1, -2) if turned else block
+        if is_gpu(block) and _own_kernel(block, block, c, step):
+            from multimm.gpu.add import add_partials
+
+            return finished(add_partials([block], alpha=step.alpha, beta=step.beta, c=c))
+        result = reference.add_partials(
+            [block], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
+        )
+        return finished(result)
 
 
 def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:

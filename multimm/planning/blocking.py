@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import NamedTuple
 
 from multimm.errors import OptionError
 from multimm.planning import cost
+from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
@@ -27,6 +29,11 @@ LEAST_EDGE = {"gpu": 2048, "cpu": 512}
 #: Chains of block products per worker, at least: while one is multiplied another one's next
 #: slab is fetched.
 CHAINS = 2
+#: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
+#: one percent of the operations is at stake.
+MOST_BLOCK_ROWS = 64
+#: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
+MOST_CHUNKS = 256
 #: Given chunks are kept if the busiest worker's share grows by no more than this: arbitrary.
 IMBALANCE = 1.2
 
@@ -73,14 +80,30 @@ class Options:
         return self.blocks if isinstance(self.blocks, tuple) else (self.blocks, self.blocks)
 
 
-def lay_out(problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options) -> Layout:
+class Cut(NamedTuple):
+    """How many times as many blocks and slabs as usual: what a search varies."""
+
+    blocks: float = 1  #: block rows, and block columns, of C
+    slabs: float = 1
+    given: bool = False  #: or the operands' own chunks, only tiny ones joined
+
+
+AS_USUAL = Cut()
+
+
+def lay_out(
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
+) -> Layout:
     """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget."""
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
         return Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
     kind = cluster.slowest.kind
     edge = EDGE[kind]
-    layout = _blocks(problem, cluster, grid, options, edge)
+    layout = _blocks(problem, cluster, grid, options, edge, cut)
+    if layout.packed and not all(problem.rereadable) and not _holds(layout, cluster):
+        # Rather pack a block for each product than spill what was packed.
+        layout = replace(layout, pack_once=False)
     while not _fits(layout, cluster) and edge > LEAST_EDGE[kind] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
@@ -92,8 +115,18 @@ def lay_out(problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options
             continue
         # 3. Cut blocks and slabs.
         edge //= 2
-        layout = replace(_blocks(problem, cluster, grid, options, edge), stream=layout.stream)
+        layout = replace(
+            _blocks(problem, cluster, grid, options, edge, cut),
+            stream=layout.stream,
+            pack_once=layout.pack_once,
+        )
     return layout
+
+
+def _holds(layout: Layout, cluster: ClusterSpec) -> bool:
+    """Nothing has to be spilled."""
+    stay, spill = cost.memory(layout, cluster)
+    return sum(stay.values()) + sum(spill.values()) <= cluster.budget_bytes
 
 
 def _fits(layout: Layout, cluster: ClusterSpec) -> bool:
@@ -106,43 +139,70 @@ def _fits(layout: Layout, cluster: ClusterSpec) -> bool:
 
 
 def _blocks(
-    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
 ) -> Layout:
-    kind = cluster.slowest.kind
-    least = min(edge, LEAST_EDGE[kind])
-    batch = batch_blocks(problem, edge)
+    least = min(edge, LEAST_EDGE[cluster.slowest.kind])
+    batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
+    rows, cols = _counts(problem, grid, parallel, CHAINS * cluster.threads, edge, least)
+    if parallel < grid.p_m:  # else each matrix stays with one row of workers
+        rows = _cut(rows, problem.m, least, cut)
+    cols = _cut(cols, problem.n, least, cut)
+    if problem.gram:
+        rows = cols = max(rows, cols)
+    length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
+    slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
+    if grid.workers > 1 and problem.k // (2 * slabs) >= least:
+        slabs *= 2  # at least two slabs per part: the second travels while the first is used
+    slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
+    hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
+    if (bool(problem.b.owners), problem.b.nbytes) > (bool(problem.a.owners), problem.a.nbytes):
+        hints.reverse()  # the operand that lies somewhere, and the larger one, keeps its chunks
+    keep = least if cut.given else 0
+    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs, keep)
+    block_m, block_n = options.edges
+    if problem.gram and block_m == block_n:
+        m_blocks = _choose(problem.m, rows, rows, [problem.a.chunks[-2]], block_m, keep)
+        band = ceil(parallel * len(m_blocks) / grid.p_m)
+        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m, keep)
+    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n, keep)
+    band = ceil(parallel * len(m_blocks) / grid.p_m)
+    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+
+
+def _counts(
+    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int
+) -> tuple[int, int]:
+    """Block rows and block columns of C: `chains` for each worker, where C has so many."""
     thick = _room(edge, problem.n, problem.k), _room(edge, problem.m, problem.k)
     rows = _count(problem.m, -(-grid.p_m // parallel), thick[0], least)
     cols = _count(problem.n, grid.p_n, thick[1], least)
-    chains = CHAINS * cluster.threads
     while parallel * rows * cols < chains * grid.p_m * grid.p_n:
         grow_rows = problem.m // rows >= problem.n // cols
         if max(problem.m // rows, problem.n // cols) < 2 * least:
             break
         rows, cols = (rows * 2, cols) if grow_rows else (rows, cols * 2)
-    length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
-    slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
-    if grid.workers > 1 and problem.k // (2 * slabs) >= least:
-        slabs *= 2  # at least two slabs per part: the second travels while the first is used
-    block_m, block_n = options.edges
-    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m)
-    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n)
-    hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
-    if problem.b.nbytes > problem.a.nbytes:
-        hints.reverse()  # the larger operand keeps its chunks
-    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs)
-    bands = ceil(parallel * len(m_blocks) / grid.p_m)
-    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, bands)
+    return rows, cols
 
 
-def batch_blocks(problem: Problem, edge: int) -> tuple[Blocks, ...]:
-    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements."""
+def _cut(count: int, size: int, least: int, cut: Cut) -> int:
+    """More blocks than `count`, but none below `least` and no more than are of use."""
+    return max(count, min(ceil(count * cut.blocks), size // least, MOST_BLOCK_ROWS))
+
+
+def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]:
+    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements.
+
+    Where there are enough matrices, `wanted` batch blocks or more: then none is shared.
+    """
     matrix = max(problem.m * problem.n, problem.m * problem.k, problem.k * problem.n, 1)
-    room = max(1, edge * edge // (4 * matrix))
+    room = max(1, min(edge * edge // (4 * matrix), problem.batch // wanted))
     grouped: list[Blocks] = []
     for chunks in reversed(problem.batch_chunks):
         blocks = group(chunks, room)
+        if max(blocks) > 2 * room:
+            blocks = even(sum(chunks), ceil(sum(chunks) / room))
         grouped.append(blocks)
         room = max(1, room // max(1, max(blocks)))
     return tuple(reversed(grouped))
@@ -160,11 +220,16 @@ def _count(size: int, workers: int, edge: int, least: int) -> int:
 
 
 def _choose(
-    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None
+    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None, keep: int
 ) -> Blocks:
-    """The given chunks, joined, if they serve as well as `count` even blocks; else those."""
+    """The given chunks, joined, if they serve as well as `count` even blocks; else those.
+
+    With `keep`, the first hint is taken as it is, chunks below that length joined.
+    """
     if fixed is not None:
         return regular(size, fixed)
+    if keep and 1 < len(hints[0]) <= MOST_CHUNKS:
+        return group(hints[0], keep)
     # All of one size but the last, where that gives as many: files are chunked so.
     blocks = regular(size, -(-size // count))
     if len(blocks) != count:

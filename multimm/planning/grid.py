@@ -51,6 +51,11 @@ class Grid(NamedTuple):
         row, col, part = at.row % self.p_m, at.col % self.p_n, at.part % self.p_k
         return (row * self.p_n + col) * self.p_k + part
 
+    def place(self, rank: int) -> Coordinate:
+        """Where the worker of a number stands."""
+        plane, part = divmod(rank, self.p_k)
+        return Coordinate(*divmod(plane, self.p_n), part)
+
     def home_a(self, row: int, slab: int, part: int) -> Coordinate:
         """Where the A block of a block row and a slab is kept."""
         return Coordinate(row, slab + row // self.p_m, part)

@@ -1,33 +1,17 @@
-"""How a problem is cut up and dealt out: blocks, slabs, grid, waves.
-
-A *wave* is a band of block rows that is worked on at once. One wave covers all of C where
-its partial sums fit in memory; otherwise the waves follow each other, and each goes through
-all slabs. Within a wave the order is slab by slab:
-
-    for wave:  for slab s:  for block (i, j) of the wave:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
-
-so that only a few slabs of A and B are alive at a time.
-"""
+"""How the parts of a problem are dealt out: who computes what, where operands are kept."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, Coordinate, Grid, even, largest_share, parts_of
-from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
-
-#: Slabs of A and B that may be alive at once: one in use and one on its way.
-WINDOW = 2
-#: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
-#: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
-LONE_FLOPS = 1.2e9
-#: Packed blocks are filled up to multiples of this many rows and this much of k.
-PACKED_ROWS, PACKED_K = 128, 64
+from multimm.planning.grid import Coordinate, merges
+from multimm.planning.partition import WINDOW, Partition
 
 
 class Gate(NamedTuple):
@@ -40,91 +24,8 @@ class Gate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Blocks, slabs, grid and waves of one product.
-
-    Parameters
-    ----------
-    problem : Problem
-    grid : Grid
-    batch_blocks : tuple of Blocks
-        Per batch dimension.
-    m_blocks, n_blocks, slabs : Blocks
-        Of C's rows, of C's columns, of k.
-    band : int
-        Block rows that each grid row works on in one wave.
-    stream : bool
-        Operand blocks are read when their slab comes, again in every wave, and no earlier
-        than `WINDOW` slabs ahead; only for operands that can be made again.
-    """
-
-    problem: Problem
-    grid: Grid
-    batch_blocks: tuple[Blocks, ...]
-    m_blocks: Blocks
-    n_blocks: Blocks
-    slabs: Blocks
-    band: int
-    stream: bool = False
-
-    @cached_property
-    def batch_sizes(self) -> Blocks:
-        """Matrices in each batch block, the batch dimensions flattened in C order."""
-        return tuple(prod(sizes) for sizes in product(*self.batch_blocks))
-
-    @cached_property
-    def row_sizes(self) -> Blocks:
-        """Rows of C, over all matrices, in each block row; block rows run over the batch first."""
-        return tuple(count * size for count in self.batch_sizes for size in self.m_blocks)
-
-    @cached_property
-    def part_of(self) -> Blocks:
-        """The part of k that each slab belongs to."""
-        return parts_of(len(self.slabs), self.grid.p_k)
-
-    @cached_property
-    def first_slab(self) -> Blocks:
-        """The slab that each part of k begins with, and behind the last the slab count."""
-        starts = [self.part_of.index(part) for part in range(self.parts)]
-        return (*starts, len(self.slabs))
-
-    @property
-    def parts(self) -> int:
-        """Parts of k in use: p_k, or fewer where there are fewer slabs."""
-        return self.part_of[-1] + 1
-
-    @property
-    def steps(self) -> int:
-        """Slabs in the longest part of k."""
-        return max(even(len(self.slabs), self.grid.p_k))
-
-    @property
-    def waves(self) -> int:
-        """Bands of block rows that follow each other."""
-        return ceil(len(self.row_sizes) / (self.band * self.grid.p_m))
-
-    def wave(self, row: int) -> int:
-        """The wave in which a block row is worked on."""
-        return row // (self.band * self.grid.p_m)
-
-    def flat(self, batch_index: tuple[int, ...]) -> int:
-        """The number of a batch block, counted in C order."""
-        flat = 0
-        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
-            flat = flat * len(blocks) + index
-        return flat
-
-    def batch_index(self, flat: int) -> tuple[int, ...]:
-        """The indices of a batch block from its number."""
-        index: list[int] = []
-        for blocks in reversed(self.batch_blocks):
-            flat, at = divmod(flat, len(blocks))
-            index.append(at)
-        return tuple(reversed(index))
-
-    def row(self, flat: int, i: int) -> int:
-        """The flattened block row of block row `i` of a batch block."""
-        return flat * len(self.m_blocks) + i
+class Layout(Partition):
+    """A partition of a product whose blocks are dealt out cyclically."""
 
     def home_b(self, flat: int, slab: int, j: int) -> Coordinate:
         """Where a B block is kept: in a grid row that works on its own batch block."""
@@ -132,26 +33,96 @@ class Layout:
         inside = at.row % max(1, min(len(self.m_blocks), self.grid.p_m))
         return at._replace(row=self.row(flat, inside))
 
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each batch block."""
+        return tuple(product(range(len(self.m_blocks)), range(len(self.n_blocks))))
+
     @property
     def blocks(self) -> int:
-        """Blocks of C."""
-        return len(self.row_sizes) * len(self.n_blocks)
+        """Blocks of C that are computed."""
+        return len(self.batch_sizes) * len(self.pairs)
+
+    @property
+    def finishing(self) -> int:
+        """Tasks on blocks of C after their last sum."""
+        return 0
+
+    def owner(self, row: int, j: int, part: int) -> Coordinate:
+        """Who computes a block of C, for one part of k."""
+        return Coordinate(row, j, part)
+
+    def keeper(self, row: int, j: int) -> Coordinate:
+        """Who has the complete sum of a computed block of C."""
+        tree = merges(self.parts, row + j)
+        return self.owner(row, j, tree[-1].keeper if tree else 0)
+
+    def result_owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each block of C, row by row; empty for stacks and where Dask decides."""
+        if self.batch_blocks or self.blocks == 1:
+            return ()
+        blocks = product(range(len(self.m_blocks)), range(len(self.n_blocks)))
+        cells = ((max(at), min(at)) if self.mirrors else at for at in blocks)
+        return tuple(self.grid.rank(self.keeper(*cell)) % workers for cell in cells)
+
+    @cached_property
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """Workers of the blocks of those operands that are used where they lie."""
+        roles = ("a",) if self.mirrors else ("a", "b")
+        return {
+            role: self.spec(role).owners
+            for role in roles
+            if self.spec(role).owners
+            and max(self.spec(role).owners) < self.grid.workers
+            and self.spec(role).chunks == self.operand_chunks(role)
+        }
 
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """Where an operand block is kept: A's by block row, B's by block column, and slab."""
+        """Where an operand block is kept: where it lies, if it lies somewhere.
+
+        Else A's by block row, B's by block column, and slab.
+        """
+        if role in self.lying:
+            at = (block, slab) if role == "a" else (slab, block)
+            cols = len(self.operand_chunks(role)[-1])
+            return self.grid.place(self.lying[role][at[0] * cols + at[1]])
+        return self._home(role, flat, block, slab)
+
+    @cached_property
+    def at_home(self) -> dict[str, int]:
+        """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
+        return {role: self._kept(role) for role in (("a",) if self.mirrors else ("a", "b"))}
+
+    def _kept(self, role: str) -> int:
+        spec = self.spec(role)
+        blocks = self.m_blocks if role == "a" else self.n_blocks
+        if len(spec.shape) > 2:
+            return ceil(spec.nbytes / self.grid.workers)
+        if self.mirrors or role in self.lying:
+            held: Counter[int] = Counter()
+            for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
+                held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize
+            return max(held.values())
+        # A row's blocks go round its workers slab by slab, each row from the next one on.
+        across = (self.grid.p_m, self.grid.p_n)[:: 1 if role == "a" else -1]
+        rows = ceil(len(blocks) / across[0])
+        count = min(rows * ceil(self.steps / across[1]), self.steps * ceil(rows / across[1]))
+        return min(spec.nbytes, count * max(blocks) * max(self.slabs) * spec.itemsize)
+
+    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         if role == "b":
             return self.home_b(flat, slab, block)
         return self.grid.home_a(self.row(flat, block), slab, self.part_of[slab])
 
-    def gate(self, home: Coordinate, wave: int, slab: int) -> Gate | None:
-        """What a streamed read waits for; None in the first steps.
+    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
+        """What a streamed read waits for: the slab `window` steps back; None in the first steps.
 
         A step back from the first slab of a wave leads to the last ones of the wave before.
         A worker without blocks of its own in that wave goes by another one.
         """
         part = self.part_of[slab]
         first, end = self.first_slab[part], self.first_slab[part + 1]
-        back = slab - WINDOW
+        back = slab - window
         while back < first and wave > 0:
             wave, back = wave - 1, back + (end - first)
         if back < first:
@@ -160,6 +131,17 @@ class Layout:
         row = home.row % self.grid.p_m
         row = row if start + row < len(self.row_sizes) else 0
         return Gate(wave, back, row, home.col % min(self.grid.p_n, len(self.n_blocks)))
+
+    def opening(self, row: int, j: int, part: int) -> Gate | None:
+        """What the first product of a block of C waits for; None in the first wave.
+
+        Otherwise the operands of all waves would be fetched at once. Streamed reads wait
+        themselves.
+        """
+        wave = self.wave(row)
+        if self.stream or wave == 0:
+            return None
+        return self.gate(self.owner(row, j, part), wave, self.first_slab[part], window=1)
 
     def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
         """The block rows and columns whose sums a gate waits for."""
@@ -170,79 +152,37 @@ class Layout:
             range(gate.col, len(self.n_blocks), self.grid.p_n),
         )
 
-    @property
-    def packs(self) -> bool:
-        """Whether operand blocks are packed for tensor cores, once, where they are at home."""
-        return (
-            self.problem.packable
-            and self.blocks > 1  # or every operand block is used once, and packed by its product
-            and min(self.slabs) >= PACKED_SLAB
-            and min(*self.m_blocks, *self.n_blocks) >= PACKED_SIDE
-        )
-
-    @property
-    def on_tensor_cores(self) -> bool:
-        """Whether block products are expected to run there."""
-        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
-        return self.packs or (self.problem.packable and flops >= LONE_FLOPS)
-
-    @property
-    def padding(self) -> float:
-        """By how much packed blocks are larger than their sources, at most."""
-        rows = max(1 + -size % PACKED_ROWS / size for size in (*self.m_blocks, *self.n_blocks))
-        return rows * max(1 + -size % PACKED_K / size for size in self.slabs)
-
     @cached_property
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
-        products = self.blocks * (len(self.slabs) + self.parts - 1)
+        products = self.blocks * (len(self.slabs) + self.parts - 1) + self.finishing
+        blocks = self.operand_blocks() if self.stream or self.packed else set()
+        packs = sum(role in self.packed for role, *_ in blocks)
         if not self.stream:
-            return products + (len(self._operand_blocks()) if self.packs else 0)
-        reads = self._operand_blocks()
+            return products + packs + self.openings
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
-            for role, wave, flat, block, slab in reads
+            for role, wave, flat, block, slab in blocks
         }
-        return products + len(reads) * (1 + self.packs) + len(gates - {None})
+        return products + packs + len(blocks) + len(gates - {None})
 
-    def _operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
+    @property
+    def openings(self) -> int:
+        """Gates that hold back the waves after the first."""
+        if self.stream:
+            return 0
+        cols, per_wave = min(self.grid.p_n, len(self.n_blocks)), self.band * self.grid.p_m
+        starts = range(per_wave, len(self.row_sizes), per_wave)
+        rows = sum(min(self.grid.p_m, len(self.row_sizes) - start) for start in starts)
+        return rows * cols * self.parts
+
+    def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
         """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
-        return {
-            (role, wave, flat if self._batched(role) else 0, block, slab)
-            for flat, i in product(range(len(self.batch_sizes)), range(len(self.m_blocks)))
-            for wave in (self.wave(self.row(flat, i)) if self.stream else 0,)
-            for slab in range(len(self.slabs))
-            for role, block in (("a", i), *(("b", j) for j in range(len(self.n_blocks))))
+        rows = {
+            (self.wave(row) if self.stream else 0, *divmod(row, len(self.m_blocks)))
+            for row in range(len(self.row_sizes))
         }
-
-    def _batched(self, role: str) -> bool:
-        spec = self.problem.a if role == "a" else self.problem.b
-        return any(size != 1 for size in spec.shape[:-2])
-
-    @property
-    def wave_rows(self) -> int:
-        """Rows of C that the busiest grid row works on in one wave."""
-        shares = (self.row_sizes[rank :: self.grid.p_m] for rank in range(self.grid.p_m))
-        return max(
-            sum(share[start : start + self.band])
-            for share in shares
-            for start in range(0, max(1, len(share)), self.band)
-        )
-
-    @property
-    def share_rows(self) -> int:
-        """Rows of C, over all matrices, of the busiest grid row."""
-        return largest_share(self.row_sizes, self.grid.p_m)
-
-    @property
-    def share_cols(self) -> int:
-        """Columns of C of the busiest grid column."""
-        return largest_share(self.n_blocks, self.grid.p_n)
-
-    @property
-    def share_k(self) -> int:
-        """Length of the longest part of k."""
-        return max(
-            sum(self.slabs[start:end])
-            for start, end in zip(self.first_slab, self.first_slab[1:], strict=False)
-        )
+        used = {("a", wave, self._own(flat, "a"), i) for wave, flat, i in rows}
+        users_of_b = {(wave, self._own(flat, "b")) for wave, flat, _ in rows}
+        used |= {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
+        return {(*block, slab) for block, slab in product(used, range(len(self.slabs)))}

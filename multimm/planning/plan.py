@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import cost
+from multimm.planning import cost, traffic
 from multimm.planning.grid import Blocks, Grid
 from multimm.planning.layout import Layout
 from multimm.planning.spec import ClusterSpec
@@ -33,6 +34,8 @@ class MatmulPlan:
         Predicted time, from the call of compute to the last block.
     bytes_received : int
         What all workers together receive from each other.
+    bytes_recut : int
+        What workers exchange beforehand to bring operands into the plan's blocks, at most.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -62,8 +65,8 @@ class MatmulPlan:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, over all matrices."""
-        return self.layout.problem.flops
+        """Floating-point operations that are executed, over all matrices."""
+        return self.layout.flops
 
     @property
     def tasks(self) -> int:
@@ -78,7 +81,7 @@ class MatmulPlan:
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
-        return dict(cost.received(self.layout, self.cluster.workers))
+        return dict(traffic.received(self.layout, self.cluster.workers))
 
     @property
     def bytes_received(self) -> int:
@@ -86,14 +89,21 @@ class MatmulPlan:
         return sum(self.received.values())
 
     @property
+    def bytes_recut(self) -> int:
+        """What workers exchange beforehand to bring operands into the plan's blocks, at most."""
+        return traffic.recut(self.layout)[0]
+
+    @property
     def bytes_bound(self) -> int:
         """The least that a two-dimensional arrangement of the workers receives."""
-        return cost.bound_2d(self.layout.problem, self.cluster.workers)
+        return traffic.bound_2d(self.layout.problem, self.cluster.workers)
 
     @cached_property
     def time_terms(self) -> cost.Terms:
         """Predicted seconds of the slowest worker, by name."""
-        return cost.seconds(self.layout, self.cluster, max(self.received.values(), default=0))
+        busiest = max(self.received.values(), default=0)
+        shared = self.bytes_recut / self.cluster.workers
+        return cost.seconds(self.layout, self.cluster, busiest + shared)
 
     @property
     def seconds(self) -> float:
@@ -170,7 +180,7 @@ class MatmulPlan:
                 "blocks",
                 f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
                 f"k in slabs of {blocks_text(layout.slabs)}"
-                f"{', A and B packed where they are kept' if layout.packs else ''}",
+                f"{self._packed_text()}",
             ),
             ("order", self._order_line()),
             ("moved", self._moved_line()),
@@ -179,7 +189,9 @@ class MatmulPlan:
         if self.spill_terms:
             size = sum(self.spill_terms.values())
             names = ", ".join(f"{n} {human(v)}" for n, v in self.spill_terms.items())
-            lines.append(("", f"and {human(size)} that may be spilled ({names})"))
+            more = self.peak_bytes + size - self.budget_bytes
+            over = f", {human(more)} more than all workers hold without" if more > 0 else ""
+            lines.append(("", f"and {human(size)} that may be spilled ({names}){over}"))
         detail = ", ".join(f"{name} {value:.3g}" for name, value in times.items())
         rate = self.flops / max(self.seconds, 1e-12) / 1e9
         lines.append(("time", f"{self.seconds:.3g} s, {rate:.4g} GFLOP/s ({detail})"))
@@ -187,39 +199,71 @@ class MatmulPlan:
             lines.insert(1, ("batch", " x ".join(map(blocks_text, layout.batch_blocks))))
         return lines
 
+    def _packed_text(self) -> str:
+        packed = names(self.layout.packed)
+        return f", {packed} packed where {'it is' if len(packed) == 1 else 'they are'} kept" * bool(
+            packed
+        )
+
     def _product_line(self) -> str:
         problem = self.layout.problem
         batch = f"{problem.batch} times " if problem.batch > 1 else ""
         where = " on tensor cores" if self.layout.on_tensor_cores else ""
+        half = f" of {problem.flops:.4g}" if self.layout.mirrors else ""
         return (
             f"{batch}{self.m} x {self.k} @ {self.k} x {self.n} -> {problem.dtype}, "
-            f"precision {self.precision}{where}, {self.flops:.4g} flop"
+            f"precision {self.precision}{where}, {self.flops:.4g}{half} flop"
         )
 
     def _cluster_line(self) -> str:
         names = sorted({device.name for device in self.cluster.devices})
         threads = f", {self.cluster.threads} threads each" if self.cluster.threads > 1 else ""
-        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {self.cluster.link.name}"
+        nodes = ""
+        if self.cluster.node < self.cluster.workers:
+            nodes = f", {self.cluster.node} per node, {self.cluster.between.name} between nodes"
+        link = self.cluster.link.name
+        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {link}{nodes}"
 
     def _order_line(self) -> str:
         layout = self.layout
         waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
         reads = ", operand blocks read slab by slab" if layout.stream else ""
-        return f"{self.tasks} tasks in {waves}{reads}"
+        half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
+        return f"{self.tasks} tasks in {waves}{reads}{half}"
 
     def _moved_line(self) -> str:
+        recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(
+            self.bytes_recut
+        )
+        lying = names(self.layout.lying)
+        lying = f", {lying} used where {'it lies' if len(lying) == 1 else 'they lie'}" * bool(lying)
         if not self.received:
-            return "nothing: all is at home"
+            return f"nothing: all is at home{recut}"
         worst = max(self.received.values(), default=0)
-        against = f", {self.bytes_received / self.bytes_bound:.2f} x the 2D bound"
+        bound = self.bytes_bound
+        against = f", {self.bytes_received / bound:.2f} x the 2D bound" if bound else ""
         return (
             f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
-            f"{against if self.bytes_bound else ''}"
+            f"{against}{self._nodes_text()}{lying}{recut}"
         )
+
+    def _nodes_text(self) -> str:
+        problem, grid = self.layout.problem, self.layout.grid
+        far = traffic.share_between_nodes(problem, grid, self.cluster.node)
+        return f", about {far:.0%} between nodes" if far else ""
 
     def _memory_line(self, terms: cost.Terms) -> str:
         names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())
         return f"{human(self.peak_bytes)} of {human(self.budget_bytes)} per worker ({names})"
+
+
+def names(roles: Iterable[str]) -> str:
+    """Operands as they are written.
+
+    >>> names(("a", "b"))
+    'A and B'
+    """
+    return " and ".join(role.upper() for role in roles)
 
 
 def blocks_text(blocks: Blocks) -> str:

@@ -41,6 +41,8 @@ class Problem:
     pack : str
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
+    gram : bool
+        B is the transpose of A itself: the same values, not just the same shape.
     """
 
     a: MatrixSpec
@@ -52,6 +54,7 @@ class Problem:
     reads_c: bool = False
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
+    gram: bool = False
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:
@@ -65,6 +68,11 @@ class Problem:
                     f"batch dimensions {self.a.shape[:-2]} and {self.b.shape[:-2]} do not "
                     "broadcast: each pair must be equal or hold a 1"
                 )
+        if self.gram and self.a.T.shape != self.b.shape:
+            raise ShapeError(
+                f"a Gram product of shapes {self.a.shape} and {self.b.shape}: one must be the "
+                "other transposed"
+            )
 
     @property
     def m(self) -> int:

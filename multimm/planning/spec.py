@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 
 from multimm.errors import OptionError, ShapeError
 
@@ -31,20 +32,32 @@ class MatrixSpec:
         Bytes per element.
     chunks : tuple of tuple of int, optional
         Block sizes per dimension. Default: one block.
+    owners : tuple of int, optional
+        Of a matrix whose blocks lie on workers, or will: the worker of each block, row by row,
+        by its place among the cluster's workers. Default: nobody knows.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     itemsize: int = 4
     chunks: tuple[tuple[int, ...], ...] = ()
+    owners: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "chunks", tuple(map(tuple, self.chunks)))
         if len(self.shape) < 2:
             raise ShapeError(f"a matrix has at least 2 dimensions, got shape {self.shape}")
         if not self.chunks:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
+        blocks = prod(map(len, self.chunks))
+        if self.owners and (len(self.shape) > 2 or len(self.owners) != blocks):
+            raise ShapeError(
+                f"{len(self.owners)} owners of {blocks} blocks in {len(self.shape)} dimensions: "
+                "give one for each block of a matrix"
+            )
 
     @property
     def rows(self) -> int:
@@ -67,7 +80,9 @@ class MatrixSpec:
         """The spec of the transposed matrix."""
         shape = (*self.shape[:-2], self.cols, self.rows)
         chunks = (*self.chunks[:-2], self.chunks[-1], self.chunks[-2])
-        return MatrixSpec(shape, self.dtype, self.itemsize, chunks)
+        cols = len(self.chunks[-1])
+        owners = tuple(owner for col in range(cols) for owner in self.owners[col::cols])
+        return MatrixSpec(shape, self.dtype, self.itemsize, chunks, owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,8 @@ class Link:
 
 #: Measured through dask + UCXX on an 8-GPU H200 machine with NVLink: 66-114 GB/s per pair.
 NVLINK = Link("nvlink", 80.0, 1e-3)
+#: One network card of 400 Gb/s per GPU between nodes; half of its rate, not measured.
+INFINIBAND = Link("infiniband", 25.0, 1e-3)
 #: TCP between processes of one host; arbitrary, of the order seen with Dask's TCP transport.
 LOCAL_TCP = Link("tcp", 1.0, 1e-3)
 #: Threads of one process hand over a reference.
@@ -141,21 +158,27 @@ class ClusterSpec:
     devices : tuple of DeviceSpec
         One per worker.
     link : Link
-        Between any two workers.
+        Between any two workers of a node.
     addresses : tuple of str
         The workers' addresses, in the order of `devices`; empty for a cluster on paper.
     threads : int
         Block products that one worker runs at the same time.
     task_overhead_s : float
-        Scheduler time per task, seconds ("about one millisecond per task" in distributed's
-        documentation; threads of one process need a tenth).
+        Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
+        in a product of 4096 tasks; threads of one process need less).
+    per_node : int
+        Workers of one node, next to each other in `devices`. 0: all are on one.
+    between : Link
+        From one worker to one on another node.
     """
 
     devices: tuple[DeviceSpec, ...]
     link: Link = LOCAL_TCP
     addresses: tuple[str, ...] = field(default=())
     threads: int = 1
-    task_overhead_s: float = 1e-3
+    task_overhead_s: float = 5e-4
+    per_node: int = 0
+    between: Link = INFINIBAND
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -166,6 +189,8 @@ class ClusterSpec:
             )
         if self.threads < 1:
             raise OptionError(f"threads={self.threads}: at least 1 is needed")
+        if self.per_node < 0:
+            raise OptionError(f"per_node={self.per_node}: 0 or more are needed")
 
     @classmethod
     def homogeneous(
@@ -180,6 +205,11 @@ class ClusterSpec:
     def workers(self) -> int:
         """How many workers there are."""
         return len(self.devices)
+
+    @property
+    def node(self) -> int:
+        """How many workers share a node."""
+        return self.per_node or self.workers
 
     @property
     def slowest(self) -> DeviceSpec:

@@ -25,14 +25,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache
+from itertools import product
 
-from multimm.planning import cost
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning import cost, traffic
+from multimm.planning.blocking import MOST_BLOCK_ROWS, Cut, Options, lay_out
 from multimm.planning.grid import Grid, grids
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan, human
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec
+
+#: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
+#: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
+#: triangle is shared more evenly.
+SLABS = (0.5, 1, 2, 4)
+FINER = (1, 2)
+FINER_GRAM = (1, 1.5, 2, 3, 4, 6, 8)
+#: Only the best so many arrangements, cut as usual, are cut in other ways.
+FINALISTS = 6
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +54,8 @@ SMALL_SECONDS = 0.01
 SMALL_BYTES = 64_000_000
 
 
+# The same shapes are multiplied again and again, and a search takes some milliseconds.
+@lru_cache(maxsize=128)
 def plan_matmul(
     problem: Problem,
     cluster: ClusterSpec,
@@ -75,14 +88,44 @@ def plan_matmul(
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise every arrangement is laid out and the one with the least time wins; equal
     #    times go to fewer bytes, then to fewer parts of k (fewer roundings of partial sums).
-    layouts = [
-        lay_out(problem, cluster, grid, options) for grid in grids(cluster.workers, options.p_k)
-    ]
+    layouts = candidates(problem, cluster, options)
     best = min(layouts, key=lambda layout: _rank(layout, cluster))
-    plan = MatmulPlan(best, cluster, precision, strategy_name(best.grid), "")
+    name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
+    plan = MatmulPlan(best, cluster, precision, name, "")
     plan = replace(plan, reason=_reason(plan, layouts))
     logger.debug("%s", plan)
     return plan
+
+
+def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> list[Layout]:
+    """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
+    halves: list[Layout] = []
+    if problem.gram:
+        halves = [x for x in _searched(problem, cluster, options) if x.mirrors]
+        halves = [x for x in halves if len(x.m_blocks) > 1]
+    # With given blocks the bits must not depend on the workers, nor may what is mirrored.
+    if halves and options.blocks is not None:
+        return halves
+    return halves + _searched(replace(problem, gram=False), cluster, options)
+
+
+def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> list[Layout]:
+    """Every arrangement cut as usual, and the best of them in every way."""
+    arrangements = list(grids(cluster.workers, options.p_k))
+    if problem.gram:
+        # Both operands are A: long, thin arrangements move most, and need as many block rows.
+        arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
+    usual = [lay_out(problem, cluster, grid, options) for grid in arrangements]
+    finalists = sorted(usual, key=lambda layout: _rank(layout, cluster))[:FINALISTS]
+    finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else (1,)
+    longer = SLABS if options.slabs is None else (1,)
+    cuts = [Cut(*factors) for factors in product(finer, longer)]
+    if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
+        cuts.append(Cut(given=True))
+    others = (
+        lay_out(problem, cluster, layout.grid, options, cut) for layout in finalists for cut in cuts
+    )
+    return list(dict.fromkeys([*usual, *others]))
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
@@ -106,7 +149,7 @@ def strategy_name(grid: Grid) -> str:
 
 
 def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, int]:
-    moved = cost.volume(layout.problem, layout.grid)
+    moved = traffic.moved(layout, cluster.workers)
     stay, _ = cost.memory(layout, cluster)
     terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
     seconds = float(f"{cost.total_seconds(terms):.3g}")  # closer than about 1 % is equal
@@ -115,14 +158,13 @@ def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, 
 
 
 def _reason(plan: MatmulPlan, layouts: list[Layout]) -> str:
-    layout, problem = plan.layout, plan.layout.problem
+    layout = plan.layout
     if plan.cluster.workers == 1:
         return "there is one worker"
-    moved = human(cost.volume(problem, layout.grid))
+    moved = human(traffic.moved(layout, plan.cluster.workers))
     others = [other for other in layouts if other.grid != layout.grid]
     if not others:
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
     second = min(others, key=lambda other: _rank(other, plan.cluster))
-    return (
-        f"{moved} move; next best is {second.grid} with {human(cost.volume(problem, second.grid))}"
-    )
+    other = human(traffic.moved(second, plan.cluster.workers))
+    return f"{moved} move; next best is {second.grid} with {other}"

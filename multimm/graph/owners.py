@@ -1,0 +1,93 @@
+"""Where the blocks of an operand lie, or will: known of lazy products, asked of data in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import dask.array as da
+import numpy as np
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import MaterializedLayer
+
+from multimm.graph.tasks import BlockTask, Key
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+class ProductLayer(MaterializedLayer):
+    """The tasks of a product, and the workers that will have the blocks of the result.
+
+    Parameters
+    ----------
+    tasks : dict
+        By key.
+    owners : tuple of int
+        By block, row by row; empty if not known.
+    workers : int
+        How many the product was planned for.
+    """
+
+    def __init__(self, tasks: dict[Key, BlockTask], owners: tuple[int, ...], workers: int) -> None:
+        super().__init__(tasks)
+        self.owners = owners
+        self.workers = workers
+
+
+def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
+    """The workers that will have the blocks of a lazy product of ours, empty if not known.
+
+    Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
+    plugin leaves that where the block is.
+    """
+    return _owners_below(array, array.name, workers) if array.ndim == 2 else ()
+
+
+def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
+    layer = array.dask.layers.get(name)
+    if isinstance(layer, ProductLayer):
+        return layer.owners if layer.workers == workers else ()
+    if not isinstance(layer, Blockwise) or layer.new_axes:
+        return ()
+    for source, indices in layer.indices:
+        same_blocks = layer.numblocks.get(str(source)) == array.numblocks
+        if indices is not None and tuple(indices) == tuple(layer.output_indices) and same_blocks:
+            owners = _owners_below(array, str(source), workers)
+            if owners:
+                return owners
+    return ()
+
+
+def where_blocks_lie(client: Client, array: da.Array, addresses: Sequence[str]) -> tuple[int, ...]:
+    """The workers that hold the blocks of a persisted array, by their place in `addresses`.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous. The scheduler is asked once, if all blocks are the client's futures.
+    array : dask.array.Array
+    addresses : sequence of str
+
+    Returns
+    -------
+    tuple of int
+        By block, row by row. Empty unless every block is in memory on one of the workers.
+    """
+    from distributed import Future
+
+    layer = array.dask.layers.get(array.name)
+    if layer is None or not layer.is_materialized():
+        return ()
+    futures = [layer.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
+    if not all(isinstance(future, Future) for future in futures):
+        return ()
+    held = client.who_has(futures)
+    ranks = {address: rank for rank, address in enumerate(addresses)}
+    found = [
+        min(
+            (ranks[address] for address in held.get(future.key, ()) if address in ranks), default=-1
+        )
+        for future in futures
+    ]
+    return () if -1 in found else tuple(found)

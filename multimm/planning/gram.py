@@ -1,0 +1,235 @@
+"""Gram products C = op(A) op(A)^T: one triangle of C's blocks is computed, the other mirrored.
+
+Block (i, j) with i >= j is computed from the blocks i and j of one operand, whose blocks serve
+both sides; block (j, i) is its transpose, made where it lies. So C is symmetric bit by bit:
+
+        j=0   j=1   j=2                 c: computed, (b + 1) / 2 b of the plain product's
+    i=0 | c |  m  |  m  |                  operations for b block rows
+    i=1 | c |  c  |  m  |               m: mirrored
+    i=2 | c |  c  |  c  |
+
+A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
+stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
+less to do computes the block. Which blocks are computed never depends on the grid, so that the
+bits do not either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from multimm.planning.grid import Blocks, Coordinate
+from multimm.planning.layout import Gate, Layout
+from multimm.planning.partition import WINDOW
+
+#: Row and column of the grid.
+Place = tuple[int, int]
+#: Block row, over all matrices, and block column of C.
+Cell = tuple[int, int]
+
+
+class Deal:
+    """The computed blocks of C, dealt out to the places of a plane of workers.
+
+    Parameters
+    ----------
+    p_m, p_n : int
+    blocks : Blocks
+        Of C's rows, and of its columns.
+    batch_sizes : Blocks
+        Matrices in each batch block.
+    rows_per_wave : int
+        Block rows that make up a wave.
+
+    Attributes
+    ----------
+    owners : dict
+        By cell: its own place (i, j), or the mirrored one (j, i); not wrapped around the grid.
+    computed : dict
+        By wave and place: the cells.
+    users : dict
+        By batch block and block row of op(A), then by wave: the places that use it.
+    """
+
+    def __init__(
+        self, p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, rows_per_wave: int
+    ) -> None:
+        self.plane = p_m, p_n
+        self.blocks = blocks
+        self.batch_sizes = batch_sizes
+        self.owners: dict[Cell, Place] = {}
+        self.computed: dict[int, dict[Place, list[Cell]]] = {}
+        self.users: dict[tuple[int, int], dict[int, set[Place]]] = {}
+        load: Counter[Place] = Counter()
+        for flat, i, j in self._cells():
+            row = flat * len(blocks) + i
+            choices = (row, j), (flat * len(blocks) + j, i)
+            # Equal places share: which one is asked first changes from block to block.
+            at = min(choices[:: 1 - 2 * ((i + j) % 2)], key=lambda at: load[self.wrap(at)])
+            place, wave = self.wrap(at), row // rows_per_wave
+            load[place] += self.size(row, j)
+            self.owners[row, j] = at
+            self.computed.setdefault(wave, {}).setdefault(place, []).append((row, j))
+            for block in (i, j):
+                waves = self.users.setdefault((flat, block), {})
+                waves.setdefault(wave, set()).add(place)
+
+    def _cells(self) -> Iterator[tuple[int, int, int]]:
+        """Batch block, block row, block column: the diagonals first, for they have no choice."""
+        rows = range(len(self.blocks))
+        for flat in range(len(self.batch_sizes)):
+            yield from ((flat, i, i) for i in rows)
+        for flat in range(len(self.batch_sizes)):
+            yield from ((flat, i, j) for i in rows for j in range(i))
+
+    def wrap(self, at: Place) -> Place:
+        """A place inside the grid."""
+        return at[0] % self.plane[0], at[1] % self.plane[1]
+
+    def size(self, row: int, j: int) -> int:
+        """Elements of one block of C."""
+        flat, i = divmod(row, len(self.blocks))
+        return self.batch_sizes[flat] * self.blocks[i] * self.blocks[j]
+
+    @cached_property
+    def sums(self) -> int:
+        """Elements of C that are computed, in all."""
+        return sum(self.size(*cell) for cell in self.owners)
+
+    @cached_property
+    def wave_sums(self) -> int:
+        """Elements that the busiest place computes in one wave."""
+        return max(
+            sum(self.size(*cell) for cell in cells)
+            for places in self.computed.values()
+            for cells in places.values()
+        )
+
+    def share(self, off_diagonal: int) -> int:
+        """Elements of the busiest place; blocks off the diagonal count so many times."""
+        found: Counter[Place] = Counter()
+        for (row, j), at in self.owners.items():
+            times = 1 if row % len(self.blocks) == j else off_diagonal
+            found[self.wrap(at)] += times * self.size(row, j)
+        return max(found.values())
+
+    @cached_property
+    def panel(self) -> int:
+        """Elements of op(A), per unit of k, that the busiest place needs in one wave."""
+        needed: Counter[tuple[int, Place]] = Counter()
+        for (flat, block), waves in self.users.items():
+            size = self.batch_sizes[flat] * self.blocks[block]
+            for wave, places in waves.items():
+                for place in places:
+                    needed[wave, place] += size
+        return max(needed.values())
+
+
+#: Layouts that differ in their slabs only are dealt out alike.
+_deal = lru_cache(maxsize=256)(Deal)
+
+
+@dataclass(frozen=True)
+class GramLayout(Layout):
+    """A layout whose problem is a Gram product; `m_blocks` and `n_blocks` are the same."""
+
+    @cached_property
+    def deal(self) -> Deal:
+        """Who computes what."""
+        rows_per_wave = self.band * self.grid.p_m
+        return _deal(self.grid.p_m, self.grid.p_n, self.m_blocks, self.batch_sizes, rows_per_wave)
+
+    @property
+    def mirrors(self) -> bool:
+        """One triangle of C's blocks is computed and mirrored."""
+        return True
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each batch block."""
+        return tuple((i, j) for i in range(len(self.m_blocks)) for j in range(i + 1))
+
+    @property
+    def finishing(self) -> int:
+        """Tasks that mirror the computed blocks, and add C where there is one."""
+        return self.blocks * (2 if self.problem.reads_c else 1)
+
+    def owner(self, row: int, j: int, part: int) -> Coordinate:
+        """Who computes a block of C, for one part of k."""
+        return Coordinate(*self.deal.owners[row, j], part)
+
+    def users(self, flat: int, block: int, wave: int | None = None) -> set[Place]:
+        """Places of the grid that use a block row of op(A), in one wave or in any."""
+        waves = self.deal.users[flat, block]
+        return set().union(*waves.values()) if wave is None else waves.get(wave, set())
+
+    @cached_property
+    def _homes(self) -> dict[tuple[int, int], list[Place]]:
+        return {key: sorted(self.users(*key)) for key in self.deal.users}
+
+    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+        """With one of its users, another one for each slab."""
+        users = self._homes[flat, block]
+        return Coordinate(*users[(slab + block) % len(users)], self.part_of[slab])
+
+    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
+        """What a streamed read waits for: the slab `window` steps back; None in the first steps."""
+        gate = super().gate(home, wave, slab, window)
+        if gate is None:
+            return None
+        at, busy = self.deal.wrap((home.row, home.col)), self.deal.computed[gate.wave]
+        row, col = at if at in busy else min(busy)
+        return gate._replace(row=row, col=col)
+
+    @property
+    def openings(self) -> int:
+        """Gates that hold back the waves after the first."""
+        if self.stream:
+            return 0
+        waves = sorted(self.deal.computed.items())
+        return self.parts * sum(
+            len({at if at in before else min(before) for at in places})
+            for (_, before), (_, places) in pairwise(waves)
+        )
+
+    def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
+        """The block rows and columns whose sums a gate waits for."""
+        yield from self.deal.computed[gate.wave][gate.row, gate.col]
+
+    def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
+        """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
+        return {
+            ("a", wave, flat, block, slab)
+            for (flat, block), waves in self.deal.users.items()
+            for wave in (waves if self.stream else (0,))
+            for slab in range(len(self.slabs))
+        }
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that are executed, over all matrices."""
+        return 2 * self.problem.k * self.deal.sums
+
+    @property
+    def wave_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in one wave."""
+        return self.deal.wave_sums
+
+    @cached_property
+    def share_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in all."""
+        return self.deal.share(1)
+
+    @cached_property
+    def share_result(self) -> int:
+        """Elements of C that the busiest worker keeps: what it computes, and mirrors of it."""
+        return self.deal.share(2)
+
+    @property
+    def panels(self) -> tuple[int, int]:
+        """Elements of A, per unit of k, that the busiest worker needs in one wave; B is A."""
+        return self.deal.panel, 0

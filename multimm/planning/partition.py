@@ -1,0 +1,238 @@
+"""How a problem is cut up: blocks, slabs, grid, waves, and what the busiest worker gets of them.
+
+A *wave* is a band of block rows that is worked on at once. One wave covers all of C where
+its partial sums fit in memory; otherwise the waves follow each other, and each goes through
+all slabs. Within a wave the order is slab by slab:
+
+    for wave:  for slab s:  for block (i, j) of the wave:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
+
+so that only a few slabs of A and B are alive at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, prod
+
+from multimm.planning.grid import Blocks, Grid, even, largest_share, parts_of
+from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
+from multimm.planning.spec import MatrixSpec
+
+#: Slabs of A and B that may be alive at once: one in use and one on its way.
+WINDOW = 2
+#: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
+#: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
+LONE_FLOPS = 1.2e9
+#: Packed blocks are filled up to multiples of this many rows and this much of k.
+PACKED_ROWS, PACKED_K = 128, 64
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Blocks, slabs, grid and waves of one product.
+
+    Parameters
+    ----------
+    problem : Problem
+    grid : Grid
+    batch_blocks : tuple of Blocks
+        Per batch dimension.
+    m_blocks, n_blocks, slabs : Blocks
+        Of C's rows, of C's columns, of k.
+    band : int
+        Block rows that each grid row works on in one wave.
+    stream : bool
+        Operand blocks are read when their slab comes, again in every wave, and no earlier
+        than `WINDOW` slabs ahead; only for operands that can be made again.
+    pack_once : bool
+        Blocks that are used more than once may be packed where they are at home; else each
+        product packs its own, which takes less memory.
+    """
+
+    problem: Problem
+    grid: Grid
+    batch_blocks: tuple[Blocks, ...]
+    m_blocks: Blocks
+    n_blocks: Blocks
+    slabs: Blocks
+    band: int
+    stream: bool = False
+    pack_once: bool = True
+
+    @cached_property
+    def batch_sizes(self) -> Blocks:
+        """Matrices in each batch block, the batch dimensions flattened in C order."""
+        return tuple(prod(sizes) for sizes in product(*self.batch_blocks))
+
+    @cached_property
+    def row_sizes(self) -> Blocks:
+        """Rows of C, over all matrices, in each block row; block rows run over the batch first."""
+        return tuple(count * size for count in self.batch_sizes for size in self.m_blocks)
+
+    @cached_property
+    def part_of(self) -> Blocks:
+        """The part of k that each slab belongs to."""
+        return parts_of(len(self.slabs), self.grid.p_k)
+
+    @cached_property
+    def first_slab(self) -> Blocks:
+        """The slab that each part of k begins with, and behind the last the slab count."""
+        starts = [self.part_of.index(part) for part in range(self.parts)]
+        return (*starts, len(self.slabs))
+
+    @property
+    def parts(self) -> int:
+        """Parts of k in use: p_k, or fewer where there are fewer slabs."""
+        return self.part_of[-1] + 1
+
+    @property
+    def steps(self) -> int:
+        """Slabs in the longest part of k."""
+        return max(even(len(self.slabs), self.grid.p_k))
+
+    @property
+    def waves(self) -> int:
+        """Bands of block rows that follow each other."""
+        return ceil(len(self.row_sizes) / (self.band * self.grid.p_m))
+
+    def wave(self, row: int) -> int:
+        """The wave in which a block row is worked on."""
+        return row // (self.band * self.grid.p_m)
+
+    def flat(self, batch_index: tuple[int, ...]) -> int:
+        """The number of a batch block, counted in C order."""
+        flat = 0
+        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
+            flat = flat * len(blocks) + index
+        return flat
+
+    def batch_index(self, flat: int) -> tuple[int, ...]:
+        """The indices of a batch block from its number."""
+        index: list[int] = []
+        for blocks in reversed(self.batch_blocks):
+            flat, at = divmod(flat, len(blocks))
+            index.append(at)
+        return tuple(reversed(index))
+
+    def row(self, flat: int, i: int) -> int:
+        """The flattened block row of block row `i` of a batch block."""
+        return flat * len(self.m_blocks) + i
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether one triangle of C's blocks is computed and mirrored: see `GramLayout`."""
+        return False
+
+    def spec(self, role: str) -> MatrixSpec:
+        """The operand "a" or "b", as it is multiplied."""
+        return self.problem.a if role == "a" else self.problem.b
+
+    def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
+        """The chunks of an operand once it fits, as it is multiplied."""
+        shape = self.spec(role).shape
+        own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
+        batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
+        if role == "a":
+            return (*batch, self.m_blocks, self.slabs)
+        return (*batch, self.slabs, self.n_blocks)
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """The operands whose blocks are packed for tensor cores, once, where they are at home.
+
+        A block that is used once is packed by the product that uses it.
+        """
+        long_enough = self.problem.packable and min(self.slabs) >= PACKED_SLAB
+        if not (self.pack_once and long_enough):
+            return ()
+        if min(*self.m_blocks, *self.n_blocks) < PACKED_SIDE:
+            return ()
+        if self.mirrors:
+            return ("a",)
+        uses = {"a": len(self.n_blocks), "b": len(self.m_blocks)}
+        return tuple(role for role, count in uses.items() if count > 1)
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether block products are expected to run there."""
+        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
+        return bool(self.packed) or (self.problem.packable and flops >= LONE_FLOPS)
+
+    @property
+    def padding(self) -> float:
+        """By how much packed blocks are larger than their sources, at most."""
+        rows = max(1 + -size % PACKED_ROWS / size for size in (*self.m_blocks, *self.n_blocks))
+        return rows * max(1 + -size % PACKED_K / size for size in self.slabs)
+
+    def _own(self, flat: int, role: str) -> int:
+        """The batch block of an operand for a batch block of C; 0 of an operand without any."""
+        return flat if any(size != 1 for size in self.spec(role).shape[:-2]) else 0
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that are executed, over all matrices."""
+        return self.problem.flops
+
+    @property
+    def wave_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in one wave, at most."""
+        return self.wave_rows * self.share_cols
+
+    @property
+    def share_sums(self) -> int:
+        """Elements of C that the busiest worker sums up in all."""
+        return self.share_rows * self.share_cols
+
+    @property
+    def share_result(self) -> int:
+        """Elements of C that the busiest worker keeps."""
+        return self.share_sums
+
+    @property
+    def panels(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
+        return self.wave_rows, self._wave_matrices * self.share_cols
+
+    @property
+    def _wave_matrices(self) -> int:
+        """Matrices of B that the busiest grid row works with in one wave."""
+        if len(self.problem.b.shape) == 2 or all(n == 1 for n in self.problem.b.shape[:-2]):
+            return 1
+        count = len(self.m_blocks)
+        return max(
+            sum(self.batch_sizes[flat] for flat in {row // count for row in rows})
+            for rows in self._bands(range(len(self.row_sizes)))
+        )
+
+    def _bands(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """What each grid row works on in each wave, of something by block row."""
+        for rank in range(self.grid.p_m):
+            share = rows[rank :: self.grid.p_m]
+            for start in range(0, max(1, len(share)), self.band):
+                yield share[start : start + self.band]
+
+    @property
+    def wave_rows(self) -> int:
+        """Rows of C that the busiest grid row works on in one wave."""
+        return max(map(sum, self._bands(self.row_sizes)))
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of C, over all matrices, of the busiest grid row."""
+        return largest_share(self.row_sizes, self.grid.p_m)
+
+    @property
+    def share_cols(self) -> int:
+        """Columns of C of the busiest grid column."""
+        return largest_share(self.n_blocks, self.grid.p_n)
+
+    @property
+    def share_k(self) -> int:
+        """Length of the longest part of k."""
+        return max(
+            sum(self.slabs[start:end])
+            for start, end in zip(self.first_slab, self.first_slab[1:], strict=False)
+        )

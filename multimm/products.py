@@ -1,0 +1,187 @@
+"""From checked operands to a plan and a lazy product: what `matmul`, `gemm` and `plan` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from multimm.cluster.describe import describe, local
+from multimm.gpu import reference
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.operand import peel, reader_of
+from multimm.graph.owners import owners_of, where_blocks_lie
+from multimm.operands import Array, as_dask, current_client, is_dask, named_dtype, on_gpu
+from multimm.planning.blocking import Options
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+Scalar = complex
+NOTHING_FIXED = Options()
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A and B as they are stored, lazy transposes taken off, and what a task does to them.
+
+    Parameters
+    ----------
+    a, b : array or MatrixSpec
+    step : Step
+        `trans_a` and `trans_b` say what op() is.
+    gram : bool
+        op(B) is the transpose of op(A): one array, transposed on one side.
+    """
+
+    a: Array | MatrixSpec
+    b: Array | MatrixSpec
+    step: tasks.Step
+    gram: bool
+
+    @classmethod
+    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: tasks.Step) -> Factors:
+        """Peel transposes off Dask arrays, and see whether both are the same array."""
+        (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
+        if flip_a or flip_b:
+            step = replace(step, trans_a=step.trans_a != flip_a, trans_b=step.trans_b != flip_b)
+        return cls(a, b, step, gram=_same(a, b) and step.trans_a != step.trans_b)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Those that are more than a spec."""
+        return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
+
+    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec) -> Problem:
+        """What is to be planned, for operands that may lie on workers of that cluster."""
+        a, b = _spec(self.a, cluster), _spec(self.b, cluster)
+        return Problem(
+            a.T if self.step.trans_a else a,
+            b.T if self.step.trans_b else b,
+            self.step.dtype,
+            self.step.accumulate,
+            named_dtype(self.step.dtype).itemsize,
+            named_dtype(self.step.accumulate).itemsize,
+            reads_c,
+            (_rereadable(self.a), _rereadable(self.b)),
+            pack,
+            self.gram,
+        )
+
+
+def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Options) -> Array:
+    """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
+    if not (is_dask(a) or is_dask(b) or is_dask(c)):
+        return tasks.gemm(a, b, c=c, step=step)
+    factors = Factors.of(as_dask(a), as_dask(b), step)
+    a, b = factors.a, factors.b
+    c = None if c is None else as_dask(c)
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
+    made = planned(factors, options, None, reads_c=c is not None)
+    if (client := current_client()) is not None:
+        from multimm.graph.placement import install
+
+        install(client)
+    return build(made, a, b, c, factors.step, meta)
+
+
+def planned(
+    factors: Factors, options: Options, cluster: ClusterSpec | None, *, reads_c: bool
+) -> MatmulPlan:
+    """The plan for some workers, by default those of the current client, or this process."""
+    gpu = any(on_gpu(x) for x in factors.arrays)
+    on = cluster or _cluster(gpu)
+    # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
+    pack = _pack_scheme(factors, on, gpu or not factors.arrays)
+    problem = factors.problem(reads_c, pack, on)
+    return plan_matmul(problem, on, precision=factors.step.precision, options=options)
+
+
+def _peeled(x: Array | MatrixSpec) -> tuple[Array | MatrixSpec, bool]:
+    return peel(x) if is_dask(x) else (x, False)  # type: ignore[arg-type]  # no spec is
+
+
+def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
+    """One and the same array, or one spec given twice."""
+    if isinstance(a, MatrixSpec) or isinstance(b, MatrixSpec):
+        return a is b
+    return is_dask(a) and is_dask(b) and bool(a.name == b.name)
+
+
+def _spec(x: Array | MatrixSpec, cluster: ClusterSpec) -> MatrixSpec:
+    if isinstance(x, MatrixSpec):
+        return x
+    lazy = is_dask(x)
+    owners = _owners(x, cluster) if lazy and cluster.workers > 1 else ()
+    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
+
+
+def _owners(x: Array, cluster: ClusterSpec) -> tuple[int, ...]:
+    """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
+    if owners := owners_of(x, cluster.workers):
+        return owners
+    client = current_client()
+    if x.ndim != 2 or client is None or client.asynchronous or not cluster.addresses:
+        return ()
+    return where_blocks_lie(client, x, cluster.addresses)
+
+
+def _rereadable(x: Array | MatrixSpec) -> bool:
+    return is_dask(x) and reader_of(x) is not None
+
+
+# Names of dtypes and the checks of a new value cost more than a small product on a GPU.
+@lru_cache(maxsize=1024)
+def step(
+    dtype_a: np.dtype[Any],
+    dtype_b: np.dtype[Any],
+    dtype: np.dtype[Any],
+    precision: str,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+) -> tasks.Step:
+    """What each task does, for operands and a result of these dtypes."""
+    accumulate = str(reference.accumulate_dtype(dtype_a, dtype_b))
+    return tasks.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
+
+
+def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
+    """What the caller fixed."""
+    nothing_given = blocks is None and slabs is None and p_k is None
+    return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
+
+
+def gemm_dtype(
+    alpha: Scalar, product: np.dtype[Any], beta: Scalar, c: Array | None
+) -> np.dtype[Any]:
+    """NumPy's dtype of alpha * (a @ b) + beta * c; factors 0 and 1 leave dtypes alone."""
+    left = np.zeros(1, product)
+    left = left if alpha in (0, 1) else left * alpha
+    if c is None or beta == 0:
+        return left.dtype
+    right = np.zeros(1, reference.result_dtype(c.dtype, c.dtype))
+    right = right if beta == 1 else right * beta
+    return np.result_type(left, right)
+
+
+def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
+    """The precision for which operand blocks are packed, empty where they never are."""
+    step = factors.step
+    dtypes = (factors.a.dtype, factors.b.dtype, step.accumulate, step.dtype)
+    float32 = all(str(dtype) == "float32" for dtype in dtypes)
+    able = gpu and all(device.packs for device in cluster.devices)
+    return step.precision if able and float32 and step.precision != "ieee" else ""
+
+
+def _cluster(gpu: bool) -> ClusterSpec:
+    """The workers that a computation started now would run on."""
+    client = current_client()
+    spec = describe(client) if client is not None else None
+    return spec or local(gpu=gpu)

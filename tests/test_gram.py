@@ -1,0 +1,505 @@
+"""Gram products: one triangle computed, the other mirrored; in plans, graphs and on workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import multimm
+from multimm.errors import ShapeError
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.operand import peel
+from multimm.graph.tasks import BlockTask, Step
+from multimm.io import open_array
+from multimm.planning import cost, traffic
+from multimm.planning.blocking import Options
+from multimm.planning.gram import GramLayout
+from multimm.planning.grid import Coordinate, Grid, even
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+GRAM = Step("float32", "float32", trans_b=True)
+
+
+def integers(shape, seed=0):
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def gram_problem(m, k, batch=(), **options):
+    a = MatrixSpec((*batch, m, k))
+    return Problem(a, a.T, gram=True, **options)
+
+
+def cpus(workers, memory=10**9):
+    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
+
+
+def layout_of(blocks=12, grid=(2, 2, 1), slabs=4, batch=(), edge=10):
+    problem = gram_problem(blocks * edge, slabs * edge, tuple(map(sum, batch)))
+    sizes = even(blocks * edge, blocks)
+    cut = even(slabs * edge, slabs)
+    rows = blocks * int(np.prod([len(b) for b in batch]))
+    return GramLayout(problem, Grid(*grid), batch, sizes, sizes, cut, band=-(-rows // grid[0]))
+
+
+def block_tasks(array):
+    return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
+
+
+def roles(made):
+    return Counter(key[0].split("-")[1] for key in made)
+
+
+def product_of(a, plan, step=GRAM):
+    return build(plan, a, a, None, step, np.empty((0,) * a.ndim, "float32"))
+
+
+# What is recognised ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transposed",
+    [
+        lambda x: x.T,
+        lambda x: x.transpose(),
+        lambda x: x.transpose(1, 0),
+        lambda x: da.swapaxes(x, 0, 1),
+        lambda x: np.swapaxes(x, -1, -2),
+        lambda x: multimm.transpose(x),
+        lambda x: x.T.T.T,
+    ],
+)
+def test_lazy_transposes_are_peeled_off(transposed):
+    x = da.from_array(integers((30, 20)), chunks=(7, 6)) + 1
+    y = transposed(x)
+    base, turned = peel(y)
+    assert turned
+    assert (base.name, base.chunks, base.dtype) == (x.name, x.chunks, x.dtype)
+    np.testing.assert_array_equal(base.compute(), x.compute())
+    assert y.name not in base.dask.layers
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x,
+        lambda x: x.T + 0,
+        lambda x: x[::-1].T[:],
+        lambda x: x.T.persist(scheduler="sync"),
+        lambda x: da.blockwise(np.rot90, "ji", x, "ij", dtype=x.dtype),
+        lambda x: da.blockwise(np.transpose, "ij", x, "ij", dtype=x.dtype, axes=(0, 1)),
+        lambda x: dask.optimize(x.T)[0],
+    ],
+)
+def test_what_is_more_than_a_transpose_stays(other):
+    x = da.from_array(integers((20, 20)), chunks=10)
+    y = other(x)
+    base, _ = peel(y)
+    if base is not y:
+        np.testing.assert_array_equal(base.T.compute(), y.compute())
+    assert base.name != x.name or y is x
+
+
+def test_only_the_last_two_axes_are_peeled():
+    x = da.ones((4, 3, 2), chunks=1)
+    assert peel(x.transpose(0, 2, 1))[1]
+    assert not peel(x.transpose(1, 0, 2))[1]
+    assert not peel(x.T)[1]
+
+
+def test_annotations_of_a_transpose_are_not_lost():
+    x = da.ones((4, 3), chunks=1)
+    with dask.annotate(priority=3):
+        y = x.T
+    assert peel(y)[0] is y
+
+
+X = da.from_array(integers((40, 30)), chunks=(9, 7), name="gram-x")
+TWIN = da.from_array(integers((40, 30)), chunks=(9, 7), name="gram-twin")
+STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack")
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: multimm.matmul(X.T, X, blocks=10), True),
+        (lambda: multimm.matmul(X, X.T, blocks=10), True),
+        (lambda: multimm.matmul(multimm.transpose(X), X, blocks=10), True),
+        (lambda: multimm.gemm(2, X, X, trans_a=True, blocks=10), True),
+        (lambda: multimm.gemm(2, X, X, trans_b=True, blocks=10), True),
+        (lambda: multimm.gemm(1, X.T, X, 1, np.ones((30, 30), "f4"), blocks=10), True),
+        (lambda: multimm.gemm(1, X.T, X.T, trans_b=True, blocks=10), True),
+        (lambda: multimm.matmul(STACK, STACK.transpose(0, 2, 1), blocks=8), True),
+        (lambda: multimm.matmul(X.T, TWIN, blocks=10), False),
+        (lambda: multimm.matmul(X.T + 0, X, blocks=10), False),
+        (lambda: multimm.matmul(X.T, X + 0, blocks=10), False),
+        (lambda: multimm.matmul(X[:30].T, X[10:], blocks=10), False),
+        (lambda: multimm.matmul(X[:30], X[:30], blocks=10), False),
+        (lambda: multimm.matmul(STACK, STACK, blocks=8), False),
+        (lambda: multimm.matmul(X.T, X, blocks=(10, 15)), False),
+        (lambda: multimm.matmul(X.T, X, blocks=30), False),
+    ],
+)
+def test_one_array_transposed_on_one_side_is_a_gram_product(call, expected):
+    c = call()
+    mirrored = [t for t in block_tasks(c).values() if t.func is tasks.reflect]
+    assert bool(mirrored) == expected
+
+
+@pytest.mark.usefixtures("no_compute")
+def test_recognising_computes_nothing():
+    multimm.matmul(X.T, X, blocks=10)
+    multimm.plan(X, X, trans_a=True)
+
+
+# Results ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(st.integers(1, 14), st.integers(0, 14)),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_layout_gives_the_product(size, block, slab, chunk, p_k, left, batched, with_c):
+    shape = (3, *size) if batched else size
+    x = integers(shape)
+    a = da.from_array(x, chunks=chunk)
+    options = {"blocks": block, "slabs": slab, "p_k": p_k}
+    turned = x.swapaxes(-1, -2)
+    right = turned @ x if left else x @ turned
+    if with_c and not batched:
+        c = integers(right.shape, 1)
+        lazy = da.from_array(c, chunks=chunk)
+        flags = {"trans_a": left, "trans_b": not left}
+        result = multimm.gemm(3, a, a, 2, lazy, **flags, **options).compute(scheduler="sync")
+        np.testing.assert_array_equal(result, 3 * right + 2 * c)
+        return
+    flipped = da.swapaxes(a, -1, -2)
+    lazy = multimm.matmul(*((flipped, a) if left else (a, flipped)), **options)
+    result = lazy.compute(scheduler="sync")
+    assert result.shape == right.shape
+    np.testing.assert_array_equal(result, right)
+
+
+@pytest.mark.parametrize("p_k", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64", "int32"])
+def test_bits_are_symmetric(dtype, p_k):
+    x = (np.random.default_rng(1).standard_normal((150, 77)) * 9).astype(dtype)
+    a = da.from_array(x, chunks=40)
+    c = multimm.matmul(a.T, a, blocks=20, slabs=30, p_k=p_k).compute(scheduler="sync")
+    assert c.dtype == (x.T @ x).dtype
+    np.testing.assert_array_equal(c, c.T)
+    np.testing.assert_allclose(
+        c, x.T.astype("c16") @ x, rtol=1e-2 if dtype == "float16" else 1e-3, atol=2
+    )
+
+
+def test_blocks_of_the_result_are_in_c_order_and_of_their_own():
+    a = da.from_array(integers((40, 40)), chunks=10)
+    blocks = multimm.matmul(a, a.T, blocks=10).to_delayed().ravel()
+    done = dask.compute(*blocks, scheduler="sync")
+    assert all(block.flags.c_contiguous for block in done)
+    assert not any(np.shares_memory(x, y) for n, x in enumerate(done) for y in done[:n])
+
+
+def test_beta_c_is_added_after_mirroring():
+    """C is not symmetric: added before, its triangle would be mirrored, too."""
+    x, c = integers((30, 20)), integers((30, 30), 2)
+    a = da.from_array(x, chunks=7)
+    for p_k in (1, 2):
+        lazy = multimm.gemm(0.5, a, a, -2, c, trans_b=True, blocks=8, slabs=6, p_k=p_k)
+        np.testing.assert_array_equal(lazy.compute(), 0.5 * (x @ x.T) - 2 * c)
+        assert roles(block_tasks(lazy))["even"] == 4
+
+
+def test_alpha_zero_reads_no_operands():
+    x = np.full((20, 20), np.nan, "f4")
+    a, c = da.from_array(x, chunks=5), np.ones((20, 20), "f4")
+    result = multimm.gemm(0, a, a, 3, c, trans_a=True, blocks=5)
+    assert (result.compute() == 3).all()
+    assert (multimm.gemm(0, a, a, trans_a=True, blocks=5).compute() == 0).all()
+
+
+def test_not_a_number_stays_where_it_belongs():
+    x = integers((30, 20))
+    x[3, 4] = np.nan
+    a = da.from_array(x, chunks=7)
+    result = multimm.matmul(a, a.T, blocks=6, slabs=5).compute()
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x @ x.T))
+
+
+def test_bits_do_not_depend_on_the_number_of_workers():
+    x = np.random.default_rng(5).standard_normal((200, 300), dtype="float32")
+    a = da.from_array(x, chunks=64)
+    results = []
+    for workers in (1, 2, 3, 6, 16):
+        problem = replace(gram_problem(200, 300), a=spec_of(a), b=spec_of(a).T)
+        options = Options(blocks=60, slabs=45, p_k=3)
+        plan = plan_matmul(problem, cpus(workers), options=options)
+        results.append(product_of(a, plan).compute(scheduler="threads"))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+def spec_of(x):
+    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks)
+
+
+# Layouts ---------------------------------------------------------------------------------
+
+
+def test_half_of_the_blocks_is_computed_and_every_block_is_made_once():
+    a = da.ones((60, 50), chunks=10, dtype="f4")
+    c = multimm.matmul(a, a.T, blocks=10, slabs=10)
+    made = block_tasks(c)
+    assert roles(made) == {"part": 21 * 4, "half": 6, "matmul": 15 + 15 + 6}
+    assert {key[1:] for key in made if key[0] == c.name} == set(np.ndindex(6, 6))
+    below = [key for key in made if key[0].split("-")[1] == "part"]
+    assert all(key[1] >= key[2] for key in below)
+
+
+@pytest.mark.parametrize("reads_c", [False, True])
+@pytest.mark.parametrize("p_k", [1, 3])
+def test_the_plan_counts_the_tasks_of_the_graph(reads_c, p_k):
+    a = da.ones((60, 50), chunks=10, dtype="f4")
+    c = np.ones((60, 60), "f4") if reads_c else None
+    problem = replace(gram_problem(60, 50, reads_c=reads_c), a=spec_of(a), b=spec_of(a).T)
+    plan = plan_matmul(problem, cpus(4), options=Options(blocks=10, slabs=10, p_k=p_k))
+    lazy = multimm.gemm(1, a, a, int(reads_c), c, trans_b=True, blocks=10, slabs=10, p_k=p_k)
+    assert len(block_tasks(lazy)) == plan.tasks
+    assert plan.flops == 2 * 50 * 21 * 100
+
+
+@pytest.mark.parametrize("grid", [(2, 4, 1), (4, 2, 1), (8, 1, 1), (1, 8, 1), (3, 2, 2), (2, 2, 2)])
+def test_work_is_even_and_every_block_has_a_place_that_holds_both_operands(grid):
+    layout = layout_of(24, grid)
+    load = Counter()
+    for i, j in layout.pairs:
+        at = layout.owner(i, j, 0)
+        assert (at.row, at.col) in {(i, j), (j, i)}
+        load[layout.grid.rank(at)] += 100
+    mean = 24 * 25 / 2 * 100 / (grid[0] * grid[1])
+    assert max(load.values()) == layout.share_sums <= 1.05 * mean
+    assert layout.share_result <= 1.05 * 240 * 240 / (grid[0] * grid[1])
+
+
+def test_a_stack_is_dealt_out_evenly_as_well():
+    layout = layout_of(3, (2, 2, 1), batch=((1,) * 8,))
+    assert layout.share_sums <= 1.1 * 8 * 6 * 100 / 4
+    assert layout.blocks == 8 * 6
+
+
+@pytest.mark.parametrize("grid", [(2, 4, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
+def test_blocks_move_once_and_stay_below_the_closed_form(grid):
+    layout = layout_of(24, grid)
+    counted = traffic.received(layout, layout.grid.workers)
+    bound = traffic.volume(layout.problem, layout.grid)
+    # The diagonal blocks are whole: a little more than a triangle is summed.
+    assert sum(counted.values()) <= bound * (1 + 1 / 24)
+    homes = Counter()
+    for i, s in np.ndindex(24, 4):
+        home = layout.home("a", 0, i, s)
+        assert (home.row, home.col) in layout.users(0, i)
+        homes[layout.grid.rank(home)] += 1
+    assert max(homes.values()) <= 2 * 24 * 4 / layout.grid.workers
+
+
+def test_traffic_counted_a_second_way():
+    layout = layout_of(8, (2, 3, 2))
+    needed = Counter()
+    for rank in range(12):
+        held = set()
+        for (i, j), s in ((pair, s) for pair in layout.pairs for s in range(4)):
+            part = layout.part_of[s]
+            if layout.grid.rank(layout.owner(i, j, part)) == rank:
+                held |= {(i, s), (j, s)}
+        for i, s in held:
+            if layout.grid.rank(layout.home("a", 0, i, s)) != rank:
+                needed[rank] += 10 * 10 * 4
+    counted = traffic.received(layout, 12)
+    sums = 36 * 100 * 4
+    assert sum(counted.values()) == sum(needed.values()) + sums
+
+
+def test_memory_is_a_sum_of_named_terms():
+    layout = layout_of(2, (1, 2, 1), slabs=2, edge=13)
+    stay, spill = cost.memory(layout, cpus(2))
+    # Three blocks for two workers: one has two of them, and the mirror of the one below.
+    assert stay == {
+        "partial sums": 2 * 169 * 4,
+        "sums being made": 169 * (4 + 4),
+        "A in flight": 2 * 26 * 13 * 4,
+    }
+    # Of the four blocks of A one worker keeps three.
+    assert spill == {"C finished": 169 * 4, "A at home": 3 * 169 * 4}
+
+
+# Plans -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "pack"),
+    [
+        (65536, 65536, ""),
+        (131_072, 131_072, "float32"),
+        (32768, 2_097_152, ""),
+        (16384, 2_097_152, ""),
+    ],
+)
+def test_a_gram_product_is_predicted_to_take_less_than_1_7th(m, k, pack):
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    gram = plan_matmul(gram_problem(m, k, pack=pack), cluster)
+    plain = plan_matmul(replace(gram_problem(m, k, pack=pack), gram=False), cluster)
+    assert plain.seconds >= 1.7 * gram.seconds
+    assert gram.flops < 0.6 * plain.flops
+    assert gram.strategy.startswith("Gram, ")
+    assert "one triangle of C computed and mirrored" in str(gram)
+    assert gram.peak_bytes <= gram.budget_bytes
+
+
+def test_where_one_block_is_enough_nothing_is_mirrored():
+    plan = plan_matmul(gram_problem(2000, 20_000_000), ClusterSpec.homogeneous(H200, 8))
+    assert type(plan.layout) is Layout
+    assert plan.strategy == "split k"
+
+
+def test_different_matrices_are_no_gram_product():
+    with pytest.raises(ShapeError, match="one must be the other transposed"):
+        Problem(MatrixSpec((4, 5)), MatrixSpec((5, 6)), gram=True)
+
+
+def test_plans_of_shapes_and_arrays():
+    spec = MatrixSpec((40_000, 40_000))
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    for trans in ({"trans_a": True}, {"trans_b": True}):
+        assert multimm.plan(spec, spec, cluster=cluster, **trans).layout.mirrors
+    assert not multimm.plan(spec, spec, cluster=cluster).layout.mirrors
+    assert not multimm.plan(
+        spec, MatrixSpec((40_000, 40_000)), trans_a=True, cluster=cluster
+    ).layout.mirrors
+    x = da.ones((40_000, 40_000), chunks=8192, dtype="f4")
+    assert multimm.plan(x.T, x, cluster=cluster).layout.mirrors
+
+
+# Streams, packs, workers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("p_k", [1, 2])
+def test_a_streamed_operand_is_read_in_time_and_no_earlier(tmp_path, workers, p_k):
+    x = integers((600, 2000))
+    np.save(tmp_path / "x.npy", x)
+    a = open_array(tmp_path / "x.npy")
+    problem = gram_problem(600, 2000, rereadable=(True, True))
+    plan = plan_matmul(
+        problem, cpus(workers, 2_000_000), options=Options(blocks=50, slabs=50, p_k=p_k)
+    )
+    layout = plan.layout
+    assert layout.stream
+    assert layout.mirrors
+    c = product_of(a, plan)
+    made = block_tasks(c)
+    assert len(made) == plan.tasks
+    steps = layout.steps
+    reads = {key: task for key, task in made.items() if task.func is tasks.read}
+    for task in reads.values():
+        wave, step = task.place.order[:2]
+        for gate in task.dependencies:
+            at = made[gate].place
+            assert at.order[0] * steps + at.order[1] == wave * steps + step - 2
+            ranks = {layout.grid.rank(made[name].place.owner) for name in made[gate].dependencies}
+            assert ranks == {layout.grid.rank(at.owner)}
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x.T)
+
+
+def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
+    x = integers((60, 50))
+    np.save(tmp_path / "x.npy", x)
+    a = open_array(tmp_path / "x.npy", chunks=7)
+    c = multimm.matmul(a.T, a, blocks=20, slabs=30)
+    assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
+    assert roles(block_tasks(c))["b"] == 0
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x.T @ x)
+
+
+def test_a_block_is_packed_once_for_both_sides():
+    a = da.ones((4096, 512), chunks=1024, dtype="f4")
+    problem = gram_problem(4096, 512, pack="float32")
+    cluster = ClusterSpec.homogeneous(H200, 2)
+    plan = plan_matmul(problem, cluster, options=Options(blocks=1024, slabs=256))
+    assert plan.layout.packed
+    c = product_of(a, plan)
+    made = block_tasks(c)
+    assert len(made) == plan.tasks
+    assert roles(made)["packed"] == 4 * 2
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((4096, 4096), 512.0))
+
+
+def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
+    """The tiles of both sides are the same; only the block's shape is another."""
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Packed:
+        side: str
+        tiles: str
+        raw: np.ndarray | None = None
+
+    seen = []
+    monkeypatch.setattr(tasks, "is_packed", lambda block: isinstance(block, Packed))
+    monkeypatch.setattr(tasks, "multiply", lambda a, b, p=None, *, step: seen.append((a, b)))
+    raw = integers((3, 5))
+    tasks.multiply_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
+    tasks.multiply_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
+    assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
+    assert seen[1][1].raw.shape == (5, 3)
+
+
+def test_on_workers_blocks_lie_as_planned_and_move_as_counted():
+    from distributed import wait
+
+    from multimm.cluster.worker import received_bytes, reset_received_bytes
+
+    with multimm.cluster.start(workers=4, memory_limit="1GB") as client:
+        a = da.random.default_rng(3).standard_normal((1024, 768), chunks=64, dtype="f4")
+        plan = multimm.plan(a, a, trans_b=True, blocks=64, slabs=128)
+        assert plan.layout.mirrors
+        reset_received_bytes(client)
+        c = multimm.matmul(a, a.T, blocks=64, slabs=128).persist()
+        wait(c)
+        assert 0 < sum(received_bytes(client).values()) <= 1.05 * plan.bytes_received
+        held = {str(key): tuple(at) for key, at in client.who_has(c).items()}
+        ranks = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        for i, j in plan.layout.pairs:
+            owner = ranks[plan.grid.rank(plan.layout.owner(i, j, 0))]
+            assert owner in held[str((c.name, i, j))]
+            assert owner in held[str((c.name, j, i))]
+        x = a.compute()
+        result = c.compute()
+        assert np.abs(result - x @ x.T).max() < 1e-3
+        np.testing.assert_array_equal(result, result.T)
+        assert multimm.verify(a, a.T, c)
+
+
+def test_owners_wrap_around_any_number_of_workers():
+    layout = layout_of(6, (2, 2, 1))
+    for i, j in layout.pairs:
+        assert Grid(1, 3, 1).rank(layout.owner(i, j, 0)) < 3
+        assert isinstance(layout.owner(i, j, 0), Coordinate)

@@ -1,0 +1,199 @@
+"""What workers hold, counted on workers, against what the plan said they would."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import ClassVar
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.owners import where_blocks_lie
+from multimm.graph.placement import BlockPlacement
+from multimm.graph.tasks import Step
+from multimm.io import open_array
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+#: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
+#: which here are multiplied in milliseconds.
+UNHEARD = 4 * 50 * 50 * 4
+
+
+class Ledger(WorkerPlugin):
+    """Bytes of the blocks that each worker holds, by kind: the most there ever were.
+
+    All workers of this process write into one book.
+    """
+
+    name = "ledger"
+    held: ClassVar[Counter[tuple[str, str]]] = Counter()
+    peak: ClassVar[Counter[tuple[str, str]]] = Counter()
+    sizes: ClassVar[dict[tuple[str, object], int]] = {}
+
+    def setup(self, worker):
+        self.worker = worker
+
+    def transition(self, key, start, finish, **kwargs):
+        here = (self.worker.address, key)
+        if finish == "memory" and here not in self.sizes:
+            self.sizes[here] = self.worker.state.tasks[key].nbytes or 0
+            self.count(key, self.sizes[here])
+        elif start == "memory" and here in self.sizes:
+            self.count(key, -self.sizes.pop(here))
+
+    def count(self, key, size):
+        for kind in (kind_of(key), "all"):
+            at = self.worker.address, kind
+            self.held[at] += size
+            self.peak[at] = max(self.peak[at], self.held[at])
+
+    @classmethod
+    def clear(cls):
+        for book in (cls.held, cls.peak, cls.sizes):
+            book.clear()
+
+    @classmethod
+    def most(cls, kind):
+        return max((size for (_, of), size in cls.peak.items() if of == kind), default=0)
+
+
+def kind_of(key):
+    name = key[0] if isinstance(key, tuple) else str(key)
+    role = name.split("-")[1] if name.startswith("multimm-") else name.split("-")[0]
+    return "operands" if role in ("a", "b", "left", "right") else role
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """Products take some time, as large ones do: what is released is gone before the next ends."""
+
+    def slow(block):
+        time.sleep(0.005)
+        return block
+
+    monkeypatch.setattr(tasks, "finished", slow)
+
+
+@pytest.fixture(scope="module")
+def client():
+    # Dask's own removal of copies would move the blocks that are counted.
+    with (
+        dask.config.set({"distributed.scheduler.active-memory-manager.start": False}),
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(BlockPlacement())
+        client.register_plugin(Ledger())
+        yield client
+
+
+def cpus(workers, memory):
+    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
+
+
+def compute(a, b, step, problem, memory, **options):
+    plan = plan_matmul(problem, cpus(4, memory), options=Options(**options))
+    c = build(plan, a, b, None, step, np.empty((0, 0), "float32"))
+    assert sum(isinstance(task, tasks.BlockTask) for task in dict(c.dask).values()) == plan.tasks
+    Ledger.clear()
+    done = c.persist()
+    wait(done)
+    return plan, done
+
+
+def integers(shape, seed):
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def operand(shape, name):
+    """Blocks that tasks make, each from a number that its graph holds."""
+    x = da.full(shape, 2.0, chunks=(50, 50), dtype="float32")
+    return x.map_blocks(np.copy, name=f"{name}-{shape}", dtype="float32", meta=x._meta)
+
+
+def assert_as_planned(plan):
+    stay, spill = plan.memory_terms, plan.spill_terms
+    sums = sum(stay.get(name, 0) for name in ("partial sums", "sums being made", "sums received"))
+    assert 0 < Ledger.most("part") <= sums + UNHEARD
+    assert Ledger.most("all") <= sum(stay.values()) + sum(spill.values()) + UNHEARD
+
+
+PLAIN, GRAM = Step("float32", "float32"), Step("float32", "float32", trans_b=True)
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("p_k", [1, 2])
+@pytest.mark.parametrize("memory", [10**9, 600_000])
+def test_workers_hold_no_more_than_planned(client, gram, p_k, memory):
+    a, b = operand((600, 800), "left"), operand((800, 600), "right")
+    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, a.T if gram else b)),
+                      gram=gram)  # fmt: skip
+    plan, c = compute(
+        a, a if gram else b, GRAM if gram else PLAIN, problem, memory, blocks=50, slabs=50, p_k=p_k
+    )
+    assert plan.layout.mirrors == gram
+    assert (plan.layout.waves > 1) == (memory < 10**9)
+    assert_as_planned(plan)
+    np.testing.assert_array_equal(c.compute(), np.full((600, 600), 3200.0))
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_streamed_operands_are_alive_for_a_few_slabs(client, tmp_path, gram):
+    x, y = integers((400, 1600), 0), integers((1600, 400), 1)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
+    specs = MatrixSpec(x.shape), MatrixSpec(y.shape)
+    problem = Problem(*specs, rereadable=(True, True), gram=gram)
+    step = GRAM if gram else PLAIN
+    plan, c = compute(a, a if gram else b, step, problem, 1_500_000, blocks=50, slabs=50)
+    assert plan.layout.stream
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert_as_planned(plan)
+    flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
+    assert 0 < Ledger.most("operands") <= flight + UNHEARD
+    # Everything at once would be four times as much on each worker.
+    assert flight < (x.nbytes + y.nbytes * (not gram)) / 4
+    np.testing.assert_array_equal(c.compute(), x @ (x.T if gram else y))
+
+
+def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
+    """Operands lie where they were made; what a worker holds beyond its own is a few slabs."""
+    a, b = (
+        operand(shape, name).persist()
+        for shape, name in (((400, 1600), "left"), ((1600, 400), "right"))
+    )
+    wait([a, b])
+    ranks = sorted(client.cluster.scheduler.workers)
+    specs = [
+        MatrixSpec(x.shape, chunks=x.chunks, owners=where_blocks_lie(client, x, ranks))
+        for x in (a, b)
+    ]
+    problem = Problem(*specs)
+    plan, c = compute(a, b, PLAIN, problem, 10**9, blocks=50, slabs=50)
+    flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
+    assert 0 < Ledger.most("operands") <= flight + UNHEARD
+    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 6400.0))
+
+
+def test_a_product_larger_than_all_workers_says_so_beforehand():
+    cluster = cpus(2, 2_000_000)
+    fixed = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cluster)
+    assert "more than all workers hold" in str(fixed)
+    read = Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900)), rereadable=(True, True))
+    assert "operand blocks read slab by slab" in str(plan_matmul(read, cluster))
+    roomy = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cpus(2, 10**9))
+    assert "more than all workers hold" not in str(roomy)

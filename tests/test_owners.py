@@ -1,0 +1,244 @@
+"""Operands that lie on workers, or will, are used where they lie."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import multimm
+from multimm.errors import ShapeError
+from multimm.graph.owners import owners_of
+from multimm.planning import cost, traffic
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+SIZE, BLOCK = 96, 12
+FIXED = {"blocks": BLOCK, "slabs": BLOCK}
+
+
+def cpus(workers):
+    return ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), workers, LOCAL_TCP)
+
+
+def matrix(seed):
+    x = np.random.default_rng(seed).integers(-4, 5, (SIZE, SIZE)).astype("float32")
+    return x, da.from_array(x, chunks=BLOCK, name=f"owned-{seed}", inline_array=True)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def held(client, array):
+    """The one worker of each block, by its place among the workers' addresses."""
+    ranks = sorted(client.cluster.scheduler.workers)
+    where = {str(key): at for key, at in client.who_has(array).items()}
+    return tuple(
+        ranks.index(min(where[str((array.name, *index))])) for index in np.ndindex(array.numblocks)
+    )
+
+
+@pytest.mark.parametrize("p_k", [1, 2])
+@pytest.mark.parametrize("gram", [False, True])
+def test_a_lazy_product_knows_where_its_blocks_will_be(client, p_k, gram):
+    (x, a), (y, b) = matrix(1), matrix(2)
+    c = multimm.matmul(a, a.T if gram else b, **FIXED, p_k=p_k)
+    owners = owners_of(c, 4)
+    done = c.persist()
+    wait(done)
+    assert owners == held(client, done)
+    assert len(set(owners)) == 4
+    np.testing.assert_array_equal(done.compute(), x @ (x.T if gram else y))
+
+
+@pytest.mark.parametrize(
+    ("follow", "known"),
+    [
+        (lambda c: c, True),
+        (lambda c: c + 1, True),
+        (lambda c: np.sqrt(abs(c)) * 2 - c, True),
+        (lambda c: c + da.ones((SIZE, SIZE), chunks=BLOCK), True),
+        (lambda c: c.T, False),  # peeled off by the product
+        (lambda c: c[:SIZE // 2], False),
+        (lambda c: c.rechunk(SIZE), False),
+        (lambda c: c.sum(axis=0), False),
+        (lambda c: da.stack([c, c]), False),
+    ],
+)  # fmt: skip
+def test_what_is_computed_block_by_block_has_the_same_owners(client, follow, known):
+    c = multimm.matmul(matrix(1)[1], matrix(2)[1], **FIXED)
+    assert owners_of(follow(c), 4) == (owners_of(c, 4) if known else ())
+
+
+def test_owners_of_another_number_of_workers_are_not_used(client):
+    c = multimm.matmul(matrix(1)[1], matrix(2)[1], **FIXED)
+    assert owners_of(c, 4)
+    assert not owners_of(c, 3)
+
+
+@pytest.mark.parametrize("side", ["a", "b", "both"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
+    (x, a), (y, b), (z, e) = matrix(3), matrix(4), matrix(5)
+    c, right = multimm.matmul(a, b, **FIXED), x @ y
+    inner, expected = (c.T, right.T) if turned else (c, right)
+    factors = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
+    plan = multimm.plan(*factors, **FIXED)
+    assert set(plan.layout.lying) == ({"a", "b"} if side == "both" else {side})
+    assert ("used where they lie" if side == "both" else "used where it lies") in str(plan)
+    assert not plan.bytes_recut
+    d = multimm.matmul(*factors, **FIXED)
+    for index in np.ndindex(SIZE // BLOCK, SIZE // BLOCK):
+        role = "a" if side == "both" else side
+        at = index[::-1] if turned else index
+        block, slab = index if role == "a" else index[::-1]
+        home = plan.grid.rank(plan.layout.home(role, 0, block, slab))
+        assert home == owners_of(c, 4)[at[0] * (SIZE // BLOCK) + at[1]]
+    other = z if side != "both" else expected
+    first, second = (expected, other) if side != "b" else (other, expected)
+    np.testing.assert_array_equal(d.compute(), first @ second)
+
+
+def test_what_is_between_two_products_stays_where_the_first_left_it(client):
+    (x, a), (y, b), (z, e) = matrix(6), matrix(7), matrix(8)
+    c = multimm.matmul(a, b, **FIXED)
+    between = c * 2 + 1
+    d = multimm.matmul(between, e, **FIXED)
+    done = dask.persist(between, d)
+    wait(done)
+    ranks = sorted(client.cluster.scheduler.workers)
+    made = client.cluster.scheduler.tasks
+    for owner, index in zip(owners_of(c, 4), np.ndindex(between.numblocks), strict=True):
+        assert made[(between.name, *index)].worker_restrictions == {ranks[owner]}
+    np.testing.assert_array_equal(done[1].compute(), (2 * (x @ y) + 1) @ z)
+
+
+def test_the_traffic_of_a_chain_is_as_planned():
+    from multimm.cluster.worker import received_bytes, reset_received_bytes
+
+    def normal(seed):
+        return da.random.default_rng(seed).standard_normal((512, 512), chunks=64, dtype="f4")
+
+    fixed = {"blocks": 64, "slabs": 64}
+    with multimm.cluster.start(workers=4, memory_limit="1GB") as client:
+        a, b, e = (normal(seed) for seed in range(3))
+        c = multimm.matmul(a, b, **fixed)
+        plans = multimm.plan(a, b, **fixed), multimm.plan(c, e, **fixed)
+        reset_received_bytes(client)
+        d = multimm.matmul(c, e, **fixed).persist()
+        wait(d)
+        moved = sum(received_bytes(client).values())
+        assert moved <= 1.05 * sum(plan.bytes_received for plan in plans)
+        # The intermediate moves no more than any operand does.
+        assert plans[1].bytes_received == plans[1].bytes_bound
+
+
+def test_persisted_operands_are_used_where_they_lie(client):
+    (x, a), (y, b) = matrix(9), matrix(10)
+    a = a.map_blocks(np.negative, dtype="f4").persist()
+    wait(a)
+    plan = multimm.plan(a, b, **FIXED)
+    assert plan.layout.lying == {"a": held(client, a)}
+    assert sum(plan.received.values()) == plan.bytes_received
+    np.testing.assert_array_equal(multimm.matmul(a, b, **FIXED).compute(), -x @ y)
+
+
+def test_operands_that_are_still_being_made_lie_nowhere(client):
+    from distributed import Event
+
+    _, a = matrix(11)
+
+    def hold(block):
+        Event("multimm-owners").wait()
+        return block
+
+    a = a.map_blocks(hold, dtype="f4", meta=a._meta).persist()
+    assert not multimm.plan(a, a, **FIXED).layout.lying
+    Event("multimm-owners", client=client).set()
+
+
+def test_the_scheduler_is_not_asked_about_lazy_operands(client, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Client, "who_has", refuse)
+    a, b = matrix(12)[1], matrix(13)[1]
+    multimm.matmul(multimm.matmul(a, b, **FIXED), b + 1, **FIXED)
+
+
+# Plans on paper --------------------------------------------------------------------------
+
+
+def owned(owners, chunks):
+    return MatrixSpec(tuple(map(sum, chunks)), chunks=chunks, owners=owners)
+
+
+def test_owners_are_transposed_with_their_blocks():
+    spec = owned((0, 1, 2, 3, 4, 5), ((2, 3), (5, 7, 11)))
+    assert spec.T.owners == (0, 3, 1, 4, 2, 5)
+    assert spec == spec.T.T
+
+
+@pytest.mark.parametrize("owners", [(0,), (0, 1, 2)])
+def test_there_is_one_owner_for_each_block(owners):
+    with pytest.raises(ShapeError, match="one for each block"):
+        owned(owners, ((2, 3), (5,)))
+
+
+def test_bytes_and_memory_are_counted_from_the_owners():
+    a = owned((1, 1, 0, 1), ((10, 10), (10, 10)))
+    problem = Problem(a, MatrixSpec((20, 20)))
+    layout = plan_matmul(problem, cpus(2), options=Options(blocks=10, slabs=10)).layout
+    assert layout.grid.p_m * layout.grid.p_n == 2
+    users = layout.grid.p_n
+    counted = traffic.received(layout, 2)
+    b_moved = 20 * 20 * 4 * (layout.grid.p_m - 1)
+    if users == 2:
+        assert sum(counted.values()) == 4 * 100 * 4 + b_moved
+    else:
+        # Rows 0 and 1 of blocks are used by workers 0 and 1.
+        assert sum(counted.values()) == 3 * 100 * 4 + b_moved
+    assert cost.memory(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
+
+
+def test_the_plan_prefers_blocks_that_lie_right_to_others():
+    n, edge = 65536, 8192
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    first = plan_matmul(Problem(MatrixSpec((n, n)), MatrixSpec((n, n))), cluster)
+    layout = first.layout
+    chunks = (layout.m_blocks, layout.n_blocks)
+    c = MatrixSpec((n, n), chunks=chunks, owners=layout.result_owners(8))
+    blocks = ((edge,) * 8,) * 2
+    for problem in (
+        Problem(c, MatrixSpec((n, n), chunks=blocks)),
+        Problem(MatrixSpec((n, n), chunks=blocks), c),
+    ):
+        plan = plan_matmul(problem, cluster)
+        assert plan.layout.lying
+        assert not plan.bytes_recut
+        assert plan.bytes_received <= 1.05 * plan.bytes_bound
+
+
+def test_cutting_an_operand_into_other_blocks_is_counted():
+    a = MatrixSpec((40, 40), chunks=((40,), (7,) * 5 + (5,)))
+    b = MatrixSpec((40, 40), chunks=((20, 20), (10,) * 4))
+    layout = plan_matmul(Problem(a, b), cpus(2), options=Options(blocks=10, slabs=20)).layout
+    size, tasks = traffic.recut(layout)
+    assert size == a.nbytes
+    # 4 x 7 pieces of A, for its columns are cut at 7, 14, 20, 21, 28, 35, 40; 4 x 2 blocks.
+    assert tasks == 4 * 7 + 4 * 2
+    readable = Problem(a, b, rereadable=(True, False))
+    layout = plan_matmul(readable, cpus(2), options=Options(blocks=10, slabs=20)).layout
+    assert traffic.recut(layout) == (0, 0)
