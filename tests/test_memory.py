@@ -24,7 +24,6 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
-
 #: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
 #: which here are multiplied in milliseconds.
 UNHEARD = 4 * 50 * 50 * 4
