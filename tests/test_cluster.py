@@ -312,6 +312,20 @@ def test_gpu_answers_decide_over_the_host_memory_limit():
     assert spec.addresses == ("ucxx://10.0.0.1:8", "ucxx://10.0.0.1:9")
 
 
+@pytest.mark.parametrize(
+    ("ports", "per_node"), [([(1, 2)], 0), ([(1, 2), (3, 4)], 2), ([(1, 2), (3,)], 0)]
+)
+def test_hosts_with_equally_many_workers_are_nodes(ports, per_node):
+    workers = {
+        f"tcp://10.0.0.{i}:{port}": listed(host=f"10.0.0.{i}")
+        for i, host in enumerate(ports)
+        for port in host
+    }
+    spec = spec_of(workers, {})
+    assert spec.per_node == per_node
+    assert spec.between == spec.link == LOCAL_TCP
+
+
 def test_a_silent_worker_is_a_gpu_worker_only_over_ucxx():
     gpu = {"name": "NVIDIA L40", "memory-total": 48 * GIB}
     spec = spec_of({"ucxx://10.0.0.1:8": listed(gpu=gpu)}, {})

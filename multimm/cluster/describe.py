@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from multimm.cluster.devices import cpu_device, current_gpu
 from multimm.planning.spec import (
     H200,
+    INFINIBAND,
     LOCAL_TCP,
     NVLINK,
     SHARED_MEMORY,
@@ -66,7 +67,10 @@ def describe(client: Client) -> ClusterSpec | None:
     if client.status != "running":
         return None
     if not client.asynchronous:
-        info = dict(client.scheduler_info(-1))
+        # Not scheduler_info: what the client keeps of it is written over in the background, and
+        # lacks the workers for a moment.
+        scheduler: Any = client.scheduler
+        info = dict(client.sync(scheduler.identity, n_workers=-1))
     else:
         # The client itself knows the number of its workers only, a cluster object all of them.
         info = getattr(client.cluster, "scheduler_info", {})
@@ -96,7 +100,14 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         for address in addresses
     )
     threads = min(worker["nthreads"] for worker in workers.values())
-    return ClusterSpec(devices, _link(addresses[0], devices), addresses, max(1, threads))
+    link = _link(addresses[0], devices)
+    # Sorted by address, the workers of a host follow one another.
+    counts = set(neighbours.values())
+    per_node = counts.pop() if len(neighbours) > 1 and len(counts) == 1 else 0
+    between = INFINIBAND if link is NVLINK else link
+    return ClusterSpec(
+        devices, link, addresses, max(1, threads), per_node=per_node, between=between
+    )
 
 
 def local(*, threads: int | None = None, gpu: bool = False) -> ClusterSpec:
