@@ -132,7 +132,7 @@ def test_all_rungs_give_the_same_bits():
 def test_cublas_is_called_as_meant(letters, batch, extra, offset):
     from benchmarks.cases import Case
     from benchmarks.harness import Reference
-    from benchmarks.peers import Cublas
+    from benchmarks.cublas import Cublas
 
     case = Case(37, 53, 71, letters, batch, extra, offset)
     a, b, out = operands(cupy, case)
