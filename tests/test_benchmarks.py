@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import kernels, records, report
 from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
+from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
-from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.timing import HostTimer, interleave, prepare, sustain
 from multimm.gpu.compile import compile_text
 
