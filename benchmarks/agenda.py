@@ -157,8 +157,10 @@ def agenda(asked: Asked) -> list[Item]:
     Raises
     ------
     OptionError
-        If memory suffices for none of multimm's.
+        If multimm cannot run here, or memory suffices for none of its products.
     """
+    if missing := system("multimm").missing(asked.device):
+        raise OptionError(f"{missing}: multimm doctor says more; --workers 2 asks for CPU workers")
     found = [
         item
         for count in asked.counts

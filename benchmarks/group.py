@@ -21,6 +21,8 @@ Message = dict[str, Any]
 COMMAND = (sys.executable, "-m", "benchmarks.peers")
 #: Seconds that a group has to end by itself once it has said everything.
 GRACE = 30.0
+#: Seconds that its processes have to end when asked, before they are killed.
+SETTLE = 5.0
 _OVER: Message = {}
 
 
@@ -113,9 +115,9 @@ class Group:
                 with suppress(OSError):
                     pipe.close()
 
-    def _settle(self, seconds: float = 5.0) -> None:
+    def _settle(self) -> None:
         """Wait until the group's processes are gone, for a while."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline:
             self._process.poll()
             try:

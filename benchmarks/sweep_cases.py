@@ -146,11 +146,21 @@ def chosen(given: str | Iterable[str] | None, known: Sequence[str], what: str) -
 
 
 def too_large(product: Product, cluster: ClusterSpec) -> str:
-    """Return why multimm cannot hold a product without spilling; empty where it can."""
+    """Return why multimm cannot hold a product without spilling; empty where it can.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the plan needs more at once than it may take.
+    """
     plan = _plan(product, cluster)
-    need = sum(plan.memory_terms.values()) + sum(plan.spill_terms.values())
+    terms = plan.memory_terms | plan.spill_terms
+    if product.gram:  # one matrix, though a plan counts it on both sides; packed it is two
+        terms.pop("A at home", None)
+    need = sum(terms.values())
     have = share(cluster.devices[0])
     if need <= have:
+        plan.check()
         return ""
     return (
         f"needs {need / 1e9:.3g} GB on each of {cluster.workers} workers; "

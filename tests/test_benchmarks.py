@@ -256,7 +256,7 @@ def test_all_kept_records_can_be_read():
     for path in records.RESULTS.glob("*.json"):
         for entry in records.load(path):
             assert entry["commit"], path
-            assert entry["median"] > 0, path
+            assert entry["seconds"] == [] or entry["median"] > 0, path
 
 
 # Tables

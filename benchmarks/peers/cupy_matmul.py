@@ -18,9 +18,9 @@ class Cupy(System):
     @property
     def config(self) -> str:
         import cupy
+        from cupy.cuda import cublas, device
 
-        handle = cupy.cuda.device.get_cublas_handle()
-        version = cupy.cuda.cublas.getVersion(handle)
+        version = cublas.getVersion(device.get_cublas_handle())
         return f"cupy.matmul of CuPy {cupy.__version__} on one GPU, cuBLAS {version}, no TF32"
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, Array]:
