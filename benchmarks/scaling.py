@@ -234,7 +234,7 @@ def announce(items: Sequence[Item], left: Sequence[Item], console: Console) -> N
     """Say what will be measured, and what will not and why, before anything is."""
     present = [item for item in left if not item.absent]
     counts = sorted({item.machine.workers for item in items})
-    text = f"{len(present)} measurements on {', '.join(map(str, counts))} workers"
+    text = f"to measure: {len(present)} of {len(items)}, on {', '.join(map(str, counts))} workers"
     if len(left) < len(items):
         text += f"; {len(items) - len(left)} are there from before"
     console.print(text, highlight=False)

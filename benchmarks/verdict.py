@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from benchmarks.records import Record
@@ -15,7 +16,8 @@ def table(records: Sequence[Record]) -> Table:
     """One row a record."""
     columns = ("case", "system", "workers", "precision", "seconds", "TFLOP/s", "% of ideal",
                "error, u", "remark")  # fmt: skip
-    shown = Table(*(Column(name, no_wrap=name != "remark") for name in columns))
+    folds = ("case", "remark")
+    shown = Table(*(Column(name, no_wrap=name not in folds) for name in columns), box=SIMPLE_HEAD)
     for record in records:
         detail = record["detail"]
         measured: tuple[str, ...] = ("", "", "", "")
@@ -45,8 +47,9 @@ def verdict(records: Sequence[Record]) -> Iterator[str]:
     if not ours:
         yield "multimm: nothing was measured"
         return
-    worst = max(record["componentwise_u"] for record in ours if record["precision"] != "tf32")
-    yield f"multimm: {len(ours)} products are right; FP32 errors are at most {worst:.3g} u |A||B|"
+    fp32 = [r["componentwise_u"] for r in ours if r["precision"] != "tf32"]
+    worst = max(fp32, default=0.0)
+    yield f"multimm: right in all {len(ours)} cases, FP32 errors of at most {worst:.3g} u |A||B|"
     for peer in dict.fromkeys(r["system"] for r in done if r["system"] != "multimm"):
         yield from _beside(peer, ours, [record for record in done if record["system"] == peer])
     for record in ours:

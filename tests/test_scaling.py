@@ -19,7 +19,7 @@ from benchmarks import agenda, group, records, sampling, scaling, unfinished, ve
 from benchmarks.agenda import Item, ask
 from benchmarks.group import Group, GroupError
 from benchmarks.harness import U, WrongResultError
-from benchmarks.peers import base
+from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, SIZES, Product, products, too_large
 from benchmarks.unfinished import Unfinished
@@ -62,7 +62,7 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
                  "dask.array,cupy,numpy", "--output", str(tmp_path)]  # fmt: skip
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    assert "multimm: 1 products are right" in result.output
+    assert "multimm: right in all 1 cases" in result.output
     assert "beside dask.array: " in result.output
     assert "beside numpy: " in result.output
     (path,) = tmp_path.iterdir()
@@ -396,7 +396,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     assert len(script.jobs) == 1
     assert [work[0]["name"] for work in script.jobs[0][0]["work"]] == ["two"]
     assert sorted(r["case"] for r in found) == ["one", "three", "two"]
-    assert "1 measurements on 2 workers; 2 are there from before" in text
+    assert "to measure: 1 of 3, on 2 workers; 2 are there from before" in text
     assert len(records.load(path)) == 3
 
 
@@ -439,7 +439,7 @@ def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):
     found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0, slow), done(1, fast, **ideal)],
                       [OPENED, done(0, fast), done(1, slow)])  # fmt: skip
     right, beside = verdict.verdict(found)
-    assert right == "multimm: 2 products are right; FP32 errors are at most 1.5 u |A||B|"
+    assert right == "multimm: right in all 2 cases, FP32 errors of at most 1.5 u |A||B|"
     assert beside == ("beside numpy: 1.00 x as fast (geometric mean of 2); numpy wins one (0.25 x)")
     assert verdict.efficiency(found[1]) == pytest.approx(1.024)
     console = quiet()
@@ -513,3 +513,14 @@ def test_what_was_not_measured_has_no_figures():
     assert "median" not in made
     with pytest.raises(ValueError, match="no key"):
         records.unmeasured("c", "s", (1,), speed=1)
+
+
+def test_the_documentation_names_every_case_and_system():
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    for name in (*KINDS, *SYSTEMS):
+        assert f"| `{name}` |" in text
+    command = CliRunner().invoke(main, ["bench", "--help"])
+    for option in ("--gpus", "--workers", "--cases", "--peers", "--precisions", "--repeats",
+                   "--quick", "--output", "--restart"):  # fmt: skip
+        assert option in command.output
+        assert option in text
