@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ from benchmarks.peers.base import Machine
 from benchmarks.records import Record
 from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, Sizes, chosen, products
 from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
+from multimm.cluster.facts import gather
 from multimm.errors import MemoryBudgetError, OptionError
 
 COUNTS = (1, 2, 4, 8)
@@ -60,7 +63,7 @@ def ask(
     ----------
     gpus, workers : str, optional
         Counts such as ``"1,2,4,8"``; not both. Default: those of 1, 2, 4, 8 that this host's
-        GPUs allow, or its cores where there is no GPU.
+        GPUs allow, or its cores where there is no GPU; of these the most, if it is to be quick.
     cases, peers, precisions : str, optional
         Names with commas between them; ``peers="none"`` leaves multimm alone.
     repeats : int, optional
@@ -101,7 +104,7 @@ def _cores() -> int:
 
 def _default_counts(most: int, quick: bool) -> tuple[int, ...]:
     counts = tuple(count for count in COUNTS if count <= most)
-    return tuple(sorted({counts[0], counts[-1]})) if quick else counts
+    return counts[-1:] if quick else counts
 
 
 def _counts(given: str | None, option: str) -> tuple[int, ...]:
@@ -122,6 +125,18 @@ def machine_of(device: str, workers: int) -> Machine:
     gpus = visible_gpus() if device == "gpu" else ()
     memory = min((gpu.memory_bytes for gpu in gpus), default=host)
     return Machine(device, workers, memory, host, CPU_CORE_GFLOPS * _cores())
+
+
+def described() -> dict[str, Any]:
+    """Return what records say about this machine; creates no CUDA context."""
+    facts = gather()
+    cuda = ".".join(map(str, facts.cuda)) if facts.cuda else None
+    links = f"{min(facts.nvlinks.values())} NVLinks per pair" if facts.nvlinks else None
+    return {
+        "gpu": facts.gpus[0].name if facts.gpus else None, "count": len(facts.gpus),
+        "driver": facts.driver, "cuda": cuda, "links": links,
+        "cpu": platform.machine(), "cores": os.cpu_count(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +195,7 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
     first = count == asked.counts[0]
     if (missing or not one.spreads) and not first:
         return
-    machine = machine_of(asked.device, count if one.spreads else 1)
+    machine = machine_of(one.runs_on or asked.device, count if one.spreads else 1)
     precisions = asked.precisions if one.promise is None else (one.promise,)
     for product in products(asked.sizes, machine.workers, asked.kinds):
         if product.kind == "steady" and (name != "multimm" or count != asked.counts[-1]):

@@ -7,8 +7,6 @@ it was when the same command is given again.
 
 from __future__ import annotations
 
-import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import records
-from benchmarks.agenda import Asked, Item, agenda, check_disk, groups, key_of
+from benchmarks.agenda import Asked, Item, agenda, check_disk, described, groups, key_of
 from benchmarks.group import Group, GroupError, Message
 from benchmarks.harness import WrongResultError
 from benchmarks.peers.__main__ import job
@@ -27,7 +25,6 @@ from benchmarks.records import Record
 from benchmarks.sweep_cases import STEADY_RATIO
 from benchmarks.unfinished import Unfinished, give_up
 from multimm.cluster.devices import visible_gpus
-from multimm.cluster.facts import gather
 
 SUITE = "scaling"
 
@@ -71,7 +68,7 @@ class Sweep:
 
     def _group(self, items: list[Item]) -> list[Item]:
         """Measure in one process group, and return what it did not come to."""
-        first, waiting, opened = items[0], list(items), False
+        first, waiting, opened, failed = items[0], list(items), False, False
         name, workers = first.group
         work = [(item.product, item.precision, item.repeats) for item in items]
         log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
@@ -79,11 +76,14 @@ class Sweep:
             with Group(job(name, first.machine, work), log, _devices(first)) as group:
                 for message in group.messages():
                     opened = opened or "opened" in message
-                    if done := self._heard(items, message):
-                        waiting.remove(done)
+                    if ended := self._heard(items, message):
+                        waiting.remove(ended)
+                        failed = "done" not in message
             reason = "its process ended early"
         except GroupError as error:
             reason = str(error)
+        if failed:
+            return waiting
         for item in waiting[:1] if opened else waiting:
             self._add(item, "failed", reason)
         return waiting[1:] if opened else []
@@ -211,7 +211,7 @@ def sweep(
         folder = output or Path(temporary)
         check_disk(folder)
         header = (
-            records.run_header(machine()) if output else dict.fromkeys(("schema", *records.RUN))
+            records.run_header(described()) if output else dict.fromkeys(("schema", *records.RUN))
         )
         if restart:
             give_up(folder)
@@ -245,15 +245,3 @@ def announce(items: Sequence[Item], left: Sequence[Item], console: Console) -> N
     for (name, reason), cases in reasons.items():
         console.print(f"left out: {name}, {', '.join(dict.fromkeys(cases))}: {reason}",
                       highlight=False, soft_wrap=True)  # fmt: skip
-
-
-def machine() -> dict[str, Any]:
-    """Return what records say about this machine; creates no CUDA context."""
-    facts = gather()
-    cuda = ".".join(map(str, facts.cuda)) if facts.cuda else None
-    links = f"{min(facts.nvlinks.values())} NVLinks per pair" if facts.nvlinks else None
-    return {
-        "gpu": facts.gpus[0].name if facts.gpus else None, "count": len(facts.gpus),
-        "driver": facts.driver, "cuda": cuda, "links": links,
-        "cpu": platform.machine(), "cores": os.cpu_count(),
-    }  # fmt: skip

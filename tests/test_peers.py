@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks import cublas
 from benchmarks.harness import WrongResultError
-from benchmarks.peers import PEERS, SYSTEMS, dask_array, ours, system, trace
+from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, system, trace
+from benchmarks.peers import __main__ as group_main
 from benchmarks.peers.__main__ import job
 from benchmarks.peers.base import ENOUGH_SECONDS, Machine, System, crossing, measure, normal
 from benchmarks.peers.on_dask import OnDask, RunError
@@ -189,6 +190,7 @@ def cupy(monkeypatch):
 
     module.random = SimpleNamespace(default_rng=Generator)
     module.matmul = np.matmul
+    module.empty = lambda shape, dtype: np.full(shape, np.nan, dtype).view(OnToyGpu)
     module.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
     module.cuda = ModuleType("cupy.cuda")
     module.cuda.Device = lambda: SimpleNamespace(synchronize=lambda: waits.append(1))
@@ -203,7 +205,8 @@ def cupy(monkeypatch):
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_cupy_is_waited_for(cupy, product):
+def test_cupy_is_waited_for(cupy, product, monkeypatch):
+    monkeypatch.setattr(cupy_matmul, "STRIPE", 500)
     one = system("cupy")(GPU)
     assert len(measure(one, product, "float32", 2)["seconds"]) == 2
     assert len(cupy.waits) == 6  # for operands and for the result, of three runs
@@ -361,6 +364,40 @@ def test_the_rate_of_one_worker_is_that_of_its_block_products():
 
 
 # A group from within
+
+
+class Failing(Toy):
+    """Fails with the message that its product is named for."""
+
+    config = "toy"
+
+    def multiply(self, operands, precision):
+        self.spoil = np.nan if self.spoilt else 0.0
+        if self.broken:
+            raise ValueError("out of\nmemory")
+        return super().multiply(operands, precision)
+
+    def prepare(self, product, precision):
+        self.broken, self.spoilt = product.name == "broken", product.name == "spoilt"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("spoilt", {"wrong": 1}), ("broken", {"failed": 1, "reason": "ValueError: out of memory"})],
+)
+def test_a_group_says_what_went_wrong_and_ends(monkeypatch, name, last):
+    monkeypatch.setattr(group_main, "system", lambda name: Failing)
+    products = [Product("s", text, 20, 20, 20) for text in ("right", name, "right")]
+    said = []
+    group_main.run(job("toy", CPU, [(p, "float32", 2) for p in products]), said.append)
+    assert [next(iter(message)) for message in said] == [
+        *("opened", "step", "step", "step", "done"),
+        next(iter(last)),
+    ]
+    assert said[4]["config"] == "toy"
+    assert len(said[4]["seconds"]) == 2
+    assert last.items() <= said[-1].items()
+    json.dumps(said)
 
 
 def test_a_group_ends_with_its_sweep():

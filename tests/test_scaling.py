@@ -110,7 +110,7 @@ def test_too_few_gpus_are_said_before_anything_starts(eight_gpus):
     with pytest.raises(OptionError, match="--gpus 1,16: this host has 8"):
         ask(gpus="1,16")
     assert ask().counts == (1, 2, 4, 8)
-    assert ask(quick=True).counts == (1, 8)
+    assert ask(quick=True).counts == (8,)
     assert ask(workers="2").device == "cpu"
 
 
@@ -164,7 +164,14 @@ def test_the_agenda_has_every_case_for_every_count(eight_gpus):
     assert (steady.repeats, steady.machine.workers, steady.system) == (20, 8, "multimm")
     for name in ("cupy", "numpy"):
         assert {item.machine.workers for item in items if item.system == name} == {1}
+    assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
     assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
+
+
+def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
+    machine = Machine("gpu", 3, GB, GB)
+    assert scaling._devices(Item("multimm", machine, SMALL, "float32", 1)) == "0,1,2"
+    assert scaling._devices(Item("numpy", CPU, SMALL, "float32", 1)) == ""
 
 
 def test_products_have_the_extents_that_their_names_say():
@@ -342,15 +349,15 @@ def test_a_failed_case_and_a_dead_group_are_recorded_and_the_rest_goes_on(monkey
     items = [item("one"), item("two"), item("three"), item("four", absent="no room")]
     found, path, script, text = swept(
         monkeypatch, tmp_path, items,
-        [OPENED, {"failed": 0, "reason": "E: x"}, {"step": 1}, GroupError("it died")],
+        [OPENED, {"failed": 0, "reason": "E: x"}],
+        [OPENED, {"step": 0}, GroupError("it died")],
         [OPENED, {"step": 0}, done(0, bytes_received=7, detail={"predicted_seconds": 0.5})],
     )  # fmt: skip
     status = {r["case"]: (r["detail"]["status"], r["detail"]["reason"]) for r in found}
     assert status == {"four": ("absent", "no room"), "one": ("failed", "E: x"),
                       "two": ("failed", "it died"), "three": ("done", "")}  # fmt: skip
-    assert [work[0]["name"] for work, *_ in script.jobs[1][0]["work"] for work in [[work]]] == [
-        "three"
-    ]
+    names = [[work[0]["name"] for work in job["work"]] for job, _ in script.jobs]
+    assert names == [["one", "two", "three"], ["two", "three"], ["three"]]
     assert script.jobs[0][1] == ""  # CPU workers see no GPU
     loaded = {r["case"]: r for r in records.load(path)}
     assert loaded["three"]["median"] == 2.0
@@ -370,6 +377,11 @@ def test_a_group_that_never_opens_fails_with_all_its_cases(monkeypatch, tmp_path
     assert [r["detail"]["status"] for r in found] == ["failed", "failed", "done"]
 
 
+def test_a_group_that_ends_early_is_no_endless_loop(monkeypatch, tmp_path):
+    found, *_ = swept(monkeypatch, tmp_path, [item("one"), item("two")], [OPENED], [OPENED])
+    assert [r["detail"]["reason"] for r in found] == ["its process ended early"] * 2
+
+
 def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
     items = [item("one"), item("two"), item("three")]
     said = [OPENED, done(0), {"wrong": 1, "reason": "an element is off by 9 u"}]
@@ -379,8 +391,9 @@ def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
 
 
 def test_a_wrong_product_of_a_peer_is_no_figure_of_it(monkeypatch, tmp_path):
-    said = [OPENED, {"wrong": 0, "reason": "off"}, done(1)]
-    found, *_ = swept(monkeypatch, tmp_path, [item("one", "numpy"), item("two", "numpy")], said)
+    items = [item("one", "numpy"), item("two", "numpy")]
+    wrong = [OPENED, {"wrong": 0, "reason": "off"}]
+    found, *_ = swept(monkeypatch, tmp_path, items, wrong, [OPENED, done(0)])
     assert [r["detail"]["reason"] for r in found] == ["wrong result: off", ""]
     assert verdict.failed(found) == []
 

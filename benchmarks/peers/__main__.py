@@ -44,21 +44,25 @@ def run(line: str, say: Say) -> None:
     with one.opened():
         say({"opened": given["system"]})
         for number, (product, precision, repeats) in enumerate(given["work"]):
-            _measured(one, Product(**product), precision, repeats, number, say)
+            if not _measured(one, Product(**product), precision, repeats, number, say):
+                return  # what it left behind must not spoil the next: a new group goes on
 
 
 def _measured(
     one: System, product: Product, precision: str, repeats: int, number: int, say: Say
-) -> None:
+) -> bool:
+    """Whether all is well."""
     try:
         done = measure(one, product, precision, repeats, lambda: say({"step": number}))
         say({"done": number, "config": one.config, **done})
+        return True
     except WrongResultError as error:
         say({"wrong": number, "reason": str(error)})
-    except Exception as error:  # a peer fails in ways of its own, and the rest goes on
+    except Exception as error:  # each system fails in ways of its own
         logging.getLogger(__name__).exception("%s failed", product.name)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         say({"failed": number, "reason": text[:300]})
+    return False
 
 
 def _end_with_the_sweep() -> None:

@@ -45,6 +45,8 @@ class System:
     promise: ClassVar[str | None] = "float32"
     #: What must be importable, on a GPU machine and on one without.
     needs: ClassVar[dict[str, tuple[str, ...]]] = {"cpu": ()}
+    #: The device that it runs on, if it is always the same.
+    runs_on: ClassVar[str | None] = None
     #: Whether it can use several workers.
     spreads: ClassVar[bool] = True
 

@@ -20,6 +20,7 @@ class CublasXt(NumpyMatmul):
     """The library that NVIDIA has for products larger than a GPU's memory."""
 
     needs: ClassVar = {"gpu": ("cupy",)}
+    runs_on = None
     spreads = True
 
     def __init__(self, machine: Machine) -> None:

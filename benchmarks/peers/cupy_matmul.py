@@ -8,6 +8,9 @@ from benchmarks.peers.base import Array, System, crossing
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
 
+#: Elements that are drawn at once: 1 GB.
+STRIPE = 2**28
+
 
 class Cupy(System):
     """One GPU; float32 stays float32."""
@@ -32,10 +35,8 @@ class Cupy(System):
         cupy.get_default_memory_pool().free_all_blocks()
         rng = cupy.random.default_rng(seed)
         shape = (product.k, product.m) if product.gram else (product.m, product.k)
-        a = rng.standard_normal(shape, dtype=cupy.float32)
-        b = None
-        if not product.gram:
-            b = rng.standard_normal((product.k, product.n), dtype=cupy.float32)
+        a = _normal(rng, *shape)
+        b = None if product.gram else _normal(rng, product.k, product.n)
         cupy.cuda.Device().synchronize()
         return (a.T, a) if b is None else (a, b)
 
@@ -50,3 +51,15 @@ class Cupy(System):
         a, b = operands
         left, right, found = crossing(a, b, result, at)
         return left.get(), right.get(), found.get()
+
+
+def _normal(rng: Any, rows: int, columns: int) -> Array:
+    """A matrix drawn in stripes: its elements may be more than a generator's index can count."""
+    import cupy
+
+    made = cupy.empty((rows, columns), cupy.float32)
+    step = max(1, STRIPE // columns)
+    for first in range(0, rows, step):
+        stripe = made[first : first + step]
+        stripe[...] = rng.standard_normal(stripe.shape, dtype=cupy.float32)
+    return made

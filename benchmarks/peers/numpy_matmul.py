@@ -18,6 +18,7 @@ class NumpyMatmul(System):
     """One process, BLAS with all cores."""
 
     needs: ClassVar = {"cpu": (), "gpu": ()}
+    runs_on: ClassVar[str | None] = "cpu"
     spreads = False
 
     @classmethod
