@@ -320,8 +320,13 @@ def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):
     result = SimpleNamespace(numblocks=(1, 2))
     statuses = {(0, 0): "finished", (0, 1): "finished"}
 
+    def fail():
+        raise MemoryError("of a GPU")
+
     def futures(_):
-        return [SimpleNamespace(key=("x", *at), status=s) for at, s in statuses.items()]
+        return [
+            SimpleNamespace(key=("x", *at), status=s, result=fail) for at, s in statuses.items()
+        ]
 
     monkeypatch.setattr("distributed.client.futures_of", futures)
     with pytest.raises(RunError, match="1 of 2 blocks were not computed in this run"):
@@ -335,8 +340,11 @@ def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):
         one.after(result)
     one.prepare(SQUARE, "float32")
     one.after(result)
+    statuses[0, 1] = "lost"
+    with pytest.raises(RunError, match="1 of 2 blocks are not there: lost"):
+        one.after(result)
     statuses[0, 1] = "error"
-    with pytest.raises(RunError, match="1 of 2 blocks are not there: error"):
+    with pytest.raises(MemoryError, match="of a GPU"):
         one.after(result)
 
 

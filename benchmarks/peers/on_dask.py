@@ -99,6 +99,9 @@ class OnDask(System):
 
         self.intervals = self.client.run(trace.taken)
         futures = futures_of(result)
+        for future in futures:
+            if future.status == "error":
+                future.result()  # says what went wrong on the worker
         if bad := [future.status for future in futures if future.status != "finished"]:
             raise RunError(f"{len(bad)} of {len(futures)} blocks are not there: {bad[0]}")
         done = {key for rows in self.intervals.values() for kind, key, *_ in rows
