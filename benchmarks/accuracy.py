@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks import xla
 from benchmarks.cases import Case
+from benchmarks.cublas import COMPUTE_TF32, Cublas
 from benchmarks.distributions import CARRIED, DISTRIBUTIONS, OVER_K, SPLIT_UNITS, draw
 from benchmarks.harness import Bench, Errors, Reference, U, WrongResultError
-from benchmarks.peers import COMPUTE_TF32, Cublas
 from benchmarks.timing import Call, HostTimer, interleave
 
 logger = logging.getLogger(__name__)

@@ -85,7 +85,7 @@ def describe_machine(gpu: bool) -> dict[str, Any]:
         import cupy
         import pynvml
 
-        from benchmarks.peers import Cublas
+        from benchmarks.cublas import Cublas
 
         pynvml.nvmlInit()
         chip = cupy.cuda.runtime.getDeviceProperties(0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases import THIN, Case
+from benchmarks.cublas import Cublas
 from benchmarks.harness import Bench, Reference, operands
-from benchmarks.peers import Cublas
 from benchmarks.timing import Call, GpuTimer
 from benchmarks.transposes import copy
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases import AWKWARD, SQUARES, SUSTAINED, TRANSPOSES, Case, square
+from benchmarks.cublas import Cublas
 from benchmarks.harness import Bench, Reference, operands
 from benchmarks.ladder import RUNGS, run_rung
-from benchmarks.peers import Cublas
 from benchmarks.timing import Call, GpuTimer
 
 Array = Any

@@ -22,6 +22,11 @@ Record = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
 
+#: What `run_header` calls the form of a file. Files without a number are of version 1, in which
+#: every record has seconds; from version 2 on a case that failed is recorded without.
+SCHEMA = 2
+KNOWN_SCHEMAS = (1, 2)
+
 #: The keys of a record, in the order in which they are written. Those of RUN are shared.
 RUN = ("commit", "date", "machine", "versions")
 KEYS = (
@@ -75,7 +80,8 @@ def run_header(machine: Mapping[str, Any]) -> Record:
         except importlib.metadata.PackageNotFoundError:
             continue
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"commit": commit(), "date": now, "machine": dict(machine), "versions": versions}
+    header = {"commit": commit(), "date": now, "machine": dict(machine), "versions": versions}
+    return {"schema": SCHEMA, **header}
 
 
 def record(
@@ -101,9 +107,7 @@ def record(
     **more
         Other keys of a record.
     """
-    unknown = set(more) - set(KEYS)
-    if unknown:
-        raise ValueError(f"records have no key {sorted(unknown)}; known are {KEYS}")
+    _check(more)
     median = statistics.median(seconds)
     fields = {
         "case": case, "system": system, "shape": list(shape), "precision": "ieee",
@@ -113,6 +117,18 @@ def record(
         **more,
     }  # fmt: skip
     return {key: fields[key] for key in KEYS if fields.get(key) is not None}
+
+
+def unmeasured(case: str, system: str, shape: Sequence[int], **more: Any) -> Record:
+    """Return a record of what was to be timed and was not; `more` should say why."""
+    _check(more)
+    fields = {"case": case, "system": system, "shape": list(shape), "seconds": [], **more}
+    return {key: fields[key] for key in KEYS if fields.get(key) is not None}
+
+
+def _check(more: Mapping[str, Any]) -> None:
+    if unknown := set(more) - set(KEYS):
+        raise ValueError(f"records have no key {sorted(unknown)}; known are {KEYS}")
 
 
 def save(records: Iterable[Record], header: Record, suite: str, folder: Path) -> Path:
@@ -133,11 +149,19 @@ def load(path: Path) -> list[Record]:
     Raises
     ------
     ValueError
-        If the file is no such run.
+        If the file is no such run, or one of a version that is not known here.
     """
     content = json.loads(path.read_text("utf-8"))
-    if set(content) != {"run", "records"} or set(content["run"]) != set(RUN):
-        raise ValueError(f"{path}: no run of the benchmarks; it has {sorted(content)}")
+    if not isinstance(content, dict) or set(content) != {"run", "records"}:
+        raise ValueError(f"{path}: no run of the benchmarks")
+    version = content["run"].pop("schema", 1)
+    if version not in KNOWN_SCHEMAS:
+        raise ValueError(
+            f"{path}: records of version {version}; this commit reads "
+            f"{' and '.join(map(str, KNOWN_SCHEMAS))}"
+        )
+    if set(content["run"]) != set(RUN):
+        raise ValueError(f"{path}: no run of the benchmarks; it has {sorted(content['run'])}")
     loaded = []
     for entry in content["records"]:
         if unknown := set(entry) - set(KEYS):

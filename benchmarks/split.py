@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.cases import AWKWARD, Case, square
+from benchmarks.cublas import COMPUTE_TF32, Cublas
 from benchmarks.harness import Bench, Errors, Reference, U, WrongResultError, operands
-from benchmarks.peers import COMPUTE_TF32, Cublas
 from benchmarks.records import Record
 from benchmarks.timing import Call, GpuTimer
 from benchmarks.transposes import copy

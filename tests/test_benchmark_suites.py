@@ -12,8 +12,8 @@ from toy_cupy import ToyTimer, toy_cupy
 import multimm.gpu.add
 from benchmarks import kernels, latency, matvec, python_comparison, records, report, sums
 from benchmarks.cases import TRANSPOSES, Case
+from benchmarks.cublas import Cublas
 from benchmarks.harness import Bench, WrongResultError
-from benchmarks.peers import Cublas
 from benchmarks.timing import HostTimer
 from multimm.gpu import launch
 

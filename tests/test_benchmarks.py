@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import kernels, records, report
 from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
+from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
-from benchmarks.peers import OVERRIDES, check_environment
 from benchmarks.timing import HostTimer, interleave, prepare, sustain
 from multimm.gpu.compile import compile_text
 
@@ -256,7 +256,7 @@ def test_all_kept_records_can_be_read():
     for path in records.RESULTS.glob("*.json"):
         for entry in records.load(path):
             assert entry["commit"], path
-            assert entry["median"] > 0, path
+            assert entry["seconds"] == [] or entry["median"] > 0, path
 
 
 # Tables

@@ -20,9 +20,9 @@ import multimm.gpu.precision
 import multimm.gpu.split
 from benchmarks import accuracy, plot, records, report, split, split_tables, xla
 from benchmarks.cases import TRANSPOSES, Case, square
+from benchmarks.cublas import COMPUTE_TF32, Cublas
 from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
-from benchmarks.peers import COMPUTE_TF32, Cublas
 from multimm.gpu.choice import FFMA, SPLIT, Choice, note
 from multimm.gpu.split_reference import joined, wgmma_model
 from multimm.gpu.split_reference import split as split_parts

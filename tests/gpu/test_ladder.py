@@ -131,8 +131,8 @@ def test_all_rungs_give_the_same_bits():
 @pytest.mark.parametrize(("batch", "extra", "offset"), [(0, 0, 0), (0, 1, 0), (0, 3, 1), (5, 0, 0)])
 def test_cublas_is_called_as_meant(letters, batch, extra, offset):
     from benchmarks.cases import Case
+    from benchmarks.cublas import Cublas
     from benchmarks.harness import Reference
-    from benchmarks.peers import Cublas
 
     case = Case(37, 53, 71, letters, batch, extra, offset)
     a, b, out = operands(cupy, case)

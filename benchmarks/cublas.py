@@ -43,7 +43,8 @@ def check_environment() -> None:
         )
 
 
-def _library(name: str) -> ctypes.CDLL:
+def library(name: str) -> ctypes.CDLL:
+    """Load cuBLAS or cublasLt from wherever CuPy has it."""
     import cupy
 
     cupy.cuda.device.get_cublas_handle()  # loads cuBLAS, wherever CuPy found it
@@ -56,7 +57,8 @@ def _library(name: str) -> ctypes.CDLL:
         return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
 
 
-def _checked(status: int, what: str) -> None:
+def checked(status: int, what: str) -> None:
+    """Raise RuntimeError unless a call's status is that of success."""
     if status:
         raise RuntimeError(f"{what} returned status {status}")
 
@@ -83,13 +85,13 @@ class Cublas:
         check_environment()
         self._stream = c_void_p(stream.ptr)
         self._workspace = cupy.empty(WORKSPACE, cupy.uint8)
-        self._blas, self._lt = _library("cublas"), _library("cublasLt")
+        self._blas, self._lt = library("cublas"), library("cublasLt")
         self._handle, self._lt_handle = c_void_p(), c_void_p()
         self._call("cublasCreate_v2", byref(self._handle))
         self._call("cublasSetStream_v2", self._handle, self._stream)
         space = c_void_p(self._workspace.data.ptr)
         self._call("cublasSetWorkspace_v2", self._handle, space, c_size_t(WORKSPACE))
-        _checked(self._lt.cublasLtCreate(byref(self._lt_handle)), "cublasLtCreate")
+        checked(self._lt.cublasLtCreate(byref(self._lt_handle)), "cublasLtCreate")
 
     @property
     def version(self) -> int:
@@ -100,7 +102,7 @@ class Cublas:
         return version
 
     def _call(self, name: str, *arguments: Any) -> None:
-        _checked(getattr(self._blas, name)(*arguments), name)
+        checked(getattr(self._blas, name)(*arguments), name)
 
     def sgemm(self, case: Case, a: Array, b: Array, out: Array) -> Callable[[], None]:
         """Return a call of cublasSgemm, or of cublasSgemmStridedBatched."""
@@ -116,7 +118,7 @@ class Cublas:
         keep = (one, zero, a, b, out)
 
         def call(_: Any = keep) -> None:
-            _checked(entry(*arguments), "cublasSgemm")
+            checked(entry(*arguments), "cublasSgemm")
 
         return call
 
@@ -144,7 +146,7 @@ class Cublas:
         entry, keep = self._blas.cublasGemmEx, (one, zero, a, b, out)
 
         def call(_: Any = keep) -> None:
-            _checked(entry(*arguments), "cublasGemmEx")
+            checked(entry(*arguments), "cublasGemmEx")
 
         return call
 
@@ -164,7 +166,7 @@ class Cublas:
         entry, keep = self._blas.cublasSgemv_v2, (one, zero, a, b, out)
 
         def call(_: Any = keep) -> None:
-            _checked(entry(*arguments), "cublasSgemv")
+            checked(entry(*arguments), "cublasSgemv")
 
         return call
 
@@ -172,7 +174,7 @@ class Cublas:
         """Return a call of cublasLtMatmul with its first choice; None where it has none."""
         lt, one, zero = self._lt, c_float(1), c_float(0)
         operation = c_void_p()
-        _checked(lt.cublasLtMatmulDescCreate(byref(operation), _COMPUTE_32F, _F32), "Lt operation")
+        checked(lt.cublasLtMatmulDescCreate(byref(operation), _COMPUTE_32F, _F32), "Lt operation")
         for attribute, flag in ((3, case.trans_b), (4, case.trans_a)):  # TRANSA, TRANSB
             self._set("MatmulDesc", operation, attribute, c_int32(flag))
         layouts = [self._layout(x, case.batch) for x in (b, a, out)]
@@ -189,19 +191,19 @@ class Cublas:
         keep = (one, zero, a, b, out)
 
         def call(_: Any = keep) -> None:
-            _checked(lt.cublasLtMatmul(*arguments), "cublasLtMatmul")
+            checked(lt.cublasLtMatmul(*arguments), "cublasLtMatmul")
 
         return call
 
     def _set(self, kind: str, handle: Any, attribute: int, value: Any) -> None:
         entry = getattr(self._lt, f"cublasLt{kind}SetAttribute")
-        _checked(entry(handle, attribute, byref(value), c_size_t(ctypes.sizeof(value))), kind)
+        checked(entry(handle, attribute, byref(value), c_size_t(ctypes.sizeof(value))), kind)
 
     def _layout(self, x: Array, batch: int) -> c_void_p:
         layout = c_void_p()
         rows, columns = c_uint64(x.shape[-1]), c_uint64(x.shape[-2])  # as column-major
         entry = self._lt.cublasLtMatrixLayoutCreate
-        _checked(entry(byref(layout), _F32, rows, columns, c_int64(_leading(x))), "Lt layout")
+        checked(entry(byref(layout), _F32, rows, columns, c_int64(_leading(x))), "Lt layout")
         if batch:  # BATCH_COUNT, STRIDED_BATCH_OFFSET
             self._set("MatrixLayout", layout, 5, c_int32(batch))
             self._set("MatrixLayout", layout, 6, c_int64(_stride(x)))
@@ -210,7 +212,7 @@ class Cublas:
     def _algorithm(self, operation: Any, layouts: list[Any], operands: tuple[Array, ...]) -> Any:
         """Return the first choice of cublasLt's heuristic, as the struct that it writes."""
         preference = c_void_p()
-        _checked(self._lt.cublasLtMatmulPreferenceCreate(byref(preference)), "Lt preference")
+        checked(self._lt.cublasLtMatmulPreferenceCreate(byref(preference)), "Lt preference")
         self._set("MatmulPreference", preference, 1, c_uint64(WORKSPACE))
         for attribute, x in zip((5, 6, 7, 8), (*operands, operands[-1]), strict=True):
             alignment = c_uint32(min(256, x.data.ptr & -x.data.ptr))  # MIN_ALIGNMENT_A .. D

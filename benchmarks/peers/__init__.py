@@ -1,0 +1,30 @@
+"""The systems that the scaling sweep compares: one module each, run in a process group of its own.
+
+`python -m benchmarks.peers SYSTEM` (see __main__.py) is one such group. A module here imports what
+its system needs inside functions: the sweep itself asks all of them `missing`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from benchmarks.peers.base import System
+
+#: System -> the module and the class in it. "multimm" is what the others are compared with.
+SYSTEMS = {
+    "multimm": ("ours", "Multimm"),
+    "dask.array": ("dask_array", "DaskArray"),
+    "cupy": ("cupy_matmul", "Cupy"),
+    "jax highest": ("jax_sharded", "JaxHighest"),
+    "jax default": ("jax_sharded", "JaxDefault"),
+    "cublasxt": ("cublasxt", "CublasXt"),
+    "numpy": ("numpy_matmul", "NumpyMatmul"),
+}
+PEERS = tuple(name for name in SYSTEMS if name != "multimm")
+
+
+def system(name: str) -> type[System]:
+    """Return the class of a system."""
+    module, entry = SYSTEMS[name]
+    found: type[System] = getattr(import_module(f"benchmarks.peers.{module}"), entry)
+    return found

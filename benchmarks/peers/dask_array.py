@@ -1,0 +1,56 @@
+"""dask.array.matmul on the workers that multimm has: what a Dask user calls today."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import dask.array as da
+
+from benchmarks.peers.base import Machine
+from benchmarks.peers.on_dask import OnDask
+from benchmarks.sweep_cases import Product
+from multimm.planning.grid import regular
+
+#: Longest edge of a block by device, and the block products that each worker gets at least; blocks
+#: are cut in half until it does. Arbitrary: 1 GB a block on a GPU, 4 MB on a CPU.
+EDGE = {"gpu": 16384, "cpu": 1024}
+PRODUCTS = 4
+
+
+class DaskArray(OnDask):
+    """Blocks by rank in the order of their rows; no placement but Dask's own."""
+
+    needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda")}
+
+    _edge = 0  #: of the blocks of the last product
+
+    @property
+    def config(self) -> str:
+        return (
+            f"dask.array.matmul of {'CuPy' if self.gpu else 'NumPy'} blocks of at most "
+            f"{self._edge} x {self._edge}, {self.workers_text}"
+        )
+
+    def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
+        edge = self._edge = block_edge(product, self.machine)
+        m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
+        if product.gram:
+            a = self.matrix(k, m, seed, lambda i, j: i * len(m) + j)
+            return a.T, a
+        a = self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j)
+        return a, self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j)
+
+    def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> Any:
+        return self.run(da.matmul(*operands))
+
+
+def block_edge(product: Product, machine: Machine) -> int:
+    """Return the edge of the blocks of A, B and C."""
+    edge = EDGE[machine.device]
+    while edge > 1:
+        blocks = [-(-size // edge) for size in (product.m, product.n, product.k)]
+        if math.prod(blocks) >= PRODUCTS * machine.workers:
+            break
+        edge //= 2
+    return edge

@@ -1,0 +1,47 @@
+"""numpy.matmul on the host's cores: what a laptop has without anything."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks.peers.base import Array, Machine, System, crossing, normal
+from benchmarks.sampling import Sample
+from benchmarks.sweep_cases import Product
+
+#: Products that would take longer are left out; arbitrary.
+LONGEST_SECONDS = 60.0
+
+
+class NumpyMatmul(System):
+    """One process, BLAS with all cores."""
+
+    needs: ClassVar = {"cpu": (), "gpu": ()}
+    runs_on: ClassVar[str | None] = "cpu"
+    spreads = False
+
+    @classmethod
+    def too_large(cls, product: Product, machine: Machine) -> str:
+        seconds = product.flops / (machine.gflops * 1e9)
+        if seconds > LONGEST_SECONDS:
+            return f"would take about {seconds:.0f} s for each run"
+        return cls.beyond(product.bytes, 0.6 * machine.host_bytes, "the host's memory")
+
+    @property
+    def config(self) -> str:
+        return "numpy.matmul in one process, its BLAS with the threads it takes by default"
+
+    def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, Array]:
+        if product.gram:
+            a = normal(product.k, product.m, seed)
+            return a.T, a
+        a = normal(product.m, product.k, 2 * seed)
+        return a, normal(product.k, product.n, 2 * seed + 1)
+
+    def multiply(self, operands: tuple[Array, Array], precision: str) -> Array:
+        return np.matmul(*operands)
+
+    def sample(self, operands: Any, result: Array, at: Sample) -> tuple[Array, Array, Array]:
+        a, b = operands
+        return crossing(a, b, result, at)

@@ -1,0 +1,155 @@
+"""multimm itself, on GPU workers or on CPU workers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import dask.array as da
+
+from benchmarks.harness import WrongResultError
+from benchmarks.peers import trace
+from benchmarks.peers.base import Machine
+from benchmarks.peers.on_dask import Blocks, OnDask, random_block
+from benchmarks.sweep_cases import Product, too_large
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
+
+#: Intervals of a timeline, at most; more make the records unreadable.
+MOST_INTERVALS = 4000
+#: Edge of the products, and seconds, with which a worker's own rate is taken. Arbitrary: as long
+#: as a product, and on a GPU long enough for its clock to settle.
+RATE = {"gpu": (16384, 2.0), "cpu": (512, 0.3)}
+
+
+class Multimm(OnDask):
+    """Operands lie unpacked, in the blocks and at the homes that the plan gives them."""
+
+    promise = None
+    needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._plans: dict[tuple[Product, str], MatmulPlan] = {}
+        self._rates: dict[str, float] = {}
+        self._plan: MatmulPlan | None = None
+
+    @classmethod
+    def too_large(cls, product: Product, machine: Machine) -> str:
+        from multimm.cluster.devices import cpu_device
+
+        if machine.device == "cpu":
+            each = machine.memory_bytes // machine.workers
+            cluster = ClusterSpec.homogeneous(cpu_device(each, 1, spills=True), machine.workers)
+            return too_large(product, cluster)
+        # Another GPU has other rates and blocks of the same order: memory is what is asked.
+        device = replace(H200, memory_bytes=machine.memory_bytes)
+        return too_large(product, ClusterSpec.homogeneous(device, machine.workers, NVLINK))
+
+    @property
+    def config(self) -> str:
+        return f"multimm.matmul, operands at home and unpacked, {self.workers_text}"
+
+    def prepare(self, product: Product, precision: str) -> None:
+        """Plan, and take the workers' own rates, before operands fill their memory."""
+        super().prepare(product, precision)
+        self._plan = self._planned(product, precision)
+        self._ideal(precision)
+
+    def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
+        plan = self._planned(product, precision)
+        layout, grid = plan.layout, plan.grid
+
+        def home(role: str) -> Any:
+            def of(i: int, j: int) -> int:
+                block, slab = (i, j) if role == "a" else (j, i)
+                return grid.rank(layout.home(role, 0, block, slab))
+
+            return of
+
+        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, home("b"))
+        if product.gram:
+            return b.T, b
+        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, home("a")), b
+
+    def _planned(self, product: Product, precision: str) -> MatmulPlan:
+        """The plan for operands that come in the plan's own blocks."""
+        import multimm
+
+        if (product, precision) in self._plans:
+            return self._plans[product, precision]
+        m: Blocks = (product.m,)
+        n: Blocks = (product.n,)
+        k: Blocks = (product.k,)
+        for _ in range(3):  # what a plan is given it mostly keeps
+            b = MatrixSpec((product.k, product.n), chunks=(k, n))
+            a = b if product.gram else MatrixSpec((product.m, product.k), chunks=(m, k))
+            plan = multimm.plan(a, b, trans_a=product.gram, precision=precision)
+            layout = plan.layout
+            if (m, n, k) == (layout.m_blocks, layout.n_blocks, layout.slabs):
+                break
+            m, n, k = layout.m_blocks, layout.n_blocks, layout.slabs
+        self._plans[product, precision] = plan.check()
+        return plan
+
+    def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> da.Array:
+        import multimm
+
+        return self.run(multimm.matmul(*operands, precision=precision))
+
+    def least_tasks(self, result: da.Array) -> int:
+        return self._plan.tasks if self._plan else 0
+
+    def verify(self, operands: Any, result: da.Array, precision: str) -> None:
+        """Freivalds' check of all of it; TF32 is outside of what it takes for right."""
+        import multimm
+
+        if precision == "tf32" and self.gpu:
+            return
+        a, b = operands
+        if not (outcome := multimm.verify(a, b, result)):
+            raise WrongResultError(str(outcome))
+
+    def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
+        plan = self._planned(product, precision)
+        rows = trace.timeline(self.intervals, last[0], MOST_INTERVALS)
+        return super().facts(product, precision, last) | {
+            "bytes_predicted": plan.bytes_received,
+            "peak_bytes": plan.peak_bytes,
+            "plan": str(plan),
+            "detail": {
+                "predicted_seconds": float(f"{plan.seconds:.6g}"),
+                "one_worker_tflops": self._ideal(precision),
+                **({"timeline": rows} if rows and product.kind == "strong" else {}),
+            },
+        }
+
+    def _ideal(self, precision: str) -> float:
+        """The sum of every worker's own rate with all of them running, TFLOP/s."""
+        if precision not in self._rates:
+            edge, seconds = RATE[self.machine.device]
+            rates = [
+                self.client.submit(
+                    own_rate, precision, edge, seconds, self.gpu, workers=[address], pure=False
+                )
+                for address in self.addresses
+            ]
+            self._rates[precision] = float(f"{sum(self.client.gather(rates)):.6g}")
+        return self._rates[precision]
+
+
+def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:
+    """Runs on a worker: TFLOP/s of block products with operands packed before, as in a product."""
+    from multimm.graph.tasks import Step, multiply, pack
+
+    step = Step("float32", "float32", precision=precision)
+    a, b = (random_block([seed], edge, edge, gpu) for seed in (1, 2))
+    if gpu and precision != "ieee":
+        a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
+    partial = multiply(a, b, step=step)
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        multiply(a, b, partial, step=step)
+        count += 1
+    return count * 2 * edge**3 / (time.perf_counter() - start) / 1e12

@@ -1,0 +1,182 @@
+"""The products of the scaling sweep, and on which machines they fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multimm.errors import OptionError
+from multimm.planning.spec import MEMORY_SHARE, ClusterSpec, DeviceSpec, MatrixSpec
+
+#: The error that a promise allows, in units of |A||B|, is in `benchmarks.sampling`.
+PRECISIONS = ("float32", "ieee", "tf32")
+#: How often "steady" is repeated, and how much slower than the median its slowest run may be.
+STEADY_RUNS, STEADY_RATIO = 20, 1.15
+#: Edges of weak scaling are multiples of this, so that all worker counts have even blocks.
+STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product to time: op(A) m x k by B k x n.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `KINDS`.
+    name : str
+        As in the records.
+    m, n, k : int
+    scaling : str
+        "strong", "weak" or "": what a figure over worker counts shows.
+    gram : bool
+        The product of a.T and a, where A is k x m; otherwise of two matrices.
+    repeats : int
+        0 leaves it to the sweep.
+    """
+
+    kind: str
+    name: str
+    m: int
+    n: int
+    k: int
+    scaling: str = ""
+    gram: bool = False
+    repeats: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the definition."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Of all float32 operands and the result."""
+        operands = self.m * self.k + (0 if self.gram else self.k * self.n)
+        return 4 * (operands + self.m * self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Extents of the products on one kind of machine."""
+
+    strong: tuple[int, ...]
+    weak: int  #: edge on one worker
+    tall: tuple[tuple[int, int], ...]
+    rectangular: tuple[tuple[int, int, int], ...]
+    steady: int
+    per: str  #: what a worker is called
+
+
+#: By device, and whether it is to be over soon. Those of CPU take seconds on a few cores.
+SIZES = {
+    ("gpu", False): Sizes((32768, 65536, 131072), 32768, ((1048576, 8192), (8388608, 8192)),
+                          ((65536, 16384, 65536), (16384, 16384, 262144)), 32768, "GPU"),
+    ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),), 16384, "GPU"),
+    ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),), 1024, "worker"),
+    ("cpu", True): Sizes((1024,), 512, ((16384, 128),), ((2048, 256, 1024),), 1024, "worker"),
+}  # fmt: skip
+
+
+def _square(edge: int, kind: str, name: str, **more: Any) -> Product:
+    return Product(kind, name, edge, edge, edge, **more)
+
+
+def _strong(sizes: Sizes, _: int) -> list[Product]:
+    return [_square(n, "strong", f"strong square {n}", scaling="strong") for n in sizes.strong]
+
+
+def _weak(sizes: Sizes, workers: int) -> list[Product]:
+    """The same memory per worker: n grows as the square root of the workers."""
+    edge = max(STEP, round(sizes.weak * math.sqrt(workers) / STEP) * STEP)
+    name = f"weak square {sizes.weak} per {sizes.per}"
+    return [_square(edge, "weak", name, scaling="weak")]
+
+
+def _tall(sizes: Sizes, _: int) -> list[Product]:
+    return [
+        Product("tall", f"tall AtA {rows} x {columns}", columns, columns, rows, "strong", True)
+        for rows, columns in sizes.tall
+    ]
+
+
+def _rectangular(sizes: Sizes, _: int) -> list[Product]:
+    return [
+        Product("rectangular", f"rectangular {m} x {n} x {k}", m, n, k, "strong")
+        for m, n, k in sizes.rectangular
+    ]
+
+
+def _steady(sizes: Sizes, _: int) -> list[Product]:
+    """Runs in a row; only multimm does them, with the most workers."""
+    name = f"steady square {sizes.steady}"
+    return [_square(sizes.steady, "steady", name, repeats=STEADY_RUNS)]
+
+
+#: In the order in which they are run.
+KINDS = {
+    "strong": _strong, "weak": _weak, "tall": _tall, "rectangular": _rectangular,
+    "steady": _steady,
+}  # fmt: skip
+
+
+def products(sizes: Sizes, workers: int, kinds: Sequence[str]) -> list[Product]:
+    """Return the products of some kinds for a number of workers."""
+    return [product for kind in kinds for product in KINDS[kind](sizes, workers)]
+
+
+def chosen(given: str | Iterable[str] | None, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names that a list such as ``"strong,weak"`` gives; all without one.
+
+    Raises
+    ------
+    OptionError
+        Names an unknown one, and lists the known.
+    """
+    if given is None:
+        return tuple(known)
+    names = given.split(",") if isinstance(given, str) else given
+    names = [name.strip() for name in names if name.strip()]
+    for name in names:
+        if name not in known:
+            raise OptionError(f"no {what} is called {name!r}; known are {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def too_large(product: Product, cluster: ClusterSpec) -> str:
+    """Return why multimm cannot hold a product without spilling; empty where it can.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the plan needs more at once than it may take.
+    """
+    plan = _plan(product, cluster)
+    terms = plan.memory_terms | plan.spill_terms
+    if product.gram:  # one matrix, though a plan counts it on both sides; packed it is two
+        terms.pop("A at home", None)
+    need = sum(terms.values())
+    have = share(cluster.devices[0])
+    if need <= have:
+        plan.check()
+        return ""
+    return (
+        f"needs {need / 1e9:.3g} GB on each of {cluster.workers} workers; "
+        f"{have / 1e9:.3g} GB may be used without spilling"
+    )
+
+
+def share(device: DeviceSpec) -> float:
+    """Bytes of a worker that may be filled before anything is spilled."""
+    # A GPU worker's memory pool has this share; what Dask spills from is above it.
+    return device.memory_bytes * (0.75 if device.kind == "gpu" else MEMORY_SHARE)
+
+
+def _plan(product: Product, cluster: ClusterSpec) -> Any:
+    import multimm
+
+    a = MatrixSpec((product.k, product.m) if product.gram else (product.m, product.k))
+    b = a if product.gram else MatrixSpec((product.k, product.n))
+    return multimm.plan(a, b, trans_a=product.gram, cluster=cluster)

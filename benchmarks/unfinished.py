@@ -1,0 +1,94 @@
+"""A sweep that is under way: what it has measured, so that the same command can go on.
+
+One JSON object a line: the run's header with what was asked for, then a record after each case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.records import Record
+from multimm.errors import OptionError
+
+NAME = "unfinished-scaling.jsonl"
+
+
+class Unfinished:
+    """The file of an unfinished sweep.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the finished run will lie.
+    header : dict
+        As `benchmarks.records.run_header` returns it. Of a sweep that is taken up again the
+        first header stays, with its date.
+    asked : dict
+        What the sweep was asked for; JSON values.
+
+    Raises
+    ------
+    OptionError
+        If a sweep of another commit, machine or question is unfinished.
+    """
+
+    def __init__(self, folder: Path, header: Record, asked: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / NAME
+        self.header = header
+        self.records: list[Record] = []
+        if not self.path.exists():
+            self._append({"run": header, "asked": asked}, "x")
+            return
+        first, *rest = self._lines()
+        if reason := _differs(first, header, asked):
+            raise OptionError(
+                f"{self.path} holds an unfinished sweep of {reason}: finish it as it was begun, "
+                "or give it up with --restart"
+            )
+        self.header, self.records = first["run"], rest
+
+    def _lines(self) -> list[Any]:
+        lines = []
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                break  # the sweep died while it wrote this line
+        if not lines or set(lines[0]) != {"run", "asked"}:
+            raise OptionError(f"{self.path} cannot be read: give it up with --restart")
+        # What follows is appended: a torn line must not stay in front of it.
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        return lines
+
+    def add(self, record: Record) -> None:
+        """Keep a record, on disk when this returns."""
+        self.records.append(record)
+        self._append(record, "a")
+
+    def _append(self, value: Any, mode: str) -> None:
+        with self.path.open(mode, encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove(self) -> None:
+        """The sweep is over, and recorded elsewhere."""
+        self.path.unlink()
+
+
+def give_up(folder: Path) -> None:
+    """Forget an unfinished sweep, if there is one."""
+    (folder / NAME).unlink(missing_ok=True)
+
+
+def _differs(first: dict[str, Any], header: Record, asked: dict[str, Any]) -> str:
+    for name in ("schema", "commit", "machine", "versions"):
+        if first["run"].get(name) != header[name]:
+            return f"another {name} ({first['run'].get(name)})"
+    if first["asked"] != asked:
+        return f"other cases ({first['asked']})"
+    return ""

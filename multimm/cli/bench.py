@@ -1,0 +1,76 @@
+"""``multimm bench``: how fast products are here, over worker counts and beside other systems."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from multimm.cli.options import DEBUG
+from multimm.cli.run import RunError
+from multimm.errors import OptionError
+
+#: Characters of a line of the table, where output goes to a file.
+WIDTH = 160
+
+
+@click.command()
+@click.option("--gpus", metavar="N,...", help="GPU counts. Default: 1,2,4,8 as far as there are.")
+@click.option("--workers", metavar="N,...", help="Counts of CPU workers instead of GPUs.")
+@click.option("--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, steady.")
+@click.option("--peers", metavar="NAME,...", help='Systems to compare with; "none". Default: all.')
+@click.option("--precisions", metavar="NAME,...", help="Default: all on GPUs, else float32.")
+@click.option("--repeats", type=int, metavar="N", help="Timed runs of each case.")
+@click.option("--quick", is_flag=True, help="Small cases: a verdict in two minutes.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of the records. Default: benchmarks/results, with --quick none.",
+)
+@click.option("--restart", is_flag=True, help="Give up an unfinished sweep instead of going on.")
+@DEBUG
+def bench(output: Path | None, restart: bool, **options: Any) -> None:
+    """Time products on more and more workers, and other systems on the same machine.
+
+    Every product is verified before it is timed. After an interruption the same command goes on.
+    Runs from a checkout of the repository. Exit code 1 if a product is wrong or a case failed.
+    """
+    from rich.console import Console
+
+    agenda, harness, records, scaling, verdict = from_checkout()
+    console = Console()
+    if not console.is_terminal:  # a file has no width
+        console = Console(width=WIDTH)
+    asked = agenda.ask(**options)
+    folder = output or (None if asked.quick else records.RESULTS)
+    try:
+        found, path = scaling.sweep(asked, folder, console, restart=restart)
+    except harness.WrongResultError as error:
+        raise RunError(f"a product is wrong, and nothing is recorded: {error}") from error
+    console.print(verdict.table(found))
+    for sentence in verdict.verdict(found):
+        click.echo(sentence)
+    if path:
+        click.echo(f"recorded in {path}")
+    if failed := verdict.failed(found):
+        raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")
+
+
+def from_checkout() -> list[Any]:
+    """The parts of the repository's benchmarks that the command needs."""
+    checkout = str(Path(__file__).parents[2])
+    if (Path(checkout) / "benchmarks" / "scaling.py").is_file() and checkout not in sys.path:
+        sys.path.append(checkout)  # an editable installation shows the package multimm alone
+    names = ("agenda", "harness", "records", "scaling", "verdict")
+    try:
+        return [import_module(f"benchmarks.{name}") for name in names]
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "benchmarks":
+            raise
+        raise OptionError(
+            "multimm bench runs from a checkout of the repository, where the package benchmarks is"
+        ) from None

@@ -1,0 +1,424 @@
+"""The systems that are compared: what each multiplies, and how all of them are measured."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import cublas
+from benchmarks.harness import WrongResultError
+from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, system, trace
+from benchmarks.peers import __main__ as group_main
+from benchmarks.peers.__main__ import job
+from benchmarks.peers.base import ENOUGH_SECONDS, Machine, System, crossing, measure, normal
+from benchmarks.peers.on_dask import OnDask, RunError
+from benchmarks.records import ROOT
+from benchmarks.sweep_cases import Product
+
+GB = 10**9
+CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
+GPU = Machine("gpu", 2, 8 * GB, 8 * GB, 60.0)
+SQUARE = Product("strong", "square", 40, 40, 40)
+RECTANGLE = Product("rectangular", "r", 40, 24, 56)
+GRAM = Product("tall", "t", 24, 24, 200, gram=True)
+PRODUCTS = [SQUARE, RECTANGLE, GRAM]
+
+
+# How all are measured
+
+
+class Toy(System):
+    """Multiplies NumPy arrays, and keeps a diary."""
+
+    def __init__(self, machine=CPU, spoil=0.0, takes=1.0):
+        super().__init__(machine)
+        self.diary, self.now, self.spoil, self.takes = [], 0.0, spoil, takes
+
+    def operands(self, product, precision, seed):
+        self.diary.append(f"operands {seed}")
+        self.now += 100.0
+        return normal(product.m, product.k, seed), normal(product.k, product.n, seed + 1000)
+
+    def before(self):
+        self.now += 10.0
+
+    def multiply(self, operands, precision):
+        self.diary.append("multiply")
+        self.now += self.takes
+        return operands[0] @ operands[1] + np.float32(self.spoil)
+
+    def after(self, result):
+        self.diary.append("after")
+
+    def sample(self, operands, result, at):
+        self.diary.append("sample")
+        return crossing(*operands, result, at)
+
+    def verify(self, operands, result, precision):
+        self.diary.append("verify")
+
+    def facts(self, product, precision, last):
+        return {"plan": "p"}
+
+
+def test_every_run_has_fresh_operands_and_the_clock_sees_the_product_alone():
+    toy, steps = Toy(), []
+    found = measure(toy, SQUARE, "float32", 3, lambda: steps.append(1), lambda: toy.now)
+    assert found["seconds"] == [1.0] * 3
+    assert found["plan"] == "p"
+    assert 0 < found["errors"]["componentwise_u"] < 40
+    assert toy.diary == [
+        *("operands 0", "multiply", "after", "sample", "verify"),
+        *(word for run in (1, 2, 3) for word in (f"operands {run}", "multiply", "after")),
+    ]
+    assert len(steps) == 4
+
+
+def test_a_wrong_product_is_never_timed():
+    for spoil in (1e-2, np.nan):
+        toy = Toy(spoil=spoil)
+        with pytest.raises(WrongResultError):
+            measure(toy, SQUARE, "float32", 3)
+        assert toy.diary.count("multiply") == 1
+
+
+def test_what_takes_minutes_is_run_twice():
+    toy = Toy(takes=ENOUGH_SECONDS)
+    assert len(measure(toy, SQUARE, "float32", 5, clock=lambda: toy.now)["seconds"]) == 2
+
+
+def test_operands_of_the_host_depend_on_the_seed_alone():
+    np.testing.assert_array_equal(normal(300, 7, 1), normal(300, 7, 1))
+    assert abs(normal(300, 7, 1) - normal(300, 7, 2)).min() > 0
+    assert normal(300, 300, 3).std() == pytest.approx(1, abs=0.02)
+
+
+def test_every_system_says_what_it_needs():
+    for name in SYSTEMS:
+        one = system(name)
+        assert set(one.needs) <= {"cpu", "gpu"}
+        for device in ("cpu", "gpu"):
+            reason = one.missing(device)
+            assert (device in one.needs) or reason == "needs an NVIDIA GPU"
+    assert system("numpy").missing("cpu") == system("dask.array").missing("cpu") == ""
+    assert PEERS[0] == "dask.array"
+
+
+def test_what_does_not_fit_is_said():
+    huge = Product("strong", "s", 10**5, 10**5, 10**5)
+    assert "needs 120 GB of its devices' memory" in system("cupy").too_large(huge, GPU)
+    assert "of the host's memory" in system("cublasxt").too_large(huge, GPU)
+    assert system("numpy").too_large(huge, GPU) == "would take about 33333 s for each run"
+    for name in ("cupy", "cublasxt", "numpy", "multimm", "dask.array"):
+        assert system(name).too_large(SQUARE, CPU) == ""
+
+
+# One by one
+
+
+@pytest.fixture
+def toy_library(monkeypatch):
+    """cublasXt in NumPy: column-major, from pointers, as its documentation defines it."""
+
+    def view(pointer, leading, rows, columns):
+        kind = ctypes.c_float * (leading.value * columns)
+        array = np.frombuffer(kind.from_address(pointer.value), np.float32)
+        return array.reshape(columns, leading.value).T[:rows]
+
+    def sgemm(handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+        m, n, k = m.value, n.value, k.value
+        left = view(a, lda, *((k, m) if trans_a.value else (m, k)))
+        right = view(b, ldb, *((n, k) if trans_b.value else (k, n)))
+        product = (left.T if trans_a.value else left) @ (right.T if trans_b.value else right)
+        view(c, ldc, m, n)[...] = product
+        return 0
+
+    calls = {}
+    names = ("Create", "DeviceSelect", "SetBlockDim", "SetPinningMemMode")
+    entries = {f"cublasXt{n}": lambda *a, n=n: calls.update({n: a}) or 0 for n in names}
+    library = SimpleNamespace(cublasXtSgemm=sgemm, **entries)
+    monkeypatch.setattr("benchmarks.peers.cublasxt.library", lambda name: library)
+    for name in cublas.OVERRIDES:
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_cublasxt_is_given_row_major_matrices(toy_library, product):
+    one = system("cublasxt")(GPU)
+    with one.opened():
+        found = measure(one, product, "float32", 2)
+    assert found["errors"]["componentwise_u"] < product.k
+    assert list(toy_library["DeviceSelect"][2]) == [0, 1]
+    assert "2 GPUs" in one.config
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_numpy_multiplies(product):
+    one = system("numpy")(CPU)
+    assert len(measure(one, product, "float32", 2)["seconds"]) == 2
+
+
+class OnToyGpu(np.ndarray):
+    """An array that has to be fetched."""
+
+    def get(self):
+        return np.asarray(self)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """What the peer uses of CuPy."""
+    module = ModuleType("cupy")
+    module.__version__, module.float32 = "14", np.float32
+    waits = []
+
+    class Generator:
+        def __init__(self, seed):
+            self.rng = np.random.default_rng(seed)
+
+        def standard_normal(self, shape, dtype):
+            return self.rng.standard_normal(shape, dtype=dtype).view(OnToyGpu)
+
+    module.random = SimpleNamespace(default_rng=Generator)
+    module.matmul = np.matmul
+    module.empty = lambda shape, dtype: np.full(shape, np.nan, dtype).view(OnToyGpu)
+    module.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
+    module.cuda = ModuleType("cupy.cuda")
+    module.cuda.Device = lambda: SimpleNamespace(synchronize=lambda: waits.append(1))
+    module.cuda.cublas = SimpleNamespace(getVersion=lambda handle: 130100)
+    module.cuda.device = SimpleNamespace(get_cublas_handle=lambda: 1)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
+    for name in cublas.OVERRIDES:
+        monkeypatch.delenv(name, raising=False)
+    module.waits = waits
+    return module
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_cupy_is_waited_for(cupy, product, monkeypatch):
+    monkeypatch.setattr(cupy_matmul, "STRIPE", 500)
+    one = system("cupy")(GPU)
+    assert len(measure(one, product, "float32", 2)["seconds"]) == 2
+    assert len(cupy.waits) == 6  # for operands and for the result, of three runs
+    assert "cuBLAS 130100" in one.config
+
+
+def test_cupy_is_not_measured_with_tf32(cupy, monkeypatch):
+    monkeypatch.setenv("CUPY_TF32", "1")
+    with pytest.raises(RuntimeError, match="CUPY_TF32 set"):
+        measure(system("cupy")(GPU), SQUARE, "float32", 2)
+
+
+class Ready(np.ndarray):
+    """An array that can be waited for."""
+
+    def block_until_ready(self):
+        return self
+
+
+@pytest.fixture
+def jax(monkeypatch):
+    """What the peer uses of JAX, on two devices."""
+    jax, sharding = ModuleType("jax"), ModuleType("jax.sharding")
+    shardings, precisions = [], []
+    jax.__version__ = "0"
+    jax.devices = lambda kind: [f"{kind}:0", f"{kind}:1"]
+
+    def jit(call, out_shardings):
+        shardings.append(out_shardings)
+        return lambda *arguments: call(*arguments)
+
+    def matmul(a, b, precision):
+        precisions.append(precision)
+        return (a @ b).view(Ready)
+
+    def normals(key, shape, dtype):
+        return np.random.default_rng(key).standard_normal(shape, dtype=dtype).view(Ready)
+
+    jax.jit = jit
+    jax.random = SimpleNamespace(
+        key=lambda seed: seed, split=lambda key: (2 * key, 2 * key + 1), normal=normals
+    )
+    jax.numpy = SimpleNamespace(matmul=matmul, float32=np.float32)
+    jax.lax = SimpleNamespace(Precision=SimpleNamespace(HIGHEST="highest", DEFAULT="default"))
+    jax.block_until_ready = lambda arrays: arrays
+    sharding.Mesh = lambda devices, names: SimpleNamespace(devices=devices, names=names)
+    sharding.NamedSharding = lambda mesh, spec: spec
+    sharding.PartitionSpec = lambda *axes: axes
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax.sharding", sharding)
+    jax.shardings, jax.precisions = shardings, precisions
+    return jax
+
+
+@pytest.mark.parametrize("name", ["jax highest", "jax default"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_jax_is_sharded_and_labelled(jax, name, product):
+    one = system(name)(GPU)
+    with one.opened():
+        assert len(measure(one, product, one.promise, 2)["seconds"]) == 2
+        assert name.partition(" ")[2].upper() in one.config
+        assert "1 x 2 mesh" in one.config
+    assert set(jax.precisions) == {name.partition(" ")[2]}
+    expected = {(("x", "y"), None), (None, ("x", "y"))} if product.gram else {("x", "y")}
+    assert set(jax.shardings) == expected
+    assert one.promise == ("float32" if "highest" in name else "tf32")
+
+
+def test_jax_with_too_few_devices_is_refused(jax):
+    one = system("jax highest")(Machine("gpu", 4, GB, GB))
+    with pytest.raises(RuntimeError, match="finds 2 devices, 4 are needed"), one.opened():
+        pass
+
+
+@pytest.mark.parametrize("name", ["multimm", "dask.array"])
+def test_products_on_workers_are_placed_and_counted(name):
+    one = system(name)(CPU)
+    with one.opened():
+        for product in (Product("strong", "s", 300, 260, 280), GRAM):
+            found = measure(one, product, "float32", 2)
+            assert len(found["seconds"]) == 2
+            assert found["bytes_received"] >= 0
+            if name == "multimm":
+                assert found["bytes_received"] == found["bytes_predicted"]
+                assert found["detail"]["one_worker_tflops"] > 0
+                assert ("timeline" in found["detail"]) == (product.kind == "strong")
+                one.verify(*_spoilt(one, product))
+        assert f"2 CPU workers of multimm.cluster.start over {'tcp'}" in one.config
+
+
+def _spoilt(one, product):
+    """A product with one element off: verify must see it, and is told so by the caller."""
+    operands = one.operands(product, "float32", 7)
+    result = one.multiply(operands, "float32")
+    spoilt = result.map_blocks(spoil, dtype=result.dtype)
+    with pytest.raises(WrongResultError, match="WRONG"):
+        one.verify(operands, spoilt, "float32")
+    return operands, result, "float32"
+
+
+def spoil(block):
+    out = block.copy()
+    out[0, 0] += 100
+    return out
+
+
+def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):
+    ran = {"w": [("multiply", "('x', 0, 0)", 0.0, 1.0), ("transfer", "('x', 0, 1)", 0.0, 1.0)]}
+    one = OnDask(CPU)
+    one.client = SimpleNamespace(run=lambda call: ran)
+    result = SimpleNamespace(numblocks=(1, 2))
+    statuses = {(0, 0): "finished", (0, 1): "finished"}
+
+    def fail():
+        raise MemoryError("of a GPU")
+
+    def futures(_):
+        return [
+            SimpleNamespace(key=("x", *at), status=s, result=fail) for at, s in statuses.items()
+        ]
+
+    monkeypatch.setattr("distributed.client.futures_of", futures)
+    with pytest.raises(RunError, match="1 of 2 blocks were not computed in this run"):
+        one.after(result)
+    ran["w"].append(("multiply", "('x', 0, 1)", 1.0, 2.0))
+    one.after(result)
+    ran["w"].append(("add", "other", 2.0, 3.0))
+    one.after(result)
+    ran["w"].pop()
+    with pytest.raises(RunError, match="2 tasks ran, 3 did before"):
+        one.after(result)
+    one.prepare(SQUARE, "float32")
+    one.after(result)
+    statuses[0, 1] = "lost"
+    with pytest.raises(RunError, match="1 of 2 blocks are not there: lost"):
+        one.after(result)
+    statuses[0, 1] = "error"
+    with pytest.raises(MemoryError, match="of a GPU"):
+        one.after(result)
+
+
+def test_blocks_are_cut_until_every_worker_has_products():
+    edges = {w: dask_array.block_edge(Product("s", "s", *[65536] * 3), Machine("gpu", w, GB, GB))
+             for w in (1, 8, 64)}  # fmt: skip
+    assert edges == {1: 16384, 8: 16384, 64: 8192}
+    assert dask_array.block_edge(Product("s", "s", 1, 1, 1), CPU) == 1
+
+
+def test_tasks_are_named_for_the_timeline():
+    assert trace.kind_of(("multimm-part-0a", 0, 1)) == "multiply"
+    assert trace.kind_of(("multimm-packed-a-0a", 0)) == "pack"
+    assert trace.kind_of(("multimm-a-0a", 0)) == "read"
+    assert trace.kind_of("sum-aggregate-1") == "add"
+    assert trace.kind_of("operand-1") == "other"
+    rows = {"b": [("pack", "k", 11.0, 12.5)], "a": [("multiply", "k", 12.0, 13.0)]}
+    assert trace.timeline(rows, 10.0, 2) == [[1, 1.0, 2.5, "pack"], [0, 2.0, 3.0, "multiply"]]
+    assert trace.timeline(rows, 10.0, 1) is None
+
+
+def test_the_rate_of_one_worker_is_that_of_its_block_products():
+    rate = ours.own_rate("float32", 64, 0.05, False)
+    assert 1e-6 < rate < 10
+
+
+# A group from within
+
+
+class Failing(Toy):
+    """Fails with the message that its product is named for."""
+
+    config = "toy"
+
+    def multiply(self, operands, precision):
+        self.spoil = np.nan if self.spoilt else 0.0
+        if self.broken:
+            raise ValueError("out of\nmemory")
+        return super().multiply(operands, precision)
+
+    def prepare(self, product, precision):
+        self.broken, self.spoilt = product.name == "broken", product.name == "spoilt"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("spoilt", {"wrong": 1}), ("broken", {"failed": 1, "reason": "ValueError: out of memory"})],
+)
+def test_a_group_says_what_went_wrong_and_ends(monkeypatch, name, last):
+    monkeypatch.setattr(group_main, "system", lambda name: Failing)
+    products = [Product("s", text, 20, 20, 20) for text in ("right", name, "right")]
+    said = []
+    group_main.run(job("toy", CPU, [(p, "float32", 2) for p in products]), said.append)
+    assert [next(iter(message)) for message in said] == [
+        *("opened", "step", "step", "step", "done"),
+        next(iter(last)),
+    ]
+    assert said[4]["config"] == "toy"
+    assert len(said[4]["seconds"]) == 2
+    assert last.items() <= said[-1].items()
+    json.dumps(said)
+
+
+def test_a_group_ends_with_its_sweep():
+    """The whole group, however deep in a product it is."""
+    line = job("numpy", CPU, [(Product("strong", "s", 3000, 3000, 3000), "float32", 500)])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.peers"], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        print(line, file=process.stdin, flush=True)
+        assert json.loads(process.stdout.readline()) == {"opened": "numpy"}
+        process.stdin.close()  # as when the sweep is killed
+        began = time.monotonic()
+        assert process.wait(20) == -9
+        assert time.monotonic() - began < 10

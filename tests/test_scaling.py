@@ -1,0 +1,539 @@
+"""The scaling sweep: what it is asked, how it goes, and what it does when something goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
+from benchmarks.agenda import Item, ask
+from benchmarks.group import Group, GroupError
+from benchmarks.harness import U, WrongResultError
+from benchmarks.peers import SYSTEMS, base
+from benchmarks.peers.base import Machine
+from benchmarks.sweep_cases import KINDS, SIZES, Product, products, too_large
+from benchmarks.unfinished import Unfinished
+from multimm.cli import bench, main
+from multimm.cluster.devices import Gpu
+from multimm.errors import OptionError
+from multimm.planning.spec import H200, ClusterSpec
+
+GB = 10**9
+CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
+SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
+
+
+@pytest.fixture(autouse=True)
+def known_commit(monkeypatch):
+    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch):
+    found = tuple(Gpu(str(i), "NVIDIA H200", 150 * GB) for i in range(8))
+    for module in (agenda, scaling):
+        monkeypatch.setattr(module, "visible_gpus", lambda: found)
+    monkeypatch.setattr(base, "find_spec", lambda name: name)  # everything is installed
+    monkeypatch.setattr("distributed.system.memory_limit", lambda: 500 * GB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=500 * GB))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(agenda, "visible_gpus", tuple)
+
+
+# The whole path
+
+
+def test_a_quick_sweep_on_cpu_workers(tmp_path):
+    """From the command line to the records, beside two peers."""
+    arguments = ["bench", "--quick", "--workers", "2", "--cases", "strong", "--peers",
+                 "dask.array,cupy,numpy", "--output", str(tmp_path)]  # fmt: skip
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "multimm: right in all 1 cases" in result.output
+    assert "beside dask.array: " in result.output
+    assert "beside numpy: " in result.output
+    (path,) = tmp_path.iterdir()
+    assert f"recorded in {path}" in result.output
+    found = {(r["system"], r["case"]): r for r in records.load(path)}
+    assert len(found) == 4
+    for (system, case), record in found.items():
+        detail = record["detail"]
+        if system == "cupy":
+            assert (detail["status"], record["seconds"], record["median"]) == ("absent", [], None)
+            assert detail["reason"] in ("needs an NVIDIA GPU", "cupy not installed")
+            continue
+        assert detail["status"] == "done"
+        assert len(record["seconds"]) == agenda.QUICK_REPEATS
+        assert 0 < record["componentwise_u"] < 30
+        assert record["tflops"] == pytest.approx(
+            2 * np.prod(record["shape"]) / record["median"] / 1e12, rel=1e-3
+        )
+        assert system in detail["config"].replace("numpy.matmul", "numpy"), case
+    ours = found["multimm", "strong square 1024"]
+    assert ours["detail"]["one_worker_tflops"] > 0
+    assert ours["detail"]["predicted_seconds"] > 0
+    assert ours["bytes_received"] == ours["bytes_predicted"] > 0
+    assert {row[0] for row in ours["detail"]["timeline"]} == {0, 1}
+    assert {"multiply", "transfer"} <= {row[3] for row in ours["detail"]["timeline"]}
+    assert found["dask.array", "strong square 1024"]["bytes_received"] > 0
+
+
+# What is asked
+
+
+def test_unknown_names_list_the_known_ones():
+    for option, known in (("cases", "strong, weak, tall, rectangular, steady"),
+                          ("peers", "dask.array, cupy, jax highest, jax default, cublasxt, numpy"),
+                          ("precisions", "float32, ieee, tf32")):  # fmt: skip
+        with pytest.raises(OptionError, match=f"no .* is called 'nonsense'; known are {known}"):
+            ask(**{option: "nonsense"})
+    result = CliRunner().invoke(main, ["bench", "--peers", "nonsense"])
+    assert result.exit_code == 2
+    assert "known are dask.array" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_too_few_gpus_are_said_before_anything_starts(eight_gpus):
+    with pytest.raises(OptionError, match="--gpus 1,16: this host has 8"):
+        ask(gpus="1,16")
+    assert ask().counts == (1, 2, 4, 8)
+    assert ask(quick=True).counts == (8,)
+    assert ask(workers="2").device == "cpu"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gpus": "1", "workers": "1"}, {"workers": "0"}, {"workers": "two"}, {"repeats": 0}],
+)
+def test_numbers_out_of_range_are_refused(options, no_gpu):
+    with pytest.raises(OptionError):
+        ask(**options)
+
+
+def test_gpus_that_are_not_there_are_refused(no_gpu):
+    with pytest.raises(OptionError, match="this host has 0"):
+        ask(gpus="1")
+    assert ask(workers="1,3,2,3").counts == (1, 2, 3)
+
+
+def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatch):
+    items = agenda.agenda(ask(peers="none", cases="strong"))
+    reasons = {(i.product.m, i.machine.workers): i.absent for i in items}
+    assert reasons[65536, 1] == reasons[131072, 8] == ""
+    assert "needs" in reasons[131072, 1]
+    tiny = Machine("cpu", 1, 10**6, 10**6, 60.0)
+    monkeypatch.setattr(agenda, "machine_of", lambda device, workers: tiny)
+    with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
+        agenda.agenda(ask(workers="1", cases="strong", peers="none"))
+
+
+def test_missing_gpu_packages_are_said_before_anything_starts(eight_gpus, monkeypatch):
+    monkeypatch.setattr(base, "find_spec", lambda name: None if name == "rmm" else name)
+    with pytest.raises(OptionError, match=r"^rmm not installed: multimm doctor"):
+        agenda.agenda(ask())
+
+
+def test_too_little_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
+    with pytest.raises(OptionError, match="1 MB are free"):
+        scaling.sweep(ask(workers="1", quick=True), tmp_path / "new", quiet())
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_agenda_has_every_case_for_every_count(eight_gpus):
+    asked = ask()
+    items = agenda.agenda(asked)
+    assert len({item.key for item in items}) == len(items)
+    ours = [item for item in items if item.system == "multimm"]
+    assert {item.machine.workers for item in ours} == {1, 2, 4, 8}
+    assert {item.precision for item in ours} == {"float32", "ieee", "tf32"}
+    (steady,) = [item for item in items if item.product.kind == "steady"]
+    assert (steady.repeats, steady.machine.workers, steady.system) == (20, 8, "multimm")
+    for name in ("cupy", "numpy"):
+        assert {item.machine.workers for item in items if item.system == name} == {1}
+    assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
+    assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
+
+
+def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
+    machine = Machine("gpu", 3, GB, GB)
+    assert scaling._devices(Item("multimm", machine, SMALL, "float32", 1)) == "0,1,2"
+    assert scaling._devices(Item("numpy", CPU, SMALL, "float32", 1)) == ""
+
+
+def test_products_have_the_extents_that_their_names_say():
+    for sizes in SIZES.values():
+        for workers in (1, 2, 8):
+            found = products(sizes, workers, tuple(KINDS))
+            assert len({product.name for product in found}) == len(found)
+            for product in found:
+                if product.kind == "weak":
+                    assert product.m == pytest.approx(sizes.weak * workers**0.5, rel=0.2)
+                elif product.gram:
+                    assert product.name == f"tall AtA {product.k} x {product.m}"
+                    assert product.m == product.n
+                else:
+                    assert str(product.m) in product.name
+                    assert str(product.k) in product.name
+
+
+def test_a_gram_matrix_is_counted_once():
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    tall = Product("tall", "t", 8192, 8192, 2**20, gram=True)
+    assert tall.bytes == 4 * (2**20 * 8192 + 8192**2)
+    assert too_large(tall, cluster) == ""
+    huge = Product("tall", "t", 8192, 8192, 2**26, gram=True)
+    assert "GB on each of 8 workers" in too_large(huge, cluster)
+
+
+# Verification
+
+
+@pytest.mark.parametrize("promise", ["float32", "tf32"])
+def test_a_sample_tells_right_from_wrong(promise):
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((96, 96), dtype=np.float32) for _ in range(2))
+    at = sampling.choose(96, 96, 96)
+    assert len(at.rows) == sampling.ROWS
+    assert len(at.columns) == 96
+    c = a @ b
+    right = sampling.check(a[at.rows], b[:, at.columns], c[at.rows][:, at.columns], promise)
+    assert 0 < right.componentwise < 99
+    for wrong in (np.nan, np.inf, 1e3):
+        spoilt = c.copy()
+        spoilt[at.rows[3], 5] = wrong
+        with pytest.raises(WrongResultError):
+            sampling.check(a[at.rows], b[:, at.columns], spoilt[at.rows][:, at.columns], promise)
+
+
+def test_a_sample_leaves_no_block_out_and_fits_in_memory():
+    at = sampling.choose(65536, 65536, 65536)
+    assert set(at.rows // 8192) == set(at.columns // 8192) == set(range(8))
+    tall = sampling.choose(8192, 8192, 2**23)
+    assert len(tall.columns) == sampling.LEAST_COLUMNS
+    assert len(sampling.choose(3, 2, 5).rows) == 3
+    assert sampling.allowed("tf32", 512) > 2**-9 > sampling.allowed("ieee", 512) == 515 * U
+
+
+# Process groups
+
+
+@pytest.fixture
+def command(monkeypatch):
+    def of(text):
+        monkeypatch.setattr(group, "COMMAND", (sys.executable, "-c", text))
+
+    return of
+
+
+SAY = "import json, os, sys, time\ndef say(**m): print(json.dumps(m), flush=True)\n"
+
+
+def test_a_group_says_what_it_has_to_say(command, tmp_path):
+    command(SAY + "line = sys.stdin.readline()\nsay(heard=line.strip())\n")
+    with Group("the job", tmp_path / "log") as one:
+        assert list(one.messages()) == [{"heard": "the job"}]
+
+
+def test_a_group_that_dies_leaves_its_last_words(command, tmp_path):
+    command(SAY + "say(step=0)\nraise ValueError('out of luck')")
+    heard = []
+    with (
+        Group("", tmp_path / "log") as one,
+        pytest.raises(GroupError, match="exit status 1: ValueError: out of luck"),
+    ):
+        heard.extend(one.messages())
+    assert heard == [{"step": 0}]
+    command("import os; os.kill(os.getpid(), 9)")
+    with Group("", tmp_path / "log") as one, pytest.raises(GroupError, match="SIGKILL"):
+        list(one.messages())
+
+
+def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(group, "SETTLE", 0.2)
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    command(
+        SAY + "import subprocess\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "say(child=child.pid)\ntime.sleep(60)"
+    )
+    with Group("", tmp_path / "log", silence=1.0) as one:
+        messages = one.messages()
+        pid = next(messages)["child"]
+        with pytest.raises(GroupError, match="no answer for 1 s"):
+            next(messages)
+    deadline = time.monotonic() + 10
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(pid)
+
+
+def running(pid):
+    """Whether a process is there and no zombie that only waits for its parent."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# The sweep
+
+
+class Script:
+    """Stands in for groups: each says what it is told to, and may die then."""
+
+    def __init__(self, *groups):
+        self.groups, self.jobs = list(groups), []
+
+    def __call__(self, job, log, devices):
+        self.jobs.append((json.loads(job), devices))
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def messages(self):
+        for message in self.groups.pop(0):
+            if isinstance(message, BaseException):
+                raise message
+            yield message
+
+
+def done(number, seconds=(2.0, 1.0, 4.0), **more):
+    errors = {"rel_error": 1e-7, "componentwise_u": 1.5, "rms_u": 0.5}
+    return {"done": number, "config": "c", "seconds": list(seconds), "errors": errors, **more}
+
+
+OPENED = {"opened": "x"}
+
+
+def item(name, system="multimm", absent="", kind="strong"):
+    return Item(system, CPU, Product(kind, name, 8, 8, 8, "strong"), "float32", 3, absent)
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def swept(monkeypatch, folder, items, *groups, **options):
+    script = Script(*groups)
+    monkeypatch.setattr(scaling, "Group", script)
+    console = quiet()
+    asked = ask(workers="2", quick=True)
+    try:
+        found, path = scaling.sweep(asked, folder, console, items=items, **options)
+    except BaseException as error:
+        error.add_note(console.file.getvalue())
+        raise
+    return found, path, script, console.file.getvalue()
+
+
+def test_a_failed_case_and_a_dead_group_are_recorded_and_the_rest_goes_on(monkeypatch, tmp_path):
+    items = [item("one"), item("two"), item("three"), item("four", absent="no room")]
+    found, path, script, text = swept(
+        monkeypatch, tmp_path, items,
+        [OPENED, {"failed": 0, "reason": "E: x"}],
+        [OPENED, {"step": 0}, GroupError("it died")],
+        [OPENED, {"step": 0}, done(0, bytes_received=7, detail={"predicted_seconds": 0.5})],
+    )  # fmt: skip
+    status = {r["case"]: (r["detail"]["status"], r["detail"]["reason"]) for r in found}
+    assert status == {"four": ("absent", "no room"), "one": ("failed", "E: x"),
+                      "two": ("failed", "it died"), "three": ("done", "")}  # fmt: skip
+    names = [[work[0]["name"] for work in job["work"]] for job, _ in script.jobs]
+    assert names == [["one", "two", "three"], ["two", "three"], ["three"]]
+    assert script.jobs[0][1] == ""  # CPU workers see no GPU
+    loaded = {r["case"]: r for r in records.load(path)}
+    assert loaded["three"]["median"] == 2.0
+    assert loaded["three"]["bytes_received"] == 7
+    assert loaded["three"]["detail"]["predicted_seconds"] == 0.5
+    assert loaded["two"]["median"] is None
+    assert loaded["two"]["tflops"] is None
+    assert loaded["two"]["seconds"] == []
+    assert "left out: multimm, four: no room" in text
+    assert not (tmp_path / unfinished.NAME).exists()
+    assert len(verdict.failed(found)) == 2
+
+
+def test_a_group_that_never_opens_fails_with_all_its_cases(monkeypatch, tmp_path):
+    items = [item("one", "numpy"), item("two", "numpy"), item("three")]
+    found, *_ = swept(monkeypatch, tmp_path, items, [GroupError("no workers")], [OPENED, done(0)])
+    assert [r["detail"]["status"] for r in found] == ["failed", "failed", "done"]
+
+
+def test_a_group_that_ends_early_is_no_endless_loop(monkeypatch, tmp_path):
+    found, *_ = swept(monkeypatch, tmp_path, [item("one"), item("two")], [OPENED], [OPENED])
+    assert [r["detail"]["reason"] for r in found] == ["its process ended early"] * 2
+
+
+def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
+    items = [item("one"), item("two"), item("three")]
+    said = [OPENED, done(0), {"wrong": 1, "reason": "an element is off by 9 u"}]
+    with pytest.raises(WrongResultError, match="two, float32, 2 workers: an element is off"):
+        swept(monkeypatch, tmp_path, items, said)
+    assert list(tmp_path.glob("scaling-*")) == []
+
+
+def test_a_wrong_product_of_a_peer_is_no_figure_of_it(monkeypatch, tmp_path):
+    items = [item("one", "numpy"), item("two", "numpy")]
+    wrong = [OPENED, {"wrong": 0, "reason": "off"}]
+    found, *_ = swept(monkeypatch, tmp_path, items, wrong, [OPENED, done(0)])
+    assert [r["detail"]["reason"] for r in found] == ["wrong result: off", ""]
+    assert verdict.failed(found) == []
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
+    items = [item("one"), item("two"), item("three", absent="why")]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        swept(monkeypatch, tmp_path, items, [OPENED, done(0), {"step": 1}, KeyboardInterrupt()])
+    assert "2 of 3 cases are kept" in caught.value.__notes__[0]
+    with (tmp_path / unfinished.NAME).open("a") as file:
+        file.write('{"case": "tw')  # the line that was being written
+    found, path, script, text = swept(monkeypatch, tmp_path, items, [OPENED, done(0, [5.0])])
+    assert len(script.jobs) == 1
+    assert [work[0]["name"] for work in script.jobs[0][0]["work"]] == ["two"]
+    assert sorted(r["case"] for r in found) == ["one", "three", "two"]
+    assert "to measure: 1 of 3, on 2 workers; 2 are there from before" in text
+    assert len(records.load(path)) == 3
+
+
+def test_another_sweep_is_not_mixed_with_an_unfinished_one(monkeypatch, tmp_path):
+    items = [item("one")]
+    with pytest.raises(KeyboardInterrupt):
+        swept(monkeypatch, tmp_path, items, [KeyboardInterrupt()])
+    monkeypatch.setenv("MULTIMM_COMMIT", "another")
+    with pytest.raises(OptionError, match=r"another commit \(0123456789abcdef\).*--restart"):
+        swept(monkeypatch, tmp_path, items)
+    found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0)], restart=True)
+    assert len(found) == 1
+
+
+def test_other_cases_and_unreadable_files_are_named(tmp_path):
+    header = records.run_header({})
+    kept = Unfinished(tmp_path, header, {"kinds": ["strong"]})
+    with pytest.raises(OptionError, match=r"other cases .*strong"):
+        Unfinished(tmp_path, header, {"kinds": ["tall"]})
+    kept.path.write_text("{")
+    with pytest.raises(OptionError, match="cannot be read"):
+        Unfinished(tmp_path, header, {"kinds": ["strong"]})
+
+
+def test_runs_in_a_row_are_held_against_their_median(monkeypatch, tmp_path):
+    for slowest, steady in ((1.1, True), (1.3, False)):
+        row = [item("steady square 8", kind="steady")]
+        said = [OPENED, done(0, [1.0] * 19 + [slowest])]
+        found, *_ = swept(monkeypatch, tmp_path / str(steady), row, said)
+        assert found[0]["detail"]["slowest_over_median"] == slowest
+        assert found[0]["detail"]["steady"] is steady
+        (sentence,) = [s for s in verdict.verdict(found) if "in a row" in s]
+        assert ("NOT at most 1.15" in sentence) is not steady
+
+
+def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):
+    items = [item("one"), item("two"), item("one", "numpy"), item("two", "numpy")]
+    slow, fast = [4.0] * 3, [1.0] * 3
+    ideal = {"detail": {"one_worker_tflops": 1e-9}}
+    found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0, slow), done(1, fast, **ideal)],
+                      [OPENED, done(0, fast), done(1, slow)])  # fmt: skip
+    right, beside = verdict.verdict(found)
+    assert right == "multimm: right in all 2 cases, FP32 errors of at most 1.5 u |A||B|"
+    assert beside == ("beside numpy: 1.00 x as fast (geometric mean of 2); numpy wins one (0.25 x)")
+    assert verdict.efficiency(found[1]) == pytest.approx(1.024)
+    console = quiet()
+    console.print(verdict.table(found))
+    assert "102" in console.file.getvalue()
+    assert list(verdict.verdict([])) == ["multimm: nothing was measured"]
+
+
+# The command
+
+
+def test_a_failed_case_of_ours_is_exit_code_1_and_a_wrong_product_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(scaling, "agenda", lambda asked: [item("one")])
+    arguments = ["bench", "--workers", "2", "--output", str(tmp_path)]
+    for said, texts in (
+        ([OPENED, {"failed": 0, "reason": "E: x"}], ("recorded in", "1 of multimm's cases failed")),
+        ([OPENED, {"wrong": 0, "reason": "off"}], ("a product is wrong, and nothing is recorded",)),
+    ):
+        monkeypatch.setattr(scaling, "Group", Script(said))
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1
+        for text in texts:
+            assert text in result.output
+
+
+def test_without_a_checkout_the_command_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "bench.py"))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if os.path.realpath(p) != str(ROOT)])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [NoBenchmarks(), *sys.meta_path])
+    result = CliRunner().invoke(main, ["bench"])
+    assert result.exit_code == 2
+    assert "runs from a checkout of the repository" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+ROOT = records.ROOT
+
+
+class NoBenchmarks:
+    """Finds no package of that name, wherever it is."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "benchmarks":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+# Versions of records
+
+
+def test_records_without_a_version_are_of_the_first_and_unknown_ones_are_named(tmp_path):
+    header = records.run_header({})
+    assert header["schema"] == records.SCHEMA
+    path = records.save([records.record("c", "s", (1,), [1.0])], header, "toy", tmp_path)
+    assert len(records.load(path)) == 1
+    content = json.loads(path.read_text())
+    del content["run"]["schema"]
+    path.write_text(json.dumps(content))
+    assert records.load(path)[0]["median"] == 1.0
+    content["run"]["schema"] = 99
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"toy.*records of version 99; this commit reads 1 and 2"):
+        records.load(path)
+
+
+def test_what_was_not_measured_has_no_figures():
+    made = records.unmeasured("c", "s", (1, 2, 3), precision="tf32", detail={"status": "failed"})
+    assert made["seconds"] == []
+    assert "median" not in made
+    with pytest.raises(ValueError, match="no key"):
+        records.unmeasured("c", "s", (1,), speed=1)
+
+
+def test_the_documentation_names_every_case_and_system():
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    for name in (*KINDS, *SYSTEMS):
+        assert f"| `{name}` |" in text
+    command = CliRunner().invoke(main, ["bench", "--help"])
+    for option in ("--gpus", "--workers", "--cases", "--peers", "--precisions", "--repeats",
+                   "--quick", "--output", "--restart"):  # fmt: skip
+        assert option in command.output
+        assert option in text
