@@ -62,7 +62,9 @@ class Picture(NamedTuple):
         return "; ".join((*shown, f"drawn by {self._digest()}"))
 
     def _digest(self) -> str:
-        sources = (style.__file__, inspect.getfile(self.draw), sweep.__file__)
+        sources = [style.__file__, inspect.getfile(self.draw)]
+        if SCALING in (*self.suites, *self.also):
+            sources.append(sweep.__file__)
         text = b"".join(Path(source).read_bytes() for source in sources)
         return hashlib.sha256(text + self.computed().encode()).hexdigest()[:12]
 
@@ -79,10 +81,13 @@ class Picture(NamedTuple):
         )
 
 
-def _no_scaling(kind: str) -> Callable[[Runs], str]:
+def _no_scaling(kind: str, square: bool = True) -> Callable[[Runs], str]:
     def lacks(runs: Runs) -> str:
         found = sweep.scaled(runs.of(SCALING), kind)
-        return "" if found else f"No {kind} scaling in the newest records of suite {SCALING}."
+        if any(sweep.is_square(r) == square for r in found):
+            return ""
+        what = "squares" if square else "tall or rectangular products"
+        return f"No {kind} scaling of {what} in the newest records of suite {SCALING}."
 
     return lacks
 
@@ -107,6 +112,9 @@ PICTURES = (
     Picture("strong-scaling", "Strong scaling: the same product on more GPUs",
             "TFLOP/s against the number of GPUs, beside the ideal and the peers",
             (SCALING,), several.strong, 4.2, _no_scaling("strong")),
+    Picture("oblong-scaling", "Strong scaling of tall and rectangular products",
+            "TFLOP/s against the number of GPUs for products that are not square",
+            (SCALING,), several.oblong, 4.2, _no_scaling("strong", square=False)),
     Picture("weak-scaling", "Weak scaling: the same memory per GPU",
             "TFLOP/s per GPU against the number of GPUs, beside the ideal",
             (SCALING,), several.weak, 4.2, _no_scaling("weak")),

@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
 
 SECTIONS = (
-    Section("Several GPUs", ("strong-scaling", "weak-scaling", "sizes"),
+    Section("Several GPUs", ("strong-scaling", "oblong-scaling", "weak-scaling", "sizes"),
             ("verdict", "scaling", "peers")),
     Section("Bytes and time", ("bytes", "timeline"), ("bytes",)),
     Section("Beyond one box: predicted", ("prediction",), ("prediction", "prediction-check")),

@@ -120,7 +120,7 @@ def _measured(axes: Axes, runs: Runs, precision: str) -> None:
     points = [
         (sweep.workers(r), r["tflops"] / sweep.workers(r))
         for r in sweep.scaled(runs.of(SCALING), "weak")
-        if (r["system"], r["precision"]) == ("multimm", precision) and len(set(r["shape"])) == 1
+        if (r["system"], r["precision"]) == ("multimm", precision) and sweep.is_square(r)
     ]
     if points:
         xs, ys = zip(*sorted(points), strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from benchmarks.records import Record
 from benchmarks.report import sweep
 from benchmarks.report.formats import Rows, figures, markdown
@@ -21,7 +23,18 @@ def rates(records: list[Record]) -> str:
             rows.append((case, look(name).label, *cells, error))
     heads = [f"{count} GPU{'s' if count > 1 else ''}" for count in counts]
     text = "TFLOP/s, and in brackets the share of all GPUs' own rates with all of them running:\n\n"
-    return text + markdown(("case", "system", *heads, "relative error"), rows, words=2)
+    table = markdown(("case", "system", *heads, "relative error"), rows, words=2)
+    return text + table + "".join(_stalls(records))
+
+
+def _stalls(records: list[Record]) -> Iterator[str]:
+    """A line for each case that is about runs in a row."""
+    for r in sweep.done(records):
+        if ratio := r["detail"].get("slowest_over_median"):
+            yield (
+                f"\n{r['case']}, {look(sweep.system(r)).label}, {sweep.workers(r)} workers: the "
+                f"slowest of {len(r['seconds'])} runs took {ratio:.2f} times the median.\n"
+            )
 
 
 def _rate(entry: Record | None) -> str:

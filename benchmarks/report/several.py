@@ -20,19 +20,25 @@ _OTHER = ("#8c8c8c", "xx")
 
 def strong(figure: Figure, runs: Runs) -> None:
     """TFLOP/s against GPUs at a fixed size: a row per case, FP32 on the left, TF32 on the right."""
-    _scaling(figure, runs, "strong", per_worker=False)
+    found = sweep.scaled(runs.of(SCALING), "strong")
+    _scaling(figure, list(filter(sweep.is_square, found)), per_worker=False)
+
+
+def oblong(figure: Figure, runs: Runs) -> None:
+    """The same of tall and of rectangular products."""
+    found = sweep.scaled(runs.of(SCALING), "strong")
+    _scaling(figure, [r for r in found if not sweep.is_square(r)], per_worker=False)
 
 
 def weak(figure: Figure, runs: Runs) -> None:
     """TFLOP/s per GPU against GPUs at a fixed share of memory."""
-    _scaling(figure, runs, "weak", per_worker=True)
+    _scaling(figure, sweep.scaled(runs.of(SCALING), "weak"), per_worker=True)
 
 
-def _scaling(figure: Figure, runs: Runs, kind: str, *, per_worker: bool) -> None:
-    records = sweep.scaled(runs.of(SCALING), kind)
+def _scaling(figure: Figure, records: list[Record], *, per_worker: bool) -> None:
     cases, promises = sweep.cases(records), _promises(records)
     counts = sorted({sweep.workers(r) for r in records})
-    figure.set_size_inches(style.WIDTH, 1.2 + 2.2 * len(cases))
+    figure.set_size_inches(style.WIDTH, 1.3 + 2.0 * len(cases))
     grid = figure.subplots(len(cases), len(promises), squeeze=False)
     for row, case in zip(grid, cases, strict=True):
         for axes, promise in zip(row, promises, strict=True):
@@ -87,7 +93,9 @@ def sizes(figure: Figure, runs: Runs) -> None:
 
 def largest_squares(runs: Runs) -> list[Record]:
     """Square products on the most workers, peers on one GPU included."""
-    records = [r for r in sweep.done(runs.of(SCALING)) if len(set(r["shape"])) == 1]
+    found = runs.of(SCALING)
+    scaled = [*sweep.scaled(found, "strong"), *sweep.scaled(found, "weak")]
+    records = list(filter(sweep.is_square, scaled))
     most = max(map(sweep.workers, records), default=0)
     alone = ("cupy", "cublasxt", "numpy")
     return [r for r in records if sweep.workers(r) == most or r["system"] in alone]

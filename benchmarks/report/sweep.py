@@ -51,6 +51,11 @@ def scaled(records: list[Record], kind: str) -> list[Record]:
     return [r for r in done(records) if r["detail"]["scaling"] == kind]
 
 
+def is_square(entry: Record) -> bool:
+    """Whether m, n and k are the same."""
+    return len(set(entry["shape"])) == 1
+
+
 def ideal(entry: Record) -> float | None:
     """TFLOP/s of all workers together, each at its own rate with all of them running."""
     rate = entry["detail"].get("one_worker_tflops")
