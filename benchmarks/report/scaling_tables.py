@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from benchmarks.records import Record
@@ -97,13 +98,16 @@ def _gb(size: float | None) -> str:
 
 
 def peers(records: list[Record]) -> str:
-    """What each system was configured with, and why one is absent or failed."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """What each system was configured with, and why one is absent or failed.
+
+    Texts that differ in numbers alone, such as that of the workers, stand there once.
+    """
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for r in records:
         detail = r["detail"]
         said = detail.get("config") if detail["status"] == "done" else detail.get("reason")
-        cells = rows.setdefault((look(sweep.system(r)).label, detail["status"]), [])
-        if said and said not in cells:
-            cells.append(" ".join(said.replace("|", "/").split()))
-    table: Rows = [(*key, "; ".join(said)) for key, said in rows.items()]
+        cells = rows.setdefault((look(sweep.system(r)).label, detail["status"]), {})
+        if said:
+            cells[re.sub(r"\d+", "#", said)] = " ".join(said.replace("|", "/").split())
+    table: Rows = [(*key, "; ".join(said.values())) for key, said in rows.items()]
     return markdown(("system", "", "configured with, or reason"), table, words=3)

@@ -118,6 +118,8 @@ def moved(figure: Figure, runs: Runs) -> None:
             _bytes(axes, name, [r for r in here if sweep.system(r) == name])
         axes.set_title(case)
         style.doubling(axes)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low / 1.5, high * 1.5)  # a doubling at least, where values are close
         style.counts(axes, counts, "GPUs")
     for row in grid:
         row[0].set_ylabel("GB received")
@@ -158,7 +160,7 @@ def timeline(figure: Figure, runs: Runs) -> None:
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(step[2] for step in steps) - begin)
     axes.set_xlabel("seconds")
     axes.set_ylabel("worker")
     axes.set_title(f"{entry['case']}, {entry['precision']}")
