@@ -10,10 +10,11 @@ from stand_in import gpu, memory
 from toy_cupy import ToyTimer, toy_cupy
 
 import multimm.gpu.add
-from benchmarks import kernels, latency, matvec, python_comparison, records, report, sums
+from benchmarks import kernels, latency, matvec, python_comparison, records, sums
 from benchmarks.cases import TRANSPOSES, Case
 from benchmarks.cublas import Cublas
 from benchmarks.harness import Bench, WrongResultError
+from benchmarks.report import tables
 from benchmarks.timing import HostTimer
 from multimm.gpu import launch
 
@@ -124,7 +125,7 @@ def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
     copied, ours = bench.records[:2]
     assert ours["gbs"] == pytest.approx(4 * (5 * 7 + 7 + 5) / ours["median"] / 1e9, rel=1e-4)
     assert ours["ratio_vs"]["copy"] == pytest.approx(ours["gbs"] / copied["gbs"], rel=1e-2)
-    assert "| 5 x 1 x 7, TN |" in report.matvec(
+    assert "| 5 x 1 x 7, TN |" in tables.matvec(
         [dict.fromkeys(records.KEYS) | entry for entry in bench.records]
     )
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import kernels, records, report
+from benchmarks import records
 from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
 from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
@@ -257,95 +257,3 @@ def test_all_kept_records_can_be_read():
         for entry in records.load(path):
             assert entry["commit"], path
             assert entry["seconds"] == [] or entry["median"] > 0, path
-
-
-# Tables
-
-
-def _entry(case, system, ratio, **more):
-    return dict.fromkeys(records.KEYS) | {
-        "case": case, "system": system, "shape": [4096, 4096, 4096], "seconds": [0.1],
-        "median": 0.1, "tflops": 40.0, "gbs": 3000.0, "ratio_vs": {"cublas": ratio, "copy": ratio},
-        **more,
-    }  # fmt: skip
-
-
-STEADY = {"tflops": 50.0, "sm_mhz": 1950.0, "watts": 697.0, "gflop_per_joule": 72.0}
-
-
-def test_tables_show_what_the_records_say():
-    table = report.ladder([_entry("ladder", "7_warp_tile", 0.89, detail="x", sustained=STEADY)])
-    assert "| 7_warp_tile | x | 40000 | 89.0 |" in table
-    assert "50.0 TFLOP/s at 1950 MHz and 697 W" in table
-    assert "| 4096 x 4096 | naive | 3000 | 12.0 |" in report.transpose([_entry("t", "naive", 0.12)])
-    square_records = [
-        _entry(f"ffma 4096 {letters}", system, ratio, sustained=STEADY)
-        for letters in TRANSPOSES for system, ratio in (("multimm", 1.05), ("cublas lt", 1.0))
-    ]  # fmt: skip
-    table = report.ffma(square_records)
-    assert "| 4096 | 40.0 (1.050) |" in table
-    assert "| 4096 NN | 50.0 | 1.000 | 1950 | 697 | 72.0 | 72.0 |" in table
-    assert "geometric mean 1.050, least 1.050" in table
-    pair = [_entry("awkward 1 x 2 x 3, NN", "multimm", 2.0), _entry("awkward x", "multimm", 0.5)]
-    assert "| 1 x 2 x 3, NN | 40 | 20 | 2.000 |" in report.awkward(pair)
-    assert "geometric mean 1.000, least 0.500" in report.awkward(pair)
-
-
-def test_tables_of_what_memory_limits():
-    added = [_entry("add", system, ratio, shape=[3, 8, 9])
-             for system, ratio in (("copy", 1), ("multimm", 1.05), ("cupy", 0.3))]  # fmt: skip
-    table = report.add(added)
-    assert "| 8 x 9 | 3 | multimm | 3000 | 105.0 |\n| 8 x 9 | 3 | CuPy | 3000 | 30.0 |" in table
-    assert "copy |" not in table.partition("---")[2]
-    thin = [
-        _entry("matvec 8 x 1 x 9, TN", system, ratio, median=seconds, gbs=1.0 / seconds)
-        for system, ratio, seconds in (
-            ("copy", 1, 0.001), ("multimm", 0.5, 0.2), ("cublas lt", 1, 0.4),
-            ("cublas sgemv", 1, 0.1),
-        )
-    ]  # fmt: skip
-    assert "| 8 x 1 x 9, TN | 5 | 50.0 | 10 | cublasSgemv | 0.500 |" in report.matvec(thin)
-
-
-def test_the_table_of_calls_has_a_row_for_each_library():
-    entries = [
-        _entry(f"latency {n}", system, 1, shape=[n] * 3, median=seconds * n)
-        for n in (64, 32) for system, seconds in (("multimm", 1e-6), ("cupy", 2e-6))
-    ]  # fmt: skip
-    assert report.latency(entries).splitlines()[0] == "| n | 32 | 64 |"
-    assert report.latency(entries).splitlines()[2:] == [
-        "| `multimm.matmul` | 32.0 | 64.0 |", "| `cupy.matmul` | 64.0 | 128.0 |",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", report.TABLES)
-def test_a_suite_that_was_never_run_has_a_table_that_says_so(name, tmp_path):
-    text = f"<!-- table: {name} -->\n<!-- end of table -->\n"
-    filled = report.render(text, tmp_path)
-    assert f"Not measured yet: `python -m benchmarks.kernels {report.TABLES[name][0]}`." in filled
-    assert report.render(filled, tmp_path) == filled
-    assert report.TABLES[name][0] in kernels.SUITES
-
-
-def test_markers_are_filled_from_the_newest_run(tmp_path, known_commit):
-    text = "a\n<!-- table: ladder -->\nold\n<!-- end of table -->\nb\n"
-    assert "Not measured yet" in report.render(text, tmp_path)
-    for second, rate in ((1, 1e12), (2, 2e12)):
-        header = records.run_header({"gpu": "toy", "count": 1})
-        header["date"] = f"2026-01-01T00:00:0{second}Z"
-        entry = records.record("l", "1_naive", (8, 8, 8), [1.0], flops=rate,
-                               ratio_vs={"cublas": 0.5}, detail="first")  # fmt: skip
-        records.save([entry], header, "ladder", tmp_path)
-    filled = report.render(text, tmp_path)
-    assert "| 1_naive | first | 2000 | 50.0 |" in filled
-    assert "toy, 2026-01-01, commit 01234567." in filled
-    assert report.render(filled, tmp_path) == filled
-    with pytest.raises(ValueError, match="no table is called 'nothing'"):
-        report.render("<!-- table: nothing -->\n<!-- end of table -->")
-
-
-@pytest.mark.parametrize("path", report.README, ids=lambda path: path.parent.name)
-def test_readmes_agree_with_the_records(path):
-    text = path.read_text("utf-8")
-    assert "<!-- table: " in text
-    assert report.render(text) == text, "stale: run python -m benchmarks.report"

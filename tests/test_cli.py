@@ -490,7 +490,7 @@ def test_plan_that_does_not_fit_is_shown_and_refused(cli):
 def test_help_and_version(cli):
     assert "matmul" in cli("--help").output
     assert cli("--version").output.startswith("multimm, version")
-    for name in ("matmul", "plan", "demo", "doctor", "tune"):
+    for name in ("matmul", "plan", "demo", "doctor", "tune", "report"):
         result = cli(name, "--help")
         assert result.exit_code == 0
         assert result.stdout.startswith(f"Usage: main {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import math
@@ -18,11 +17,12 @@ from toy_cupy import ToyTimer, toy_cupy
 import multimm.gpu.packing
 import multimm.gpu.precision
 import multimm.gpu.split
-from benchmarks import accuracy, plot, records, report, split, split_tables, xla
+from benchmarks import accuracy, records, split, xla
 from benchmarks.cases import TRANSPOSES, Case, square
 from benchmarks.cublas import COMPUTE_TF32, Cublas
 from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
+from benchmarks.report import split_tables
 from multimm.gpu.choice import FFMA, SPLIT, Choice, note
 from multimm.gpu.split_reference import joined, wgmma_model
 from multimm.gpu.split_reference import split as split_parts
@@ -434,71 +434,6 @@ def test_xla_multiplies_in_the_modes_that_run(monkeypatch, caplog):
     assert caplog.messages == ["xla bf16 x6 left out: no such mode here"]
     xla.available.cache_clear()
     xla._compiled.cache_clear()
-
-
-# The plot
-
-
-@pytest.fixture
-def recorded(tmp_path, toys, monkeypatch):
-    """Both suites, recorded at toy size."""
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
-    header = records.run_header({"gpu": "toy", "count": 1})
-    for suite, bench in (("split", measured_split()), ("accuracy", measured_accuracy())):
-        records.save(bench.records, header, suite, tmp_path)
-    return tmp_path
-
-
-def test_a_plot_names_the_records_that_it_shows(recorded):
-    path = recorded / "plot.svg"
-    stamp = plot.stamp(recorded)
-    assert re.fullmatch(r"split \S+Z 0123456789abcdef; accuracy \S+Z 0123456789abcdef", stamp)
-    assert plot.stale(path, recorded)
-    path.write_text("<svg>older</svg>")
-    assert plot.stale(path, recorded)
-    path.write_text(f"<svg>{stamp}</svg>")
-    assert not plot.stale(path, recorded)
-    assert plot.write(path, recorded).endswith("as it was")
-    assert path.read_text() == f"<svg>{stamp}</svg>"
-
-
-def test_without_records_nothing_is_drawn(tmp_path):
-    assert plot.stamp(tmp_path) is None
-    assert plot.write(tmp_path / "plot.svg", tmp_path).endswith("as it was")
-    assert not (tmp_path / "plot.svg").exists()
-
-
-def test_without_matplotlib_the_plot_is_left_alone(recorded, monkeypatch):
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    path = recorded / "plot.svg"
-    path.write_text("<svg>older</svg>")
-    assert "matplotlib is not installed" in plot.write(path, recorded)
-    assert path.read_text() == "<svg>older</svg>"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
-def test_the_plot_is_drawn_the_same_every_time(recorded):
-    path = recorded / "plot.svg"
-    assert plot.write(path, recorded).endswith("written")
-    text = path.read_text("utf-8")
-    assert not plot.stale(path, recorded)
-    for words in ("cuBLAS TF32", "multimm ieee", "uniform data", "TFLOP/s", "toy, 20"):
-        assert words in text, words
-    path.unlink()
-    plot.write(path, recorded)
-    assert path.read_text("utf-8") == text
-
-
-def test_the_plot_shows_the_newest_records():
-    assert not plot.stale(), "run python -m benchmarks.report where matplotlib is installed"
-
-
-def test_a_stale_plot_fails_the_check(recorded, monkeypatch, capsys):
-    monkeypatch.setattr(report, "README", ())
-    assert report.main(["--check"]) == 0
-    monkeypatch.setattr(plot, "stale", lambda: True)
-    assert report.main(["--check"]) == 1
-    assert "accuracy.svg: stale" in capsys.readouterr().out
 
 
 def test_tables_of_quick_runs_are_drawn_too(toys):

@@ -19,7 +19,7 @@ from multimm.cli.options import DEBUG
 from multimm.errors import KernelError, MultimmError
 
 #: Command -> the module in this package that holds a click command of the same name.
-COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench")
+COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench", "report")
 FAILED_RUN, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from benchmarks.distributions import OVER_K
-from benchmarks.formats import Rows, extents, figures, markdown, means, percent, ratio, short
 from benchmarks.records import Record
+from benchmarks.report.formats import Rows, extents, figures, markdown, means, percent, ratio, short
 
 #: By the column's head: our system, and the peer that its rate is divided by.
 _SQUARE = {

@@ -1,24 +1,10 @@
-"""Tables of the newest records, written between markers into READMEs: python -m benchmarks.report
-
-A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``. The plot
-docs/accuracy.svg is drawn where matplotlib is installed.
-"""
+"""Tables of the suites of one GPU."""
 
 from __future__ import annotations
 
-import argparse
-import re
-from collections.abc import Callable
-from pathlib import Path
-
-from benchmarks import plot
 from benchmarks.cases import TRANSPOSES
-from benchmarks.formats import Rows, extents, figures, markdown, means, percent, ratio, short
-from benchmarks.records import RESULTS, ROOT, Record, newest
-from benchmarks.split_tables import accuracy, split
-
-README = (ROOT / "kernels" / "README.md", ROOT / "benchmarks" / "README.md")
-_TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+from benchmarks.records import Record
+from benchmarks.report.formats import Rows, extents, figures, markdown, means, percent, ratio, short
 
 
 def ladder(records: list[Record]) -> str:
@@ -169,63 +155,3 @@ def python_grid(records: list[Record]) -> str:
     columns = list(dict.fromkeys(name for row in cells.values() for name in row))
     rows: Rows = [(*key, *(row.get(name, "") for name in columns)) for key, row in cells.items()]
     return markdown(("kernel", "per block", *columns), rows, words=2)
-
-
-#: By the name in the marker: the suite whose newest run is shown, and how.
-TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
-    "ladder": ("ladder", ladder),
-    "transpose": ("transpose", transpose),
-    "add": ("add", add),
-    "ffma": ("ffma", ffma),
-    "awkward": ("awkward", awkward),
-    "matvec": ("matvec", matvec),
-    "latency": ("latency", latency),
-    "split": ("split", split),
-    "accuracy": ("accuracy", accuracy),
-    "python": ("python", python),
-    "python-grid": ("python", python_grid),
-}
-
-
-def render(text: str, folder: Path = RESULTS) -> str:
-    """Return a text with its tables written anew."""
-    return _TABLE.sub(lambda m: f"{m[1]}{_table(m['name'], folder)}{m[3]}", text)
-
-
-def _table(name: str, folder: Path) -> str:
-    if name not in TABLES:
-        raise ValueError(f"no table is called {name!r}; known are {', '.join(TABLES)}")
-    suite, draw = TABLES[name]
-    records = newest(suite, folder)
-    if not records:
-        return f"Not measured yet: `python -m benchmarks.kernels {suite}`.\n"
-    first = records[0]
-    machine = first["machine"]
-    where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
-    return f"{draw(records)}\n{where}, {first['date'][:10]}, commit {first['commit'][:8]}.\n"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write the tables and the plot; with --check, say whether they are as written."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if stale")
-    given = parser.parse_args(arguments)
-    stale = 0
-    for path in README:
-        text = path.read_text("utf-8")
-        wanted = render(text)
-        if wanted != text:
-            stale += 1
-            print(f"{path}: {'stale' if given.check else 'written'}")
-            if not given.check:
-                path.write_text(wanted, "utf-8")
-    if not given.check:
-        print(plot.write())
-    elif plot.stale():
-        stale += 1
-        print(f"{plot.PATH}: stale")
-    return stale if given.check else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""The newest run of every suite in a folder of records."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.records import RESULTS, Record, load
+from multimm.errors import OptionError
+
+#: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
+#: nothing about speed.
+SCALING = "scaling"
+
+
+class Runs:
+    """Records by suite.
+
+    Parameters
+    ----------
+    folder : Path
+        What the benchmarks wrote.
+    """
+
+    def __init__(self, folder: Path = RESULTS) -> None:
+        self.folder = folder
+
+    def of(self, suite: str) -> list[Record]:
+        """Return the records of the newest run; none if there is none that counts."""
+        return list(self._by_gpu(suite).values())[-1] if self._by_gpu(suite) else []
+
+    def per_gpu(self, suite: str) -> dict[str, list[Record]]:
+        """Return the records of the newest run on each model of GPU."""
+        return {gpu: records for gpu, records in self._by_gpu(suite).items() if gpu}
+
+    def _by_gpu(self, suite: str) -> dict[str, list[Record]]:
+        """By model of GPU (empty: none), the one that ran last comes last."""
+        if suite not in self._found:
+            found: dict[str, list[Record]] = {}
+            for path in sorted(self.folder.glob(f"{suite}-*.json")):
+                records = _load(path)
+                if records and (suite != SCALING or _from_gpus(records)):
+                    gpu = records[0]["machine"]["gpu"] or ""
+                    found.pop(gpu, None)
+                    found[gpu] = records
+            self._found[suite] = found
+        return self._found[suite]
+
+    @cached_property
+    def _found(self) -> dict[str, dict[str, list[Record]]]:
+        return {}
+
+
+def _load(path: Path) -> list[Record]:
+    """The records of a file; one that holds none, or others, is bad input of whoever asked."""
+    try:
+        return load(path)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{path}: no JSON: {error}") from error
+    except ValueError as error:
+        raise OptionError(f"{error}") from error
+
+
+def _from_gpus(records: list[Record]) -> bool:
+    return any(r["system"] == "multimm" and r["detail"]["device"] == "gpu" for r in records)
+
+
+def command(suite: str) -> str:
+    """Return what measures a suite."""
+    return "multimm bench" if suite == SCALING else f"python -m benchmarks.kernels {suite}"
+
+
+def missing(suite: str) -> str:
+    """Return the line that stands in the place of records."""
+    if suite == SCALING:
+        return f"No records of suite {suite} from a GPU machine yet: `{command(suite)}`."
+    return f"Not measured yet: `{command(suite)}`."
+
+
+def origin(records: list[Record]) -> str:
+    """Return the line that says on what, when and of which commit records were measured."""
+    first = records[0]
+    machine = first["machine"]
+    where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
+    count = machine["count"] or 1
+    many = f"{count} x " if count > 1 else ""
+    return f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}."
