@@ -155,8 +155,6 @@ def too_large(product: Product, cluster: ClusterSpec) -> str:
     """
     plan = _plan(product, cluster)
     terms = plan.memory_terms | plan.spill_terms
-    if product.gram:  # one matrix, though a plan counts it on both sides; packed it is two
-        terms.pop("A at home", None)
     need = sum(terms.values())
     have = share(cluster.devices[0])
     if need <= have:
