@@ -22,6 +22,10 @@ from multimm.cluster.warm import WarmUp, wait_until_warm
 GIB = 2**30
 UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
 
+#: Workers in this process. Without a limit: it is the process that would be measured, with all that
+#: other tests have left in it, and workers above their limit stop taking tasks.
+IN_PROCESS = {"dashboard_address": "127.0.0.1:0", "memory_limit": 0}
+
 
 def wide_wait(*_):
     raise AssertionError("only a GPU could wait")
@@ -203,7 +207,7 @@ def test_preparing_twice_changes_nothing(client):
 
 
 def test_connect_changes_the_transport_only_when_asked_to():
-    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    settings = IN_PROCESS
     with LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster:
         with mc.connect(cluster.scheduler_address) as client:
             reasons = obstacles(client)
@@ -220,7 +224,7 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
     reason = "ucxx 9.9 is not known to multimm (known: 0.52)"
     # Over TCP the plugin would not even look.
     monkeypatch.setattr(Overlap, "setup", lambda self, worker: setattr(self, "reason", reason))
-    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    settings = IN_PROCESS
     with (
         LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
         Client(cluster) as client,
@@ -233,7 +237,7 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
 
 def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
     monkeypatch.setattr(warm, "PEER_SECONDS", 0.2)
-    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    settings = IN_PROCESS
 
     async def peers(worker):
         return ["tcp://127.0.0.1:9", *await real_peers(worker)]
@@ -250,7 +254,7 @@ def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
 
 
 def test_teardown_stops_a_warm_up_that_is_under_way(monkeypatch):
-    settings = {"dashboard_address": "127.0.0.1:0", "memory_limit": GIB}
+    settings = IN_PROCESS
 
     async def never(worker):
         import asyncio
