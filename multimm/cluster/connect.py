@@ -9,6 +9,9 @@ from multimm.errors import ClusterError, OptionError
 if TYPE_CHECKING:
     from distributed import Client, Security
 
+#: Seconds to wait for a greeting, after a connection has failed already; arbitrary.
+GREETING_SECONDS = 0.5
+
 
 def connect(
     address: str,
@@ -121,8 +124,7 @@ def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
             else "allowed are tcp, tls and ucxx"
         )
         return f"scheduler address {address!r}: transport {scheme!r} is not available; {hint}"
-    # Its greeting came before TLS could begin, or in place of what TLS begins with.
-    if scheme == "tls" and any(said in str(error) for said in ("to SSL", "WRONG_VERSION_NUMBER")):
+    if scheme == "tls" and _speaks_first(address):
         return f"the scheduler at {address} does not use TLS: connect to tcp://..."
     if _closed(error):
         return _refused(address, scheme, error)
@@ -132,6 +134,18 @@ def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
             "host, the port and the protocol (tcp, tls or ucxx)"
         )
     return f"cannot use the scheduler at {address}: {error}"
+
+
+def _speaks_first(address: str) -> bool:
+    """Whether something greets whoever connects, as Dask does; a TLS server waits to be greeted."""
+    import socket
+
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), GREETING_SECONDS) as link:
+            return bool(link.recv(1))
+    except OSError:  # nothing there, or nothing said in time
+        return False
 
 
 def _closed(error: BaseException) -> bool:
@@ -156,11 +170,11 @@ def _refused(address: str, scheme: str, error: BaseException) -> str:
             f"({error.__cause__.verify_message}): give tls_ca_file=, the certificate of the "
             "authority that signed the scheduler's, and see that it has not expired"
         )
-    # distributed keeps of OpenSSL's errors the text alone.
-    said = str(error).rpartition("Error: ")[2]
-    # The other side's reason may or may not arrive before the end of the connection.
+    # The other side's reason may or may not arrive before the end of the connection, and of
+    # OpenSSL's errors distributed keeps the text alone.
+    _, found, said = str(error).rpartition("Error: ")
     return (
-        f"the scheduler at {address} refuses this client's certificate ({said}): give "
-        "tls_client_cert= and tls_client_key= signed by the cluster's authority, and see that "
-        "they have not expired"
+        f"the scheduler at {address} refuses this client's certificate"
+        f"{f' ({said})' if found else ''}: give tls_client_cert= and tls_client_key= signed by "
+        "the cluster's authority, and see that they have not expired"
     )
