@@ -9,6 +9,9 @@ from multimm.errors import ClusterError, OptionError
 if TYPE_CHECKING:
     from distributed import Client, Security
 
+#: Seconds to wait for a greeting, after a connection has failed already; arbitrary.
+GREETING_SECONDS = 0.5
+
 
 def connect(
     address: str,
@@ -43,10 +46,11 @@ def connect(
     Raises
     ------
     OptionError
-        An address without host and port, a timeout that is not positive, or ``tls://``
-        without `security`.
+        An address without host and port, a timeout that is not positive, ``tls://`` without
+        `security`, or certificates that cannot be read.
     ClusterError
-        Nothing answers in time, or what answers cannot be used.
+        Nothing answers in time, what answers cannot be used, or one side refuses the other's
+        certificate.
     """
     scheme = _check(address, timeout, security)
     from multimm.cluster.client import ClusterClient, prepare
@@ -79,7 +83,37 @@ def _check(address: str, timeout: float, security: Security | None) -> str:
             f"scheduler address {address!r}: tls needs security=distributed.Security(...) "
             "with the cluster's certificates"
         )
+    if scheme == "tls" and security is not None:
+        _check_certificates(security)
     return scheme
+
+
+def _check_certificates(security: Security) -> None:
+    """Read them once: distributed would try again until the timeout, and not name the file."""
+    files = {
+        name: getattr(security, name)
+        for name in ("tls_ca_file", "tls_client_cert", "tls_client_key")
+    }
+    missing = [name for name in ("tls_ca_file", "tls_client_cert") if not files[name]]
+    if missing:
+        raise OptionError(
+            f"security without {' and '.join(missing)}: a client needs the authority's certificate "
+            "and its own, with its key; give them, or set distributed.comm.tls in Dask's "
+            "configuration"
+        )
+    try:
+        security.get_connection_args("client")
+    except OSError as error:  # ssl.SSLError, too
+        # In memory they are texts of many lines.
+        named = ", ".join(
+            f"{name}={path if chr(10) not in path else '(in memory)'}"
+            for name, path in files.items()
+            if path
+        )
+        raise OptionError(
+            f"certificates cannot be read ({error}): {named}; the files must exist, be readable, "
+            "hold PEM, and belong together"
+        ) from error
 
 
 def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
@@ -90,9 +124,57 @@ def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
             else "allowed are tcp, tls and ucxx"
         )
         return f"scheduler address {address!r}: transport {scheme!r} is not available; {hint}"
+    if scheme == "tls" and _speaks_first(address):
+        return f"the scheduler at {address} does not use TLS: connect to tcp://..."
+    if _closed(error):
+        return _refused(address, scheme, error)
     if isinstance(error, OSError):
         return (
             f"no scheduler answers at {address} within {timeout:g} s: check that it runs, the "
             "host, the port and the protocol (tcp, tls or ucxx)"
         )
     return f"cannot use the scheduler at {address}: {error}"
+
+
+def _speaks_first(address: str) -> bool:
+    """Whether something greets whoever connects, as Dask does; a TLS server waits to be greeted."""
+    import socket
+
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), GREETING_SECONDS) as link:
+            return bool(link.recv(1))
+    except OSError:  # nothing there, or nothing said in time
+        return False
+
+
+def _closed(error: BaseException) -> bool:
+    """Something listens, and it was one of the two sides that ended the connection."""
+    from distributed.comm.core import CommClosedError
+
+    return isinstance(error, CommClosedError)
+
+
+def _refused(address: str, scheme: str, error: BaseException) -> str:
+    """Who refuses whom, as far as that can be known, and what to do."""
+    from ssl import SSLCertVerificationError
+
+    if scheme != "tls":
+        return (
+            f"the scheduler at {address} ends the connection: if it uses TLS, connect to tls://... "
+            "with security=distributed.Security(...)"
+        )
+    if isinstance(error.__cause__, SSLCertVerificationError):
+        return (
+            f"the certificate of the scheduler at {address} is not to be trusted "
+            f"({error.__cause__.verify_message}): give tls_ca_file=, the certificate of the "
+            "authority that signed the scheduler's, and see that it has not expired"
+        )
+    # The other side's reason may or may not arrive before the end of the connection, and of
+    # OpenSSL's errors distributed keeps the text alone.
+    _, found, said = str(error).rpartition("Error: ")
+    return (
+        f"the scheduler at {address} refuses this client's certificate"
+        f"{f' ({said})' if found else ''}: give tls_client_cert= and tls_client_key= signed by "
+        "the cluster's authority, and see that they have not expired"
+    )
