@@ -5,6 +5,7 @@ Nor does anybody else do his work again: what a loss costs is bounded by what wa
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ import pytest
 from distributed import Client, LocalCluster
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.worker_state_machine import AcquireReplicasEvent
 
 import multimm
 from multimm.graph import placement
@@ -236,6 +238,28 @@ def test_a_killed_worker_does_not_change_a_gram_product(restarts):
         np.testing.assert_array_equal(result, x.T @ x)
         killer.thread.join()
         assert killer.victim is not None, "the product was over before the worker was killed"
+
+
+async def fetch_from_the_lost(lost, dask_worker):
+    """Seconds that a fetch lasts whose order comes in one message with the worker's loss."""
+    order = AcquireReplicasEvent(who_has={"x": [lost]}, nbytes={"x": 1}, stimulus_id="order")
+    dask_worker.handle_stimulus(order)
+    dask_worker.stream_handlers["remove-worker"](worker=lost, stimulus_id="loss")
+    started = time.monotonic()
+    while dask_worker.state.in_flight_workers:
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+def test_a_fetch_that_begins_with_the_loss_ends_with_it():
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        multimm.matmul(*operands())  # brings the plugins
+        # Nobody listens on this port; connections to it are tried again for 30 s.
+        (seconds,) = client.run(fetch_from_the_lost, "tcp://127.0.0.1:9").values()
+        assert seconds < 5
 
 
 def test_losing_every_worker_is_survived():

@@ -27,6 +27,7 @@ from weakref import WeakSet
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from multimm.graph.departed import Departed
 from multimm.graph.product import Product
 from multimm.graph.tasks import BlockTask, Key, Place
 from multimm.planning.grid import Coordinate, rearrange
@@ -321,4 +322,5 @@ def install(client: Client) -> None:
         )
     else:
         client.register_plugin(BlockPlacement())
+        client.register_plugin(Departed())
     _served.add(client)
