@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
@@ -124,10 +125,22 @@ def config_named(name: str) -> TileConfig:
     KernelError
         If the name is unknown; the message lists the known ones.
     """
-    for entry in REGISTRY:
+    config: TileConfig = entry_named(REGISTRY, name).config
+    return config
+
+
+def entry_named(entries: Sequence[Any], name: str) -> Any:
+    """Return the entry of a name from a table of configurations.
+
+    Raises
+    ------
+    KernelError
+        If the name is unknown; the message lists the known ones.
+    """
+    for entry in entries:
         if entry.name == name:
-            return entry.config
-    known = ", ".join(repr(entry.name) for entry in REGISTRY)
+            return entry
+    known = ", ".join(repr(entry.name) for entry in entries)
     raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
 from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.registry import entry_named
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +153,8 @@ def split_config_named(name: str) -> SplitConfig:
     KernelError
         If the name is unknown; the message lists the known ones.
     """
-    for entry in SPLIT_REGISTRY:
-        if entry.name == name:
-            return entry.config
-    known = ", ".join(repr(entry.name) for entry in SPLIT_REGISTRY)
-    raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
+    config: SplitConfig = entry_named(SPLIT_REGISTRY, name).config
+    return config
 
 
 def split_slices(m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
