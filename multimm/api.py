@@ -165,8 +165,7 @@ def gemm(
     options = products.options(blocks, slabs, p_k)
     if (a.ndim, b.ndim) != (2, 2):
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
-    if beta != 0 and c is None:
-        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+    _check_beta(beta, c)
     shape_a, shape_b = (a.shape[::-1] if trans_a else a.shape), b.shape[:: -1 if trans_b else 1]
     check_fit(a, b, shape_a, shape_b)
     c = None if c is None else as_array(c, "c")
@@ -182,6 +181,11 @@ def gemm(
     return products.product(a, b, c if beta != 0 else None, step, options)
 
 
+def _check_beta(beta: Scalar, c: Array | None) -> None:
+    if beta != 0 and c is None:
+        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+
+
 def _packed_gemm(
     alpha: Scalar, a: Array, b: Array, beta: Scalar, c: Array | None, trans_a: bool, trans_b: bool,
     precision: str,
@@ -189,8 +193,7 @@ def _packed_gemm(
     """As gemm, with an operand that was packed before."""
     if isinstance(alpha, complex) or isinstance(beta, complex):
         raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")
-    if beta != 0 and c is None:
-        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+    _check_beta(beta, c)
     step = tasks.Step("float32", "float32", trans_a, trans_b, alpha, beta, precision)
     return tasks.gemm(a, b, c=c if beta != 0 else None, step=step)
 

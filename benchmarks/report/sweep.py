@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from benchmarks.records import Record
 from benchmarks.report.style import look
 
-#: (workers, value) by system.
-Series = dict[str, list[tuple[float, float]]]
-
 
 def done(records: Iterable[Record]) -> list[Record]:
     """Those that have a time; failed and absent ones have none."""

@@ -19,24 +19,12 @@ from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
 from multimm.gpu.pack_config import BLOCKS, PANEL, RESIDUAL_CAP, Cut, cut_for
-from multimm.gpu.packed import (
-    PARTS,
-    ROW_ALIGN,
-    SLAB,
-    PackedBlock,
-    Residuals,
-    check_pair,
-    register_with_dask,
-)
+from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
+from multimm.gpu.split_reference import PARTS, SLAB
 
 logger = logging.getLogger(__name__)
 
 Array = Any
-
-__all__ = [
-    "PARTS", "RESIDUAL_CAP", "ROW_ALIGN", "SLAB", "PackedBlock", "Packing", "Residuals", "Source",
-    "check_pair", "pack", "prepared", "source_of",
-]  # fmt: skip
 
 _THREADS = 256
 _MAX_TASKS = 2**31 - 1

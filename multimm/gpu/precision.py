@@ -12,7 +12,8 @@ from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
-from multimm.gpu.packing import PackedBlock, check_pair, pack
+from multimm.gpu.packed import PackedBlock, check_pair
+from multimm.gpu.packing import pack
 from multimm.gpu.registry import Problem
 from multimm.gpu.residuals import add_residuals
 from multimm.gpu.split_config import CAPABILITY

@@ -201,16 +201,7 @@ def reflect(block: Block) -> Block:
 
 def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
     """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
-    with stream_for(block):
-        block = block.swapaxes(-1, -2) if turned else block
-        if is_gpu(block) and _own_kernel(block, block, c, step):
-            from multimm.gpu.add import add_partials
-
-            return finished(add_partials([block], alpha=step.alpha, beta=step.beta, c=c))
-        result = reference.add_partials(
-            [block], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
-        )
-        return finished(result)
+    return _sum([block.swapaxes(-1, -2) if turned else block], c, step)
 
 
 def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
@@ -228,15 +219,19 @@ def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
 
 def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
     """alpha (L + R) + beta C: one addition of the tree over the parts of k."""
-    if is_gpu(left) and _own_kernel(left, right, c, step):
-        from multimm.gpu.add import add_partials
+    return _sum([left, right], c, step)
 
-        beta = 0.0 if c is None else step.beta
-        with stream_for(left):
-            return finished(add_partials([left, right], alpha=step.alpha, beta=beta, c=c))
-    with stream_for(left):
+
+def _sum(parts: list[Block], c: Block, step: Step) -> Block:
+    """alpha (P0 + ... ) + beta C, finished."""
+    with stream_for(parts[0]):
+        if is_gpu(parts[0]) and _own_kernel(parts[0], parts[-1], c, step):
+            from multimm.gpu.add import add_partials
+
+            beta = 0.0 if c is None else step.beta
+            return finished(add_partials(parts, alpha=step.alpha, beta=beta, c=c))
         result = reference.add_partials(
-            [left, right], alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
+            parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
         )
         return finished(result)
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_arrays import assert_exact, padded
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import launch, reference
@@ -34,18 +35,6 @@ def sampled_shapes(count: int) -> list[tuple[int, int, int]]:
     return [tuple(int(size) for size in row) for row in zip(*columns, strict=True)]
 
 
-def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
-    """The values inside a larger GPU buffer: `extra` more columns, `offset` elements in front.
-
-    Returns the view and the whole buffer. What lies around the view is `fill`.
-    """
-    *batch, rows, cols = values.shape
-    whole = cupy.full(offset + int(np.prod(batch)) * rows * (cols + extra), fill, values.dtype)
-    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
-    view[...] = cupy.asarray(values)
-    return view, whole
-
-
 def integers(rng, *shape: int) -> np.ndarray:
     return rng.integers(-8, 9, shape).astype(np.float32)
 
@@ -58,15 +47,6 @@ def case(rng, m, n, k, trans_a, trans_b):
     )
     exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b)
     return a, b, integers(rng, m, n), integers(rng, m, n), exact
-
-
-def assert_exact(result, expected, context) -> None:
-    got = cupy.asnumpy(result)
-    wrong = np.argwhere(~(got == expected))
-    assert wrong.size == 0, (
-        f"{context}: {len(wrong)} wrong, first at {tuple(wrong[0])}: "
-        f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
-    )
 
 
 @transposes

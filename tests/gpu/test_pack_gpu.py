@@ -10,7 +10,8 @@ from cuda_on_cpu.packing import numbers, places
 
 from multimm.errors import ShapeError
 from multimm.gpu import pack_config, packing
-from multimm.gpu.packing import RESIDUAL_CAP, pack, prepared, source_of
+from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.packing import pack, prepared, source_of
 from multimm.gpu.split_reference import pack_reference, split
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_arrays import assert_exact, padded
 
 from multimm.gpu import launch
 from multimm.gpu.compiled import device_of
@@ -33,18 +34,6 @@ SHAPES = (
 )  # fmt: skip
 
 
-def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
-    """The values inside a larger GPU buffer: `extra` more columns, `offset` elements in front.
-
-    Returns the view and the whole buffer. What lies around the view is `fill`.
-    """
-    *batch, rows, cols = values.shape
-    whole = cupy.full(offset + int(np.prod(batch)) * rows * (cols + extra), fill, values.dtype)
-    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
-    view[...] = cupy.asarray(values)
-    return view, whole
-
-
 def integers(rng, *shape: int) -> np.ndarray:
     return rng.integers(-3, 4, shape).astype(np.float32)
 
@@ -56,15 +45,6 @@ def stored(values: np.ndarray, transposed: bool) -> np.ndarray:
 def is_skinny(m: int, n: int, k: int, trans_a: bool, trans_b: bool, batch: int = 1) -> bool:
     device = device_of(cupy.cuda.runtime.getDevice())
     return way_for(Problem(m, n, k, batch, not trans_a, trans_b), device) is not None
-
-
-def assert_exact(result, expected, context) -> None:
-    got = cupy.asnumpy(result)
-    wrong = np.argwhere(~(got == expected))
-    assert wrong.size == 0, (
-        f"{context}: {len(wrong)} wrong, first at {tuple(wrong[0])}: "
-        f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
-    )
 
 
 @transposes

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_arrays import assert_exact, padded
 
 from multimm.gpu.packing import pack
 from multimm.gpu.split import multiply
@@ -41,24 +42,6 @@ def case(rng, m, n, k):
     """Small-integer operands: exact in any order, the result must match bit for bit."""
     a, b = integers(rng, m, k), integers(rng, k, n)
     return a, b, integers(rng, m, n), integers(rng, m, n), a.astype(np.float64) @ b
-
-
-def padded(values: np.ndarray, extra: int, offset: int, fill: float):
-    """The values inside a larger GPU buffer: the view and the whole."""
-    rows, cols = values.shape
-    whole = cupy.full(offset + rows * (cols + extra), fill, np.float32)
-    view = whole[offset:].reshape(rows, cols + extra)[:, :cols]
-    view[...] = cupy.asarray(values)
-    return view, whole
-
-
-def assert_exact(result, expected, context) -> None:
-    got = cupy.asnumpy(result)
-    wrong = np.argwhere(~(got == expected))
-    assert wrong.size == 0, (
-        f"{context}: {len(wrong)} wrong, first at {tuple(wrong[0])}: "
-        f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
-    )
 
 
 @entries

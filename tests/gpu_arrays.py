@@ -1,0 +1,32 @@
+"""Matrices on a GPU as kernels meet them, and how their results are compared."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+
+if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
+    import cupy
+
+
+def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
+    """The values inside a larger GPU buffer: `extra` more columns, `offset` elements in front.
+
+    Returns the view and the whole buffer. What lies around the view is `fill`.
+    """
+    *batch, rows, cols = values.shape
+    whole = cupy.full(offset + int(np.prod(batch)) * rows * (cols + extra), fill, values.dtype)
+    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
+    view[...] = cupy.asarray(values)
+    return view, whole
+
+
+def assert_exact(result, expected, context) -> None:
+    """Equal everywhere; NaN equals nothing."""
+    got = cupy.asnumpy(result)
+    wrong = np.argwhere(~(got == expected))
+    assert wrong.size == 0, (
+        f"{context}: {len(wrong)} wrong, first at {tuple(wrong[0])}: "
+        f"{got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
+    )
