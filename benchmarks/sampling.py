@@ -17,8 +17,8 @@ Array = Any
 
 #: Rows, and the fewest columns, that are compared; arbitrary.
 ROWS, LEAST_COLUMNS = 16, 16
-#: Elements of B that are brought to the host, at most; arbitrary: some GB in float64.
-ELEMENTS = 2**26
+#: Elements of B that are brought to the host, at most; arbitrary: a tenth of a second's work.
+ELEMENTS = 2**24
 
 
 class Sample(NamedTuple):

@@ -101,6 +101,14 @@ def test_operands_of_the_host_depend_on_the_seed_alone():
     assert normal(300, 300, 3).std() == pytest.approx(1, abs=0.02)
 
 
+def test_numpy_draws_the_operands_of_a_product_once():
+    one = system("numpy")(CPU)
+    first = one.operands(SQUARE, "float32", seed=0)
+    assert one.operands(SQUARE, "float32", seed=1) is first
+    other = one.operands(RECTANGLE, "float32", seed=1)
+    assert [x.shape for x in other] == [(40, 56), (56, 24)]
+
+
 def test_every_system_says_what_it_needs():
     for name in SYSTEMS:
         one = system(name)

