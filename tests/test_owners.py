@@ -214,7 +214,7 @@ def test_bytes_and_memory_are_counted_from_the_owners():
 
 
 def test_the_plan_prefers_blocks_that_lie_right_to_others():
-    n, edge = 65536, 8192
+    n, edge = 131072, 16384
     cluster = ClusterSpec.homogeneous(H200, 8)
     first = plan_matmul(Problem(MatrixSpec((n, n)), MatrixSpec((n, n))), cluster)
     layout = first.layout

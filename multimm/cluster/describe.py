@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0
 #: Scheduler time per task within one process: a tenth of distributed's millisecond.
 LOCAL_TASK_OVERHEAD_S = 1e-4
+#: Seconds of a product without tasks there; arbitrary, of the order seen.
+LOCAL_CALL_S = 2e-3
 
 
 class Answer(NamedTuple):
@@ -133,6 +135,7 @@ def local(*, threads: int | None = None, gpu: bool = False) -> ClusterSpec:
         SHARED_MEMORY,
         threads=threads or CPU_COUNT,
         task_overhead_s=LOCAL_TASK_OVERHEAD_S,
+        call_s=LOCAL_CALL_S,
     )
 
 

@@ -11,6 +11,16 @@ from multimm.planning.spec import ClusterSpec
 
 Terms = dict[str, float]
 
+#: Of the scheduler's time for a task, what passes before the first one runs: all of them are
+#: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
+BEFORE = 0.2
+#: Seconds from the end of one task to the beginning of the next in the same thread.
+SWITCH_S = 2e-4
+#: A task that packs a block or cuts one anew, beside its bytes; and, for packing, bytes read and
+#: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
+#: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
+PACK_S, PACK_BYTES = 1.5e-3, 4
+
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
@@ -53,12 +63,13 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
 def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     """Seconds of the slowest worker, by name; `moved` is what it receives, in bytes.
 
-    Block products, transfers and the scheduler work side by side: the longest of the three
-    counts. On top of it the first blocks are waited for, partial sums of parts of k travel when
-    the last slab is done, and what does not fit is spilled and read back.
+    A worker packs, multiplies and goes from task to task in turn. That, transfers and the
+    scheduler run side by side: the longest of the three counts. On top of it the product is
+    planned and sent, the first blocks are waited for, partial sums of parts of k travel when the
+    last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
-    _, cuts = traffic.recut(layout)
+    cut_bytes, cuts = traffic.recut(layout)
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_sums * layout.share_k * p.relative_cost
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
@@ -66,15 +77,39 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
     sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
+    tasks = layout.tasks + cuts
     return {
         "block products": flops / (device.gflops * 1e9),
         "transfers": moved / rate,
-        "scheduling": (layout.tasks + cuts) * cluster.task_overhead_s,
+        "packing": _packing(layout, cluster),
+        "cutting": ceil(cuts / cluster.workers) * PACK_S
+        + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
+        "between tasks": ceil(tasks / cluster.workers) / cluster.threads * SWITCH_S,
+        "scheduling": tasks * cluster.task_overhead_s,
+        "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
         "last sums": sums / rate,
         "mirroring": mirrored / (device.copy_gbps * 1e9),
         "spilling": 2 * excess / SPILL_RATE[device.kind],
     }
+
+
+def _packing(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of the busiest worker: blocks packed once at home, others in every product."""
+    p = layout.problem
+    if not p.packable:
+        return 0.0
+    seconds = 0.0
+    sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
+    for role in ("a",) if layout.mirrors else ("a", "b"):
+        edges, spec = sides[role]
+        once = role in layout.packed
+        blocks = (len(edges) if once else layout.blocks) * len(layout.slabs)
+        most = ceil(blocks / cluster.workers)
+        size = max(edges) * max(layout.slabs) * spec.itemsize
+        rate = cluster.slowest.copy_gbps * 1e9
+        seconds += most * (PACK_S * once + PACK_BYTES * size / rate)
+    return seconds
 
 
 def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
@@ -87,7 +122,8 @@ def _first_blocks(layout: Layout) -> int:
     """Bytes that a worker waits for before its first product, at worst.
 
     A worker that keeps a block of A and one of B of the first slab begins at once. With at
-    least as many block rows, or columns, as workers in a part of k, all keep one.
+    least as many block rows, or columns, as workers in a part of k, all keep one. A block that is
+    cut from others has to be gathered first.
     """
     p, grid, slab = layout.problem, layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
@@ -98,8 +134,9 @@ def _first_blocks(layout: Layout) -> int:
     block_b = slab * max(layout.n_blocks) * matrices * p.b.itemsize
     if layout.mirrors:  # the other of two blocks
         return block_a if plane > 1 else 0
-    waits_a = grid.p_n > 1 and len(layout.row_sizes) < plane
-    waits_b = grid.p_m > 1 and len(layout.n_blocks) < plane
+    again = traffic.cut_again(layout)
+    waits_a = "a" in again or (grid.p_n > 1 and len(layout.row_sizes) < plane)
+    waits_b = "b" in again or (grid.p_m > 1 and len(layout.n_blocks) < plane)
     return block_a * waits_a + block_b * waits_b
 
 
@@ -108,13 +145,16 @@ def _first_blocks(layout: Layout) -> int:
 FRICTION = 0.1
 
 
+#: What one thread of a worker does.
+IN_TURN = ("block products", "packing", "cutting", "between tasks")
 #: What comes before the first block product, after the last, or stops all.
-AROUND = ("first blocks", "last sums", "mirroring", "spilling")
+AROUND = ("starting", "first blocks", "last sums", "mirroring", "spilling")
 
 
 def total_seconds(terms: Terms) -> float:
     """Predicted seconds from the terms of `seconds`."""
-    side_by_side = [terms[name] for name in ("block products", "transfers", "scheduling")]
+    in_turn = sum(terms[name] for name in IN_TURN)
+    side_by_side = [in_turn, terms["transfers"], terms["scheduling"]]
     longest = max(side_by_side)
     hidden = FRICTION * (sum(side_by_side) - longest)
     return longest + hidden + sum(terms[name] for name in AROUND)

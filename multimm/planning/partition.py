@@ -161,11 +161,11 @@ class Partition:
         flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
         return bool(self.packed) or (self.problem.packable and flops >= LONE_FLOPS)
 
-    @property
+    @cached_property
     def padding(self) -> float:
         """By how much packed blocks are larger than their sources, at most."""
-        rows = max(1 + -size % PACKED_ROWS / size for size in (*self.m_blocks, *self.n_blocks))
-        return rows * max(1 + -size % PACKED_K / size for size in self.slabs)
+        rows = max(1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks})
+        return rows * max(1 + -size % PACKED_K / size for size in set(self.slabs))
 
     def _own(self, flat: int, role: str) -> int:
         """The batch block of an operand for a batch block of C; 0 of an operand without any."""
@@ -176,12 +176,12 @@ class Partition:
         """Floating-point operations that are executed, over all matrices."""
         return self.problem.flops
 
-    @property
+    @cached_property
     def wave_sums(self) -> int:
         """Elements of C that the busiest worker sums up in one wave, at most."""
         return self.wave_rows * self.share_cols
 
-    @property
+    @cached_property
     def share_sums(self) -> int:
         """Elements of C that the busiest worker sums up in all."""
         return self.share_rows * self.share_cols
@@ -191,7 +191,7 @@ class Partition:
         """Elements of C that the busiest worker keeps."""
         return self.share_sums
 
-    @property
+    @cached_property
     def panels(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
         return self.wave_rows, self._wave_matrices * self.share_cols
@@ -214,22 +214,22 @@ class Partition:
             for start in range(0, max(1, len(share)), self.band):
                 yield share[start : start + self.band]
 
-    @property
+    @cached_property
     def wave_rows(self) -> int:
         """Rows of C that the busiest grid row works on in one wave."""
         return max(map(sum, self._bands(self.row_sizes)))
 
-    @property
+    @cached_property
     def share_rows(self) -> int:
         """Rows of C, over all matrices, of the busiest grid row."""
         return largest_share(self.row_sizes, self.grid.p_m)
 
-    @property
+    @cached_property
     def share_cols(self) -> int:
         """Columns of C of the busiest grid column."""
         return largest_share(self.n_blocks, self.grid.p_n)
 
-    @property
+    @cached_property
     def share_k(self) -> int:
         """Length of the longest part of k."""
         return max(

@@ -135,8 +135,9 @@ class Link:
     latency_s: float  #: seconds before the first byte of a block arrives
 
 
-#: Measured through dask + UCXX on an 8-GPU H200 machine with NVLink: 66-114 GB/s per pair.
-NVLINK = Link("nvlink", 80.0, 1e-3)
+#: Measured in products on two H200s, both receiving: 4.2 ms for 0.5 GiB, 5.4 for 1, 8.2 for 2. On
+#: eight, with the stock transport and nothing else running, a pair had 66-114 GB/s.
+NVLINK = Link("nvlink", 150.0, 2.5e-3)
 #: One network card of 400 Gb/s per GPU between nodes; half of its rate, not measured.
 INFINIBAND = Link("infiniband", 25.0, 1e-3)
 #: TCP between processes of one host; arbitrary, of the order seen with Dask's TCP transport.
@@ -144,9 +145,9 @@ LOCAL_TCP = Link("tcp", 1.0, 1e-3)
 #: Threads of one process hand over a reference.
 SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 
-#: One NVIDIA H200: FP32 rate of our kernel at 8192 and device copy, both measured there;
+#: One NVIDIA H200: sustained FP32 rate of our kernel and device copy, both measured there;
 #: spilling to host memory is dask-cuda's default.
-H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 51_500.0, 4199.0, packs=True)
+H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,9 @@ class ClusterSpec:
     task_overhead_s : float
         Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
         in a product of 4096 tasks; threads of one process need less).
+    call_s : float
+        Seconds of a product without tasks: planned, sent, begun, and waited for (11 to 13 ms
+        on H200s; threads of one process need less).
     per_node : int
         Workers of one node, next to each other in `devices`. 0: all are on one.
     between : Link
@@ -177,6 +181,7 @@ class ClusterSpec:
     addresses: tuple[str, ...] = field(default=())
     threads: int = 1
     task_overhead_s: float = 5e-4
+    call_s: float = 12e-3
     per_node: int = 0
     between: Link = INFINIBAND
 

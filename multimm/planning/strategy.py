@@ -39,7 +39,7 @@ from multimm.planning.spec import ClusterSpec
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
 #: triangle is shared more evenly.
-SLABS = (0.5, 1, 2, 4)
+SLABS = (0.25, 0.5, 1, 2, 4)
 FINER = (1, 2)
 FINER_GRAM = (1, 1.5, 2, 3, 4, 6, 8)
 #: Only the best so many arrangements, cut as usual, are cut in other ways.
@@ -88,11 +88,11 @@ def plan_matmul(
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise every arrangement is laid out and the one with the least time wins; equal
     #    times go to fewer bytes, then to fewer parts of k (fewer roundings of partial sums).
-    layouts = candidates(problem, cluster, options)
-    best = min(layouts, key=lambda layout: _rank(layout, cluster))
+    ranks = {layout: _rank(layout, cluster) for layout in candidates(problem, cluster, options)}
+    best = min(ranks, key=ranks.__getitem__)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
     plan = MatmulPlan(best, cluster, precision, name, "")
-    plan = replace(plan, reason=_reason(plan, layouts))
+    plan = replace(plan, reason=_reason(plan, ranks))
     logger.debug("%s", plan)
     return plan
 
@@ -148,7 +148,11 @@ def strategy_name(grid: Grid) -> str:
     return "stationary B" if grid.p_m == 1 else "three-dimensional"
 
 
-def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, int]:
+#: Less is better: too large, seconds, bytes that move, parts of k, grid columns.
+Rank = tuple[bool, float, int, int, int]
+
+
+def _rank(layout: Layout, cluster: ClusterSpec) -> Rank:
     moved = traffic.moved(layout, cluster.workers)
     stay, _ = cost.memory(layout, cluster)
     terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
@@ -157,14 +161,14 @@ def _rank(layout: Layout, cluster: ClusterSpec) -> tuple[bool, float, int, int, 
     return too_big, seconds, moved, layout.parts, layout.grid.p_n
 
 
-def _reason(plan: MatmulPlan, layouts: list[Layout]) -> str:
+def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank]) -> str:
     layout = plan.layout
     if plan.cluster.workers == 1:
         return "there is one worker"
     moved = human(traffic.moved(layout, plan.cluster.workers))
-    others = [other for other in layouts if other.grid != layout.grid]
+    others = [other for other in ranks if other.grid != layout.grid]
     if not others:
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
-    second = min(others, key=lambda other: _rank(other, plan.cluster))
+    second = min(others, key=ranks.__getitem__)
     other = human(traffic.moved(second, plan.cluster.workers))
     return f"{moved} move; next best is {second.grid} with {other}"

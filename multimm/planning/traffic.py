@@ -84,12 +84,8 @@ def recut(layout: Layout) -> tuple[int, int]:
     are read in the right blocks, and of those in one block nobody knows how they come.
     """
     size = tasks = 0
-    for role, readable in zip(
-        "a" if layout.mirrors else "ab", layout.problem.rereadable, strict=False
-    ):
+    for role in cut_again(layout):
         spec, needed = layout.spec(role), layout.operand_chunks(role)
-        if readable or spec.chunks == needed or all(len(blocks) == 1 for blocks in spec.chunks):
-            continue
         pieces = (
             len({*accumulate(before)} | {*accumulate(after)})
             for before, after in zip(spec.chunks, needed, strict=True)
@@ -97,6 +93,19 @@ def recut(layout: Layout) -> tuple[int, int]:
         size += spec.nbytes
         tasks += prod(pieces) + prod(map(len, needed))
     return size, tasks
+
+
+def cut_again(layout: Layout) -> list[str]:
+    """The operands that come in other blocks than the layout's."""
+
+    def unfit(role: str) -> bool:
+        chunks = layout.spec(role).chunks
+        whole = all(len(blocks) == 1 for blocks in chunks)
+        return not whole and chunks != layout.operand_chunks(role)
+
+    readable = dict(zip("ab", layout.problem.rereadable, strict=True))
+    roles = "a" if layout.mirrors else "ab"
+    return [role for role in roles if not readable[role] and unfit(role)]
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
