@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,6 +22,15 @@ settings.register_profile(
     "ci", parent=settings.get_profile("dev"), max_examples=60, derandomize=True, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled kernels with pytest's own files, and nobody's measured rates among them."""
+    # Workers and commands inherit it. A test that tunes or measures names a directory of its own.
+    cache = config.cache
+    kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
+    os.environ["MULTIMM_CACHE_DIR"] = kept
+
 
 _left_out = pytest.StashKey[Counter[str]]()
 

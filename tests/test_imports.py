@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "checks": {"operands", "gpu"},
     "io": {"files"},
     "files": set(),
-    "cluster": {"graph", "planning"},
+    "cluster": {"graph", "gpu", "planning"},
     "graph": {"operands", "planning", "gpu"},
     "gpu": set(),
     "operands": set(),

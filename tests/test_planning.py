@@ -406,7 +406,7 @@ def test_plan_text_of_a_small_cluster():
     plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
     assert str(plan).splitlines() == [
         "product   4096 x 4096 @ 4096 x 4096 -> float32, precision float32, 1.374e+11 flop",
-        "workers   4 of cpu, tcp",
+        "workers   4 of cpu, tcp, rates as shipped",
         "grid      2 x 2 x 1 (p_m x p_n x p_k): stationary C, because 134 MB move; next best is "
         "4 x 1 x 1 with 201 MB",
         "blocks    C in 4 of 1024 x 4 of 1024, k in slabs of 2 of 2048",

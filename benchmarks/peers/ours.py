@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import dask.array as da
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import Blocks, OnDask, random_block
+from benchmarks.peers.on_dask import Blocks, OnDask
 from benchmarks.sweep_cases import Product, too_large
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
@@ -140,16 +139,11 @@ class Multimm(OnDask):
 
 
 def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:
-    """Runs on a worker: TFLOP/s of block products with operands packed before, as in a product."""
-    from multimm.graph.tasks import Step, multiply, pack
+    """Runs on a worker: TFLOP/s of block products with operands packed before, as in a product.
 
-    step = Step("float32", "float32", precision=precision)
-    a, b = (random_block([seed], edge, edge, gpu) for seed in (1, 2))
-    if gpu and precision != "ieee":
-        a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
-    partial = multiply(a, b, step=step)
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        multiply(a, b, partial, step=step)
-        count += 1
-    return count * 2 * edge**3 / (time.perf_counter() - start) / 1e12
+    What efficiency is stated against, taken anew in each run. Predictions are made from the rates
+    that `describe` knows, whose origin the record's plan states.
+    """
+    from multimm.cluster.probes import product_gflops
+
+    return product_gflops(precision, edge, seconds, gpu) / 1e3

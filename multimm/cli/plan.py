@@ -37,9 +37,11 @@ def plan(
     """Print how A times B would be computed; A and B are shapes such as 65536x65536, or files.
 
     Plans for H200 GPUs (--gpus, default 1) or for CPU workers of this machine (--workers);
-    none are started. Exit code 2 if the product does not fit in the workers' memory.
+    none are started. Rates are as shipped, unless `multimm tune --cluster` measured them here. Exit
+    code 2 if the product does not fit in the workers' memory.
     """
     import multimm
+    from multimm.cluster import rates
     from multimm.errors import OptionError
 
     if gram == (b is not None):
@@ -50,7 +52,8 @@ def plan(
     right = left if b is None else operand(b, chunks, dtype)
     if gram:
         options["trans_b"] = not options["trans_a"]
-    cluster = with_nodes(workers.on_paper(), per_node, node_link)
+    paper = rates.applied(workers.on_paper(), rates.stored())
+    cluster = with_nodes(paper, per_node, node_link)
     made = multimm.plan(left, right, **options, cluster=cluster)
     click.echo(str(made))
     made.check()
@@ -66,7 +69,9 @@ def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -
         return cluster
     if per_node < 1 or (gbps is not None and gbps <= 0):
         raise OptionError(f"--per-node {per_node}, --node-link {gbps}: both must be positive")
-    between = cluster.between if gbps is None else replace(cluster.between, gbps=gbps)
+    between = cluster.between
+    if gbps is not None:
+        between = replace(between, gbps=gbps, measured="")
     return replace(cluster, per_node=per_node, between=between)
 
 

@@ -1,19 +1,21 @@
-"""``multimm tune``: find the fastest kernel configurations of this GPU for given shapes."""
+"""``multimm tune``: find the fastest kernel configurations of this GPU, or a cluster's rates."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.options import DEBUG
+from multimm.cli.options import CLUSTER, DEBUG, Workers, add
 from multimm.errors import KernelError, OptionError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from multimm.cluster.rates import Rates
     from multimm.gpu.tuning import Case, Outcome
 
 SHAPES = "512x512x512,1024x1024x1024,2048x2048x2048,4096x4096x4096,8192x8192x8192"
@@ -29,14 +31,26 @@ SHAPES = "512x512x512,1024x1024x1024,2048x2048x2048,4096x4096x4096,8192x8192x819
 )
 @click.option("--device", default=0, show_default=True, help="CUDA device of this process.")
 @click.option("--seconds", default=1.0, show_default=True, help="Measured per shape and transpose.")
+@click.option("--cluster", is_flag=True, help="Measure workers and links in place of kernels.")
+@add(*CLUSTER)
 @DEBUG
-def tune(shapes: str, transposes: str, device: int, seconds: float) -> None:
+def tune(
+    shapes: str, transposes: str, device: int, seconds: float, cluster: bool, **options: Any
+) -> None:
     """Time the kernel configurations on this GPU and keep the fastest for products on one GPU.
 
     Every configuration is checked first, and only those with the default's very bits compete:
     results stay the same, on every GPU. The winners are kept per GPU model in the user's cache
     (MULTIMM_CACHE_DIR names another place).
+
+    With --cluster: the rates of block products and of blocks that travel, measured on workers that
+    --gpus, --workers or --scheduler name. Later plans for such workers are made from them.
     """
+    workers = Workers(**options)
+    if cluster:
+        return tune_cluster(workers)
+    if workers != Workers():
+        raise OptionError("options about workers are for --cluster: give it as well")
     cases = parse(shapes, transposes)
     if not seconds > 0:
         raise OptionError(f"--seconds {seconds}: more than 0 is needed")
@@ -63,6 +77,36 @@ def tune(shapes: str, transposes: str, device: int, seconds: float) -> None:
     click.echo(f"kept in {path}" if path else "the winners could not be kept: see the log")
     if wrong := [str(one.case) for one in outcomes if one.default.reason]:
         raise KernelError(f"wrong results for {', '.join(wrong)}: please report this")
+
+
+def tune_cluster(workers: Workers) -> None:
+    """Measure idle workers and keep what they reach."""
+    from multimm.cluster import rates
+    from multimm.cluster.measure import measure_rates
+
+    with workers.open() as client:
+        found = measure_rates(client)
+    for line in rate_lines(found):
+        click.echo(line)
+    path = rates.keep(found)
+    click.echo(f"kept in {path}" if path else "the rates could not be kept: see the log")
+
+
+def rate_lines(found: Rates) -> Iterator[str]:
+    """A line for each kind of worker and each way between them."""
+    for device in found.devices:
+        rates = dict(device.packed_gflops)
+        packed = "".join(f", {name} {rate:.4g}" for name, rate in rates.items())
+        yield (
+            f"{device.name}: ieee {device.gflops:.4g} GFLOP/s "
+            f"(shipped {device.shipped_gflops:.4g}){packed}"
+        )
+    for link in found.links:
+        where = "between hosts" if link.between else "within a host"
+        yield (
+            f"{link.protocol} {where}: {link.gbps:.3g} GB/s to every worker at once, "
+            f"{link.pair_gbps:.3g} GB/s for a pair alone, {link.latency_s * 1e6:.0f} us at least"
+        )
 
 
 def parse(shapes: str, transposes: str) -> list[Case]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from multimm.cluster import rates
 from multimm.cluster.devices import cpu_device, current_gpu
 from multimm.planning.spec import (
     H200,
@@ -47,8 +48,11 @@ class Answer(NamedTuple):
 _answers: WeakKeyDictionary[Client, dict[str, Answer]] = WeakKeyDictionary()
 
 
-def describe(client: Client) -> ClusterSpec | None:
+def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
     """Read the workers, their memory, their kind and their links from a client.
+
+    Rates of block products and links are those that were measured on workers of the same kind,
+    in this process or an earlier one of this user, and the shipped ones where none were.
 
     Never waits for workers to arrive. A worker counts as a GPU worker where dask-cuda
     started it; a plain worker on a host with GPUs is a CPU worker.
@@ -59,15 +63,39 @@ def describe(client: Client) -> ClusterSpec | None:
         An asynchronous client cannot be asked from synchronous code: what its cluster
         object (``Client(cluster, asynchronous=True)``) knows is used, and GPU workers are
         told by their ``ucxx`` address.
+    measure : bool
+        Measure the rates first, which takes some seconds, and keep them in the user's cache
+        (``MULTIMM_CACHE_DIR`` names another place): later plans are made from them.
 
     Returns
     -------
     ClusterSpec or None
         Workers sorted by address. None while there are no workers, after the client was
         closed, and for an asynchronous client that was given an address only.
+
+    Raises
+    ------
+    OptionError
+        If an asynchronous client is to measure.
+    ClusterError
+        If there are no workers to measure, if they are busy, or if one is lost meanwhile.
     """
-    if client.status != "running":
+    if measure:
+        from multimm.cluster.measure import measure_rates
+
+        rates.keep(measure_rates(client))
+    workers = listed(client)
+    if not workers:
         return None
+    spec = as_shipped(client, workers)
+    several_hosts = len({worker["host"] for worker in workers.values()}) > 1
+    return rates.applied(spec, rates.stored(), scattered=several_hosts and spec.per_node == 0)
+
+
+def listed(client: Client) -> Mapping[str, Any]:
+    """The workers as the scheduler lists them, by address; empty once the client is closed."""
+    if client.status != "running":
+        return {}
     if not client.asynchronous:
         # Not scheduler_info: what the client keeps of it is written over in the background, and
         # lacks the workers for a moment.
@@ -77,12 +105,20 @@ def describe(client: Client) -> ClusterSpec | None:
         # The client itself knows the number of its workers only, a cluster object all of them.
         info = getattr(client.cluster, "scheduler_info", {})
     workers: Mapping[str, Any] = info.get("workers", {})
-    if not workers:
-        return None
+    return workers
+
+
+def as_shipped(client: Client, workers: Mapping[str, Any]) -> ClusterSpec:
+    """The spec of listed workers, at least one, without what was measured."""
     answers = _answers.setdefault(client, {})
     if not client.asynchronous:
         answers.update(_ask(client, [address for address in workers if address not in answers]))
     return spec_of(workers, answers)
+
+
+def silent(client: Client, workers: Mapping[str, Any]) -> list[str]:
+    """The workers whose kind `as_shipped` had to guess."""
+    return sorted(set(workers) - set(_answers.get(client, {})))
 
 
 def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> ClusterSpec:
@@ -130,13 +166,14 @@ def local(*, threads: int | None = None, gpu: bool = False) -> ClusterSpec:
     device = (
         current_gpu(spills=False) if gpu else cpu_device(memory_limit(), CPU_COUNT, spills=False)
     )
-    return ClusterSpec(
+    spec = ClusterSpec(
         (device,),
         SHARED_MEMORY,
         threads=threads or CPU_COUNT,
         task_overhead_s=LOCAL_TASK_OVERHEAD_S,
         call_s=LOCAL_CALL_S,
     )
+    return rates.applied(spec, rates.stored())
 
 
 def _device(

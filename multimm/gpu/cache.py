@@ -63,7 +63,7 @@ def write(path: Path, content: bytes) -> bool:
 def _unwritable(parent: Path, reason: str) -> None:
     """Said once per process and reason: everything works without the files, slower."""
     logger.warning(
-        "nothing is kept in %s (%s): kernels are compiled anew in each process; set "
+        "nothing is kept in %s (%s): what is compiled or measured is for this process alone; set "
         "MULTIMM_CACHE_DIR to a directory that can be written to",
         parent,
         reason,

@@ -7,7 +7,8 @@ from math import ceil
 from multimm.planning import traffic
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec, DeviceSpec
 
 Terms = dict[str, float]
 
@@ -71,7 +72,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     p, device = layout.problem, cluster.slowest
     cut_bytes, cuts = traffic.recut(layout)
     crowd = ceil(layout.grid.workers / cluster.workers)
-    flops = crowd * 2 * layout.share_sums * layout.share_k * p.relative_cost
+    flops = crowd * 2 * layout.share_sums * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
     stay, spill = memory(layout, cluster)
     excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
@@ -79,7 +80,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
     return {
-        "block products": flops / (device.gflops * 1e9),
+        "block products": flops / (product_gflops(p, device) * 1e9),
         "transfers": moved / rate,
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
@@ -110,6 +111,12 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         rate = cluster.slowest.copy_gbps * 1e9
         seconds += most * (PACK_S * once + PACK_BYTES * size / rate)
     return seconds
+
+
+def product_gflops(problem: Problem, device: DeviceSpec) -> float:
+    """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
+    measured = dict(device.packed_gflops).get(problem.pack) if problem.packable else None
+    return measured or device.gflops / problem.relative_cost
 
 
 def link_rate(layout: Layout, cluster: ClusterSpec) -> float:

@@ -10,7 +10,7 @@ from multimm.errors import MemoryBudgetError
 from multimm.planning import cost, traffic
 from multimm.planning.grid import Blocks, Grid
 from multimm.planning.layout import Layout
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,8 @@ class MatmulPlan:
         if self.cluster.node < self.cluster.workers:
             nodes = f", {self.cluster.node} per node, {self.cluster.between.name} between nodes"
         link = self.cluster.link.name
-        return f"{self.cluster.workers} of {' and '.join(names)}{threads}, {link}{nodes}"
+        of = " and ".join(names)
+        return f"{self.cluster.workers} of {of}{threads}, {link}{nodes}, {rates_text(self.cluster)}"
 
     def _order_line(self) -> str:
         layout = self.layout
@@ -255,6 +256,20 @@ class MatmulPlan:
     def _memory_line(self, terms: cost.Terms) -> str:
         names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())
         return f"{human(self.peak_bytes)} of {human(self.budget_bytes)} per worker ({names})"
+
+
+def rates_text(cluster: ClusterSpec) -> str:
+    """Whether the rates behind the prediction were measured, when, and which were not."""
+    days = {"products": min(device.measured for device in cluster.devices)}
+    if cluster.node > 1 and cluster.link.name != SHARED_MEMORY.name:
+        days["transfers"] = cluster.link.measured
+    if cluster.node < cluster.workers:
+        days["transfers between nodes"] = cluster.between.measured
+    if not any(days.values()):
+        return "rates as shipped"
+    missing = " and ".join(name for name, day in days.items() if not day)
+    oldest = min(day for day in days.values() if day)
+    return f"rates measured {oldest}" + f" except for {missing}" * bool(missing)
 
 
 def names(roles: Iterable[str]) -> str:

@@ -104,6 +104,11 @@ class DeviceSpec:
         Finished blocks that do not fit are moved out (to host memory or to disk).
     packs : bool
         A GPU for whose tensor cores float32 blocks are packed.
+    packed_gflops : tuple of (str, float)
+        Measured rates of block products of packed operands, by precision. Empty: in the shipped
+        ratio to `gflops`.
+    measured : str
+        The day on which `gflops` and `packed_gflops` were measured; empty: as shipped.
     """
 
     name: str
@@ -113,11 +118,14 @@ class DeviceSpec:
     copy_gbps: float
     spills: bool = True
     packs: bool = False
+    packed_gflops: tuple[tuple[str, float], ...] = ()
+    measured: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in ("gpu", "cpu"):
             raise OptionError(f"device kind {self.kind!r}: allowed are 'gpu' and 'cpu'")
-        if self.memory_bytes <= 0 or self.gflops <= 0 or self.copy_gbps <= 0:
+        rates = self.gflops, self.copy_gbps, *dict(self.packed_gflops).values()
+        if self.memory_bytes <= 0 or min(rates) <= 0:
             raise OptionError(f"device {self.name!r}: memory and rates must be positive")
 
     @property
@@ -131,8 +139,9 @@ class Link:
     """How blocks travel between two workers."""
 
     name: str
-    gbps: float  #: GB/s between one pair of workers, through Dask's transport
+    gbps: float  #: GB/s that each worker receives through Dask's transport, while all do
     latency_s: float  #: seconds before the first byte of a block arrives
+    measured: str = ""  #: the day on which this was measured; empty: as shipped
 
 
 #: Measured in products on two H200s, both receiving: 4.2 ms for 0.5 GiB, 5.4 for 1, 8.2 for 2. On

@@ -130,7 +130,7 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> list[
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
     """One worker finishes it before others could be told."""
-    seconds = problem.flops * problem.relative_cost / (cluster.slowest.gflops * 1e9)
+    seconds = problem.flops / (cost.product_gflops(problem, cluster.slowest) * 1e9)
     size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
     return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
 

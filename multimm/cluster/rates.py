@@ -1,0 +1,218 @@
+"""Rates that were measured, kept in the user's cache: `multimm.cluster.measure` finds them.
+
+They replace the shipped constants for workers of the same kind, on this machine, until they are
+measured again or the file is deleted. Whatever in it does not fit is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from multimm.gpu import cache
+from multimm.planning.spec import LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, Link
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+#: How blocks travel between workers on paper, which have no addresses.
+_PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
+
+
+class DeviceRates(NamedTuple):
+    """Of one kind of worker."""
+
+    name: str  #: of the device
+    shipped_gflops: float  #: without a measurement; tells CPU workers of more cores apart
+    gflops: float  #: float32 block products with fused multiply-adds alone
+    packed_gflops: tuple[tuple[str, float], ...]  #: of packed operands, by precision
+    measured: str  #: the day
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """What they hold for."""
+        return self.name, self.shipped_gflops
+
+
+class LinkRates(NamedTuple):
+    """Of one way between workers."""
+
+    protocol: str  #: "ucxx", "tcp", "tls"
+    devices: str  #: names of what the workers compute on
+    between: bool  #: from one host to another
+    gbps: float  #: that each worker receives, while all do
+    pair_gbps: float  #: of one pair alone
+    latency_s: float
+    measured: str  #: the day
+
+    @property
+    def key(self) -> tuple[str, str, bool]:
+        """What they hold for."""
+        return self.protocol, self.devices, self.between
+
+
+class Rates(NamedTuple):
+    """All that is known."""
+
+    devices: tuple[DeviceRates, ...] = ()
+    links: tuple[LinkRates, ...] = ()
+
+
+#: By file, as this process found or measured them.
+_known: dict[Path | None, Rates] = {}
+
+
+def path() -> Path | None:
+    """The file; None for a user without a home directory."""
+    home = cache.directory()
+    return home and home / "rates.json"
+
+
+def stored() -> Rates:
+    """What was measured by this process, or before it began; the file is read once."""
+    where = path()
+    if where not in _known:
+        _known[where] = _read(where)
+    return _known[where]
+
+
+def keep(found: Rates) -> Path | None:
+    """Add to what is known; return the file, or None if only this process knows it."""
+    where = path()
+    # Another process may have written meanwhile; what only this one knows is kept, too.
+    before = (_known.get(where, Rates()), _read(where))
+    rates = Rates(
+        _merged(*(rates.devices for rates in (*before, found))),
+        _merged(*(rates.links for rates in (*before, found))),
+    )
+    _known[where] = rates
+    if where is None:
+        logger.warning("the rates hold for this process alone: set MULTIMM_CACHE_DIR")
+        return None
+    content = {
+        "format": _FORMAT,
+        "devices": [one._asdict() for one in rates.devices],
+        "links": [one._asdict() for one in rates.links],
+    }
+    return where if cache.write(where, json.dumps(content, indent=1).encode()) else None
+
+
+def forget() -> None:
+    """Have this process read the file anew."""
+    _known.clear()
+
+
+Entry = TypeVar("Entry", DeviceRates, LinkRates)
+
+
+def _merged(*groups: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """One entry for each key, the last one."""
+    by_key: dict[Hashable, Entry] = {one.key: one for group in groups for one in group}
+    return tuple(by_key.values())
+
+
+def _read(where: Path | None) -> Rates:
+    if where is None or (raw := cache.read(where)) is None:
+        return Rates()
+    try:
+        content = json.loads(raw)
+        if content["format"] != _FORMAT:
+            logger.warning("%s is of another version and is ignored: measure again", where)
+            return Rates()
+        return Rates(
+            tuple(_device_rates(entry) for entry in content["devices"]),
+            tuple(_link_rates(entry) for entry in content["links"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is damaged (%r) and is ignored: measure again", where, error)
+        return Rates()
+
+
+def _device_rates(entry: Mapping[str, Any]) -> DeviceRates:
+    packed = tuple((_text(name), _positive(rate)) for name, rate in entry["packed_gflops"])
+    return DeviceRates(
+        _text(entry["name"]),
+        _positive(entry["shipped_gflops"]),
+        _positive(entry["gflops"]),
+        packed,
+        _text(entry["measured"]),
+    )
+
+
+def _link_rates(entry: Mapping[str, Any]) -> LinkRates:
+    return LinkRates(
+        _text(entry["protocol"]),
+        _text(entry["devices"]),
+        bool(entry["between"]),
+        _positive(entry["gbps"]),
+        _positive(entry["pair_gbps"]),
+        _positive(entry["latency_s"]),
+        _text(entry["measured"]),
+    )
+
+
+def _positive(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no rate")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{value!r} is no rate")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{value!r} is no name")
+    return value
+
+
+def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> ClusterSpec:
+    """The same cluster with measured rates in place of shipped ones, where there are any.
+
+    Parameters
+    ----------
+    spec : ClusterSpec
+        As shipped.
+    rates : Rates
+    scattered : bool
+        The workers are on several hosts, and `spec` does not say where: what holds between
+        hosts then holds for all.
+    """
+    by_device = {one.key: one for one in rates.devices}
+    by_link = {one.key: one for one in rates.links}
+    way = protocol(spec), models(spec)
+    return replace(
+        spec,
+        devices=tuple(_device(one, by_device.get((one.name, one.gflops))) for one in spec.devices),
+        link=_link(spec.link, by_link.get((*way, scattered))),
+        between=_link(spec.between, by_link.get((*way, True))),
+    )
+
+
+def protocol(spec: ClusterSpec) -> str:
+    """How blocks travel, as addresses begin with it."""
+    if spec.addresses:
+        return spec.addresses[0].partition("://")[0]
+    return _PROTOCOLS.get(spec.link.name, spec.link.name)
+
+
+def models(spec: ClusterSpec) -> str:
+    """What the workers compute on."""
+    return " and ".join(sorted({device.name for device in spec.devices}))
+
+
+def _device(device: DeviceSpec, found: DeviceRates | None) -> DeviceSpec:
+    if found is None:
+        return device
+    packed = found.packed_gflops if device.packs else ()
+    return replace(device, gflops=found.gflops, packed_gflops=packed, measured=found.measured)
+
+
+def _link(link: Link, found: LinkRates | None) -> Link:
+    if found is None:
+        return link
+    return replace(link, gbps=found.gbps, latency_s=found.latency_s, measured=found.measured)

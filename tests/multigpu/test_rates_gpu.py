@@ -1,0 +1,79 @@
+"""Measured rates of real GPUs and of the links between them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import multimm
+import multimm.cluster as mc
+from multimm.cluster import probes, rates
+from multimm.planning.plan import rates_text
+from multimm.planning.spec import H200, MatrixSpec
+
+POOL = 16 * 2**30
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch, tmp_path):
+    """Where rates are kept; nothing is known yet."""
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    rates.forget()
+    yield tmp_path / "rates.json"
+    rates.forget()
+
+
+def blocks_kept() -> int:
+    """Blocks that this worker has ready for others."""
+    return probes._kept_block.cache_info().currsize
+
+
+def measured(client):
+    """The spec with measured rates; says what was found, and how long it took."""
+    started = time.monotonic()
+    spec = mc.describe(client, measure=True)
+    took = time.monotonic() - started
+    print(f"\n{took:.1f} s: {rates.stored()}")
+    assert took < 60
+    return spec
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu(1)
+def test_the_rates_of_one_gpu_are_measured_and_used_later(file):
+    side = MatrixSpec((16384, 16384))
+    with mc.start(gpus=1, rmm_pool=POOL) as client:
+        assert mc.describe(client).slowest.measured == ""
+        device = measured(client).slowest
+        rates.forget()  # as the next process begins
+        assert mc.describe(client).slowest == device
+        plan = multimm.plan(side, side)
+    packed = dict(device.packed_gflops)
+    assert file.exists()
+    assert rates_text(plan.cluster) == f"rates measured {device.measured}"
+    if not device.packs:
+        assert packed == {}
+        return
+    assert set(packed) == {"float32", "tf32"}
+    assert device.gflops < packed["float32"] < packed["tf32"]
+    products = plan.flops / (packed["float32"] * 1e9)
+    assert plan.time_terms["block products"] == pytest.approx(products)
+    if device.name == H200.name:
+        assert device.gflops == pytest.approx(H200.gflops, rel=0.15)
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize(("protocol", "least"), [("ucxx", 5.0), ("tcp", 0.05)])
+def test_the_link_between_two_gpus_is_measured(protocol, least):
+    with mc.start(gpus=2, protocol=protocol, rmm_pool=POOL) as client:
+        spec = measured(client)
+        assert set(client.run(blocks_kept).values()) == {0}
+        shipped = mc.describe(client).link
+    (way,) = rates.stored().links
+    assert (way.protocol, way.between) == (protocol, False)
+    assert least < spec.link.gbps < 1000.0
+    assert way.pair_gbps > least
+    assert 1e-6 < spec.link.latency_s < 0.1
+    assert shipped == spec.link
