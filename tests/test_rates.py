@@ -131,7 +131,7 @@ def test_predictions_are_made_from_the_rates():
     fast = applied(ClusterSpec.homogeneous(H200, 1), ALL).slowest
     assert cost.product_gflops(plain, H200) == H200.gflops
     assert cost.product_gflops(plain, fast) == 60_000.0
-    assert cost.product_gflops(packed, H200) == pytest.approx(H200.gflops / 0.3)
+    assert cost.product_gflops(packed, H200) == pytest.approx(H200.gflops / 0.29)
     assert cost.product_gflops(packed, fast) == 170_000.0
     # tf32 was not measured: scaled from what was.
     assert cost.product_gflops(replace(packed, pack="tf32"), fast) == pytest.approx(6e4 / 0.11)
