@@ -17,6 +17,7 @@ from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, Sizes, cho
 from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.facts import gather
 from multimm.errors import MemoryBudgetError, OptionError
+from multimm.planning.spec import H200
 
 COUNTS = (1, 2, 4, 8)
 #: Timed runs of a case, in full and quick.
@@ -36,6 +37,7 @@ class Asked:
     precisions: tuple[str, ...]
     repeats: int
     quick: bool
+    longest: float | None = None  #: seconds of a run on FP32 units; None: any
 
     @property
     def sizes(self) -> Sizes:
@@ -55,6 +57,7 @@ def ask(
     peers: str | None = None,
     precisions: str | None = None,
     repeats: int | None = None,
+    longest: float | None = None,
     quick: bool = False,
 ) -> Asked:
     """Check what a user asks for, and decide the rest.
@@ -67,6 +70,8 @@ def ask(
     cases, peers, precisions : str, optional
         Names with commas between them; ``peers="none"`` leaves multimm alone.
     repeats : int, optional
+    longest : float, optional
+        Seconds: products are left out of which a run on FP32 units would take longer.
     quick : bool
 
     Raises
@@ -84,6 +89,8 @@ def ask(
         raise OptionError(f"--gpus {given}: this host has {found} visible to this process")
     if repeats is not None and repeats < 1:
         raise OptionError(f"--repeats {repeats}: at least 1 is needed")
+    if longest is not None and longest <= 0:
+        raise OptionError(f"--longest {longest:g}: more than 0 seconds are needed")
     usual = PRECISIONS if device == "gpu" else PRECISIONS[:1]  # all the same on a CPU
     return Asked(
         device,
@@ -93,6 +100,7 @@ def ask(
         usual if precisions is None else chosen(precisions, PRECISIONS, "precision"),
         repeats or (QUICK_REPEATS if quick else REPEATS),
         quick,
+        longest,
     )
 
 
@@ -200,7 +208,7 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
     for product in products(asked.sizes, machine.workers, asked.kinds):
         if product.kind == "steady" and (name != "multimm" or count != asked.counts[-1]):
             continue
-        reason = missing or _too_large(one, product, machine)
+        reason = missing or _too_large(one, product, machine) or _too_long(asked, product, machine)
         for precision in precisions[:1] if product.kind == "steady" else precisions:
             repeats = product.repeats or asked.repeats
             yield Item(name, machine, product, precision, repeats, reason)
@@ -211,6 +219,14 @@ def _too_large(one: Any, product: Product, machine: Machine) -> str:
         return str(one.too_large(product, machine))
     except MemoryBudgetError as error:
         return str(error)
+
+
+def _too_long(asked: Asked, product: Product, machine: Machine) -> str:
+    gflops = machine.workers * H200.gflops if machine.device == "gpu" else machine.gflops
+    seconds = product.flops / (gflops * 1e9)
+    if asked.longest is None or seconds <= asked.longest:
+        return ""
+    return f"FP32 units would take {seconds:.0f} s for a run, more than --longest {asked.longest:g}"
 
 
 def check_disk(folder: Path) -> None:

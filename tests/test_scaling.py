@@ -116,7 +116,13 @@ def test_too_few_gpus_are_said_before_anything_starts(eight_gpus):
 
 @pytest.mark.parametrize(
     "options",
-    [{"gpus": "1", "workers": "1"}, {"workers": "0"}, {"workers": "two"}, {"repeats": 0}],
+    [
+        {"gpus": "1", "workers": "1"},
+        {"workers": "0"},
+        {"workers": "two"},
+        {"repeats": 0},
+        {"longest": 0.0},
+    ],
 )
 def test_numbers_out_of_range_are_refused(options, no_gpu):
     with pytest.raises(OptionError):
@@ -138,6 +144,14 @@ def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatc
     monkeypatch.setattr(agenda, "machine_of", lambda device, workers: tiny)
     with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
         agenda.agenda(ask(workers="1", cases="strong", peers="none"))
+
+
+def test_products_that_take_longer_than_asked_are_left_out_for_all_systems(eight_gpus):
+    items = agenda.agenda(ask(cases="strong", longest=12.0, peers="cupy"))
+    reasons = {(i.system, i.product.m, i.machine.workers): i.absent for i in items}
+    assert reasons["multimm", 65536, 1] == reasons["cupy", 65536, 1] == ""
+    assert "would take 21 s for a run, more than --longest 12" in reasons["multimm", 131072, 4]
+    assert reasons["multimm", 131072, 8] == ""
 
 
 def test_missing_gpu_packages_are_said_before_anything_starts(eight_gpus, monkeypatch):
@@ -534,6 +548,6 @@ def test_the_documentation_names_every_case_and_system():
         assert f"| `{name}` |" in text
     command = CliRunner().invoke(main, ["bench", "--help"])
     for option in ("--gpus", "--workers", "--cases", "--peers", "--precisions", "--repeats",
-                   "--quick", "--output", "--restart"):  # fmt: skip
+                   "--longest", "--quick", "--output", "--restart"):  # fmt: skip
         assert option in command.output
         assert option in text
