@@ -168,9 +168,3 @@ def load(path: Path) -> list[Record]:
             raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
         loaded.append({key: {**content["run"], **entry}.get(key) for key in KEYS})
     return loaded
-
-
-def newest(suite: str, folder: Path = RESULTS) -> list[Record]:
-    """Return the records of the newest run of a suite; none if it was never run."""
-    paths = sorted(folder.glob(f"{suite}-*.json"))
-    return load(paths[-1]) if paths else []

@@ -15,6 +15,7 @@ from benchmarks.cases import TRANSPOSES, Case
 from benchmarks.cublas import Cublas
 from benchmarks.harness import Bench, WrongResultError
 from benchmarks.report import tables
+from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
 from multimm.gpu import launch
 
@@ -167,6 +168,6 @@ def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(
     assert kernels.main(["python", "--output", str(tmp_path / "looked at")]) == 1
     (path,) = (tmp_path / "looked at").iterdir()
     assert path.name.startswith("failed-python-")
-    assert records.newest("python", tmp_path / "looked at") == []
+    assert Runs(tmp_path / "looked at").of("python") == []
     assert kernels.main(["python"]) == 1
     assert not (tmp_path / "kept").exists()

@@ -15,6 +15,7 @@ from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
 from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
+from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer, interleave, prepare, sustain
 from multimm.gpu.compile import compile_text
 
@@ -211,7 +212,7 @@ def test_every_rung_fits_the_chip_that_it_is_measured_on(rung):
 
 
 def test_the_recorded_ladder_climbs_to_cublas():
-    climb = [entry for entry in records.newest("ladder") if entry["system"][0].isdigit()]
+    climb = [entry for entry in Runs().of("ladder") if entry["system"][0].isdigit()]
     for lower, higher in itertools.pairwise(climb):
         assert higher["median"] < lower["median"], higher["system"]
     for entry in climb[-1:]:

@@ -10,7 +10,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from clusters import in_threads
+from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from multimm.graph import tasks
@@ -89,9 +90,7 @@ def client():
     # Dask's own removal of copies would move the blocks that are counted.
     with (
         dask.config.set({"distributed.scheduler.active-memory-manager.start": False}),
-        LocalCluster(
-            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
+        in_threads() as cluster,
         Client(cluster) as client,
     ):
         client.register_plugin(BlockPlacement())

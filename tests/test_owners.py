@@ -6,7 +6,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from clusters import in_threads
+from distributed import Client, wait
 
 import multimm
 from multimm.errors import ShapeError
@@ -32,12 +33,7 @@ def matrix(seed):
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(
-            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads() as cluster, Client(cluster) as client:
         yield client
 
 

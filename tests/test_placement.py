@@ -11,7 +11,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from clusters import in_threads
+from distributed import Client, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
@@ -49,12 +50,7 @@ def cluster():
         "distributed.scheduler.work-stealing": True,
         "distributed.scheduler.work-stealing-interval": "10ms",
     }
-    with (
-        dask.config.set(config),
-        LocalCluster(
-            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-    ):
+    with dask.config.set(config), in_threads() as cluster:
         yield cluster
 
 
@@ -265,13 +261,7 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
 def test_an_asynchronous_client_is_told_what_to_await():
     async def main():
         async with (
-            LocalCluster(
-                n_workers=2,
-                threads_per_worker=1,
-                processes=False,
-                dashboard_address=":0",
-                asynchronous=True,
-            ) as cluster,
+            in_threads(2, asynchronous=True) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
             x, a = matrix(18)
@@ -288,12 +278,7 @@ def test_an_asynchronous_client_is_told_what_to_await():
 
 @pytest.mark.parametrize("change", [-1, 2])
 def test_cluster_resized_between_call_and_compute(change):
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(3) as cluster, Client(cluster) as client:
         x, a = matrix(19)
         c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         cluster.scale(3 + change)
@@ -307,12 +292,7 @@ def test_cluster_resized_between_call_and_compute(change):
 
 
 def test_planned_before_there_was_a_worker():
-    with (
-        LocalCluster(
-            n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(0) as cluster, Client(cluster) as client:
         x, a = matrix(20)
         future = client.compute(multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK))
         time.sleep(0.2)
