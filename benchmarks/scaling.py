@@ -23,10 +23,11 @@ from benchmarks.harness import WrongResultError
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
 from benchmarks.sweep_cases import STEADY_RATIO
-from benchmarks.unfinished import Unfinished, give_up
+from benchmarks.unfinished import SUITE, Unfinished, give_up
 from multimm.cluster.devices import visible_gpus
 
-SUITE = "scaling"
+#: Why a case has no figure whose sweep was closed before it came to it.
+INTERRUPTED = "the sweep was interrupted"
 
 
 class Sweep:
@@ -215,15 +216,18 @@ def sweep(
         )
         if restart:
             give_up(folder)
-        kept = Unfinished(folder, header, asked.as_json())
+        planned = [record_of(item, "failed", INTERRUPTED) for item in items]
+        kept = Unfinished(folder, header, asked.as_json(), planned)
         under_way = Sweep(items, kept, Path(temporary), console)
         announce(items, under_way.left, console)
         try:
             under_way.run()
         except KeyboardInterrupt:
             if output:
-                console.print(f"{len(kept.records)} of {len(items)} cases are kept in {kept.path}; "
-                              "the same command goes on", soft_wrap=True)  # fmt: skip
+                console.print(
+                    f"{len(kept.records)} of {len(items)} cases are kept in {kept.path}; the same "
+                    "command goes on, and --close records them as they are", soft_wrap=True
+                )  # fmt: skip
             raise
         path = records.save(kept.records, kept.header, SUITE, folder) if output else None
         kept.remove()

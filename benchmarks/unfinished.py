@@ -1,19 +1,23 @@
 """A sweep that is under way: what it has measured, so that the same command can go on.
 
-One JSON object a line: the run's header with what was asked for, then a record after each case.
+One JSON object a line: the run's header with what was asked for and is to be measured, then a
+record after each case.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import Record
+from benchmarks.agenda import key_of
+from benchmarks.records import Record, save
 from multimm.errors import OptionError
 
-NAME = "unfinished-scaling.jsonl"
+SUITE = "scaling"
+NAME = f"unfinished-{SUITE}.jsonl"
 
 
 class Unfinished:
@@ -28,6 +32,8 @@ class Unfinished:
         first header stays, with its date.
     asked : dict
         What the sweep was asked for; JSON values.
+    planned : sequence of dict
+        A record of each case, as it is if the case is never measured.
 
     Raises
     ------
@@ -35,34 +41,23 @@ class Unfinished:
         If a sweep of another commit, machine or question is unfinished.
     """
 
-    def __init__(self, folder: Path, header: Record, asked: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, header: Record, asked: dict[str, Any], planned: Sequence[Record] = ()
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
         self.header = header
         self.records: list[Record] = []
         if not self.path.exists():
-            self._append({"run": header, "asked": asked}, "x")
+            self._append({"run": header, "asked": asked, "planned": list(planned)}, "x")
             return
-        first, *rest = self._lines()
+        first, *rest = _lines(self.path)
         if reason := _differs(first, header, asked):
             raise OptionError(
                 f"{self.path} holds an unfinished sweep of {reason}: finish it as it was begun, "
                 "or give it up with --restart"
             )
         self.header, self.records = first["run"], rest
-
-    def _lines(self) -> list[Any]:
-        lines = []
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break  # the sweep died while it wrote this line
-        if not lines or set(lines[0]) != {"run", "asked"}:
-            raise OptionError(f"{self.path} cannot be read: give it up with --restart")
-        # What follows is appended: a torn line must not stay in front of it.
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        return lines
 
     def add(self, record: Record) -> None:
         """Keep a record, on disk when this returns."""
@@ -83,6 +78,44 @@ class Unfinished:
 def give_up(folder: Path) -> None:
     """Forget an unfinished sweep, if there is one."""
     (folder / NAME).unlink(missing_ok=True)
+
+
+def close(folder: Path) -> tuple[list[Record], Path]:
+    """Record an unfinished sweep as it is: cases without a record as interrupted.
+
+    Returns
+    -------
+    list of Record, Path
+        The records, and the file they are in.
+
+    Raises
+    ------
+    OptionError
+        If no sweep is unfinished there.
+    """
+    path = folder / NAME
+    if not path.exists():
+        raise OptionError(f"{folder} holds no unfinished sweep: there is nothing to close")
+    first, *measured = _lines(path)
+    known = {key_of(record) for record in measured}
+    found = measured + [record for record in first["planned"] if key_of(record) not in known]
+    written = save(found, first["run"], SUITE, folder)
+    path.unlink()
+    return [first["run"] | record for record in found], written
+
+
+def _lines(path: Path) -> list[Any]:
+    lines = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break  # the sweep died while it wrote this line
+    if not lines or set(lines[0]) != {"run", "asked", "planned"}:
+        raise OptionError(f"{path} cannot be read: give it up with --restart")
+    # What follows is appended: a torn line must not stay in front of it.
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return lines
 
 
 def _differs(first: dict[str, Any], header: Record, asked: dict[str, Any]) -> str:

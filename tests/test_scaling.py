@@ -427,6 +427,25 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     assert len(records.load(path)) == 3
 
 
+def test_an_interrupted_sweep_can_be_closed_as_it_is(monkeypatch, tmp_path):
+    items = [item("one"), item("two"), item("three", absent="why")]
+    with pytest.raises(KeyboardInterrupt):
+        swept(monkeypatch, tmp_path, items, [OPENED, done(0), KeyboardInterrupt()])
+    result = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.iterdir()  # and no unfinished sweep
+    assert str(path) in result.output
+    found = {r["case"]: r for r in records.load(path)}
+    states = {case: (r["detail"]["status"], r["detail"]["reason"]) for case, r in found.items()}
+    assert states == {"one": ("done", ""), "three": ("absent", "why"),
+                      "two": ("failed", "the sweep was interrupted")}  # fmt: skip
+    assert found["two"]["seconds"] == []
+    assert found["two"]["commit"] == found["one"]["commit"]
+    again = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
+    assert again.exit_code == 2
+    assert "nothing to close" in again.stderr
+
+
 def test_another_sweep_is_not_mixed_with_an_unfinished_one(monkeypatch, tmp_path):
     items = [item("one")]
     with pytest.raises(KeyboardInterrupt):
@@ -548,6 +567,6 @@ def test_the_documentation_names_every_case_and_system():
         assert f"| `{name}` |" in text
     command = CliRunner().invoke(main, ["bench", "--help"])
     for option in ("--gpus", "--workers", "--cases", "--peers", "--precisions", "--repeats",
-                   "--longest", "--quick", "--output", "--restart"):  # fmt: skip
+                   "--longest", "--quick", "--output", "--restart", "--close"):  # fmt: skip
         assert option in command.output
         assert option in text

@@ -33,31 +33,37 @@ WIDTH = 160
     help="Folder of the records. Default: benchmarks/results, with --quick none.",
 )
 @click.option("--restart", is_flag=True, help="Give up an unfinished sweep instead of going on.")
+@click.option("--close", is_flag=True, help="Record an unfinished sweep as it is, and end.")
 @DEBUG
-def bench(output: Path | None, restart: bool, **options: Any) -> None:
+def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> None:
     """Time products on more and more workers, and other systems on the same machine.
 
-    Every product is verified before it is timed. After an interruption the same command goes on.
-    Runs from a checkout of the repository. Exit code 1 if a product is wrong or a case failed.
+    Every product is verified before it is timed. After an interruption the same command goes on,
+    and --close, with no other option than --output, records what there is: for what it lacks it
+    says that it was interrupted. Runs from a checkout of the repository. Exit code 1 if a product
+    is wrong or a case failed.
     """
     from rich.console import Console
 
-    agenda, harness, records, scaling, verdict = from_checkout()
+    agenda, harness, records, scaling, unfinished, verdict = from_checkout()
     console = Console()
     if not console.is_terminal:  # a file has no width
         console = Console(width=WIDTH)
-    asked = agenda.ask(**options)
-    folder = output or (None if asked.quick else records.RESULTS)
-    try:
-        found, path = scaling.sweep(asked, folder, console, restart=restart)
-    except harness.WrongResultError as error:
-        raise RunError(f"a product is wrong, and nothing is recorded: {error}") from error
+    if close:
+        found, path = unfinished.close(output or records.RESULTS)
+    else:
+        asked = agenda.ask(**options)
+        folder = output or (None if asked.quick else records.RESULTS)
+        try:
+            found, path = scaling.sweep(asked, folder, console, restart=restart)
+        except harness.WrongResultError as error:
+            raise RunError(f"a product is wrong, and nothing is recorded: {error}") from error
     console.print(verdict.table(found))
     for sentence in verdict.verdict(found):
         click.echo(sentence)
     if path:
         click.echo(f"recorded in {path}")
-    if failed := verdict.failed(found):
+    if not close and (failed := verdict.failed(found)):
         raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")
 
 
@@ -66,7 +72,7 @@ def from_checkout() -> list[Any]:
     checkout = str(Path(__file__).parents[2])
     if (Path(checkout) / "benchmarks" / "scaling.py").is_file() and checkout not in sys.path:
         sys.path.append(checkout)  # an editable installation shows the package multimm alone
-    names = ("agenda", "harness", "records", "scaling", "verdict")
+    names = ("agenda", "harness", "records", "scaling", "unfinished", "verdict")
     try:
         return [import_module(f"benchmarks.{name}") for name in names]
     except ModuleNotFoundError as error:
