@@ -23,7 +23,7 @@ from benchmarks.harness import WrongResultError
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
 from benchmarks.sweep_cases import STEADY_RATIO
-from benchmarks.unfinished import SUITE, Unfinished, give_up
+from benchmarks.unfinished import SUITE, Unfinished, give_up, in_order
 from multimm.cluster.devices import visible_gpus
 
 #: Why a case has no figure whose sweep was closed before it came to it.
@@ -229,9 +229,10 @@ def sweep(
                     "command goes on, and --close records them as they are", soft_wrap=True
                 )  # fmt: skip
             raise
-        path = records.save(kept.records, kept.header, SUITE, folder) if output else None
+        found = in_order(kept.records, planned)
+        path = records.save(found, kept.header, SUITE, folder) if output else None
         kept.remove()
-        return kept.records, path
+        return found, path
 
 
 def announce(items: Sequence[Item], left: Sequence[Item], console: Console) -> None:

@@ -80,6 +80,12 @@ def give_up(folder: Path) -> None:
     (folder / NAME).unlink(missing_ok=True)
 
 
+def in_order(found: Sequence[Record], planned: Sequence[Record]) -> list[Record]:
+    """Return records in the order that was planned; first come those of absent cases otherwise."""
+    places = {key_of(record): place for place, record in enumerate(planned)}
+    return sorted(found, key=lambda record: places[key_of(record)])
+
+
 def close(folder: Path) -> tuple[list[Record], Path]:
     """Record an unfinished sweep as it is: cases without a record as interrupted.
 
@@ -98,7 +104,8 @@ def close(folder: Path) -> tuple[list[Record], Path]:
         raise OptionError(f"{folder} holds no unfinished sweep: there is nothing to close")
     first, *measured = _lines(path)
     known = {key_of(record) for record in measured}
-    found = measured + [record for record in first["planned"] if key_of(record) not in known]
+    missing = [record for record in first["planned"] if key_of(record) not in known]
+    found = in_order(measured + missing, first["planned"])
     written = save(found, first["run"], SUITE, folder)
     path.unlink()
     return [first["run"] | record for record in found], written

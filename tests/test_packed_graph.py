@@ -13,7 +13,7 @@ from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
-from multimm.planning import cost
+from multimm.planning import cost, traffic
 from multimm.planning.blocking import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -128,6 +128,18 @@ def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
     assert packed.peak_bytes > plain.peak_bytes
     products = [cost.seconds(p.layout, p.cluster, 0)["block products"] for p in (packed, plain)]
     assert products[0] == pytest.approx(0.29 * products[1])
+
+
+def test_tf32_blocks_are_half_as_large_once_they_are_packed():
+    sizes, options = ((4096, 4096), (4096, 4096)), {"blocks": 1024, "slabs": 512}
+    full, half = (planned(*sizes, pack=pack, **options) for pack in ("float32", "tf32"))
+    assert half.layout.packed == ("a", "b")
+    assert half.bytes_received == full.bytes_received / 2 == full.bytes_bound / 2
+    assert traffic.moved(half.layout, 2) == half.bytes_received  # the closed form, too
+    in_flight, being_packed = "B in flight", "operands being packed"
+    for name in (in_flight, being_packed):
+        assert half.memory_terms[name] == full.memory_terms[name] / 2
+    assert half.spill_terms["packed A and B"] == full.spill_terms["packed A and B"] / 2
 
 
 def test_the_plan_says_so():

@@ -363,6 +363,18 @@ def test_blocks_are_cut_until_every_worker_has_products():
     assert dask_array.block_edge(Product("s", "s", 1, 1, 1), CPU) == 1
 
 
+def test_a_block_in_flight_that_another_task_asks_for_is_one_transfer():
+    plugin = trace.Trace()
+    plugin.setup(None)
+    for start, finish in (("released", "fetch"), ("fetch", "flight"), ("flight", "fetch"),
+                          ("flight", "memory"), ("memory", "released")):  # fmt: skip
+        plugin.transition(("multimm-packed-a", 0, 0), start, finish)
+    assert [kind for kind, *_ in plugin.intervals] == ["transfer"]
+    for start, finish in (("fetch", "flight"), ("flight", "missing")):  # its sender is gone
+        plugin.transition(("multimm-packed-a", 0, 1), start, finish)
+    assert len(plugin.intervals) == 1
+
+
 def test_tasks_are_named_for_the_timeline():
     assert trace.kind_of(("multimm-part-0a", 0, 1)) == "multiply"
     assert trace.kind_of(("multimm-packed-a-0a", 0)) == "pack"

@@ -143,7 +143,9 @@ def test_a_peer_that_wins_is_in_the_table(sweeps):
     assert f"| {CASE} | TF32 | 8 | 3,360 | JAX, default | 3,880 | **0.87** |" in table
     assert f"| {CASE} | FP32 | 8 | 1,130 | JAX, HIGHEST | 336 | 3.37 |" in table
     slow = [entry(CASE, "multimm", "tf32", 1), entry(CASE, "cupy", "float32", 1)]
-    assert "| cuBLAS, one GPU | 53 | 9.81 |" in scaling_tables.verdict(slow)  # more accurate
+    assert "cuBLAS" not in scaling_tables.verdict(slow)  # more accurate: no rival
+    quick = [*slow, entry(CASE, "jax default", "tf32", 1) | {"tflops": 40.0}]
+    assert "| cuBLAS, one GPU | 53 | 9.81 |" in scaling_tables.verdict(quick)  # the faster rival
 
 
 def test_bytes_peers_and_predictions_are_tabulated(sweeps):

@@ -33,10 +33,11 @@ class Trace(WorkerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         now = time.time()
-        if start in ("executing", "flight") and (since := self._since.pop(key, None)) is not None:
+        # A block in flight that another task asks for is sent to "fetch", where it does not go.
+        ended = start == "executing" or (start == "flight" and finish == "memory")
+        if ended and (since := self._since.pop(key, None)) is not None:
             kind = "transfer" if start == "flight" else kind_of(key)
-            if finish == "memory" or start == "executing":
-                self.intervals.append((kind, str(key), since, now))
+            self.intervals.append((kind, str(key), since, now))
         if finish in ("executing", "flight"):
             self._since[key] = now
 

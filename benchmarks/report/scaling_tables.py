@@ -54,7 +54,10 @@ def _largest(found: dict[int, Record], key: str) -> str:
 
 
 def verdict(records: list[Record]) -> str:
-    """Ours beside the fastest peer of the same accuracy or better; below 1 the peer wins."""
+    """Ours beside the fastest peer of the same accuracy or better; below 1 the peer wins.
+
+    No row where no peer of the same accuracy was measured: the others are slower for being better.
+    """
     rows: Rows = []
     keys = dict.fromkeys((r["case"], sweep.workers(r), sweep.promise(r)) for r in records)
     for case, count, promise in keys:
@@ -64,7 +67,7 @@ def verdict(records: list[Record]) -> str:
             r for r in here
             if r["system"] != "multimm" and promise in (sweep.promise(r), "TF32")
         ]  # fmt: skip
-        if ours and peers:
+        if ours and any(sweep.promise(r) == promise for r in peers):
             best, peer = (max(found, key=lambda r: r["tflops"]) for found in (ours, peers))
             rows.append((case, promise, f"{count}", figures(best["tflops"]),
                          look(sweep.system(peer)).label, figures(peer["tflops"]),

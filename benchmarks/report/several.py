@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from math import prod
+
 from benchmarks.records import Record
 from benchmarks.report import style, sweep
 from benchmarks.report.runs import SCALING, Runs
@@ -16,6 +19,8 @@ _KINDS = {
     "read": ("#3c8d40", ".."),
 }
 _OTHER = ("#8c8c8c", "xx")
+#: Characters of a title above one of three panels.
+TITLE = 24
 
 
 def strong(figure: Figure, runs: Runs) -> None:
@@ -47,7 +52,7 @@ def _scaling(figure: Figure, records: list[Record], *, per_worker: bool) -> None
             axes.set_title(f"{case}, accuracy of {promise}")
             style.counts(axes, counts, "GPUs")
             if per_worker:
-                axes.set_ylim(bottom=0)
+                style.from_zero(axes)
             else:
                 style.doubling(axes)  # the ideal is a straight line
         row[0].set_ylabel("TFLOP/s per GPU" if per_worker else "TFLOP/s")
@@ -85,7 +90,7 @@ def sizes(figure: Figure, runs: Runs) -> None:
             points = [(r["shape"][0], r["tflops"]) for r in here if sweep.system(r) == name]
             style.line(axes, name, points, label=style.look(name).label)
         style.counts(axes, sorted({r["shape"][0] for r in here}), "n")
-        axes.set_ylim(bottom=0)
+        style.from_zero(axes)
         axes.set_title(f"{max(map(sweep.workers, records))} GPUs, accuracy of {promise}")
     panels[0].set_ylabel("TFLOP/s")
     style.legend(figure)
@@ -103,7 +108,8 @@ def largest_squares(runs: Runs) -> list[Record]:
 
 def moved(figure: Figure, runs: Runs) -> None:
     """Bytes that all workers receive, predicted (hollow) and measured (filled), per case."""
-    records = [r for r in sweep.done(runs.of(SCALING)) if r["bytes_received"]]
+    scaled = (r for r in sweep.done(runs.of(SCALING)) if r["detail"]["scaling"])
+    records = [r for r in scaled if r["bytes_received"]]
     cases = sweep.cases(r for r in records if sweep.moved(r))
     counts = sorted({sweep.workers(r) for r in records if r["case"] in cases})
     columns = min(3, len(cases))
@@ -116,7 +122,7 @@ def moved(figure: Figure, runs: Runs) -> None:
         here = [r for r in records if r["case"] == case]
         for name in dict.fromkeys(sweep.system(r) for r in here):
             _bytes(axes, name, [r for r in here if sweep.system(r) == name])
-        axes.set_title(case)
+        axes.set_title(textwrap.fill(case, TITLE))
         style.doubling(axes)
         low, high = axes.get_ylim()
         axes.set_ylim(low / 1.5, high * 1.5)  # a doubling at least, where values are close
@@ -141,8 +147,13 @@ def timelines(runs: Runs) -> list[Record]:
 
 
 def timeline(figure: Figure, runs: Runs) -> None:
-    """What each worker did in one run: a row per worker, and for what runs beside products."""
-    entry = timelines(runs)[-1]
+    """What each worker did in one run: a row per worker, and for what runs beside products.
+
+    The largest product on the most workers, in float32 if that was measured.
+    """
+    entry = max(timelines(runs), key=lambda r: (
+        sweep.workers(r), r["precision"] == "float32", prod(r["shape"])
+    ))  # fmt: skip
     steps = entry["detail"]["timeline"]
     begin = min(step[1] for step in steps)
     names = sorted({step[0] for step in steps}, key=lambda name: (len(str(name)), str(name)))

@@ -92,6 +92,11 @@ def counts(axes: Axes, values: list[int], name: str) -> None:
     axes.set_xlabel(name)
 
 
+def from_zero(axes: Axes) -> None:
+    """Begin the scale of y at 0, and leave room for markers above the largest value."""
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+
+
 def doubling(axes: Axes) -> None:
     """Make y logarithmic, with a tick for each doubling, written out."""
     axes.set_yscale("log", base=2)

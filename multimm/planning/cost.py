@@ -37,7 +37,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     stay: Terms = {
         "partial sums": crowd * layout.wave_sums * p.sum_bytes,
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
-        "A in flight": crowd * WINDOW * panel_a * slab * p.a.itemsize,
+        "A in flight": crowd * WINDOW * panel_a * slab * layout.width("a"),
     }
     if layout.parts > 1 and cluster.workers > 1:
         # Of each two workers with a part of the same sum, one receives the other's.
@@ -45,9 +45,9 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         waves = 1.5 if layout.waves > 1 else 0.5
         stay["sums received"] = crowd * (waves * layout.wave_sums + block) * p.sum_bytes
     if not layout.mirrors:
-        stay["B in flight"] = crowd * WINDOW * panel_b * slab * p.b.itemsize
+        stay["B in flight"] = crowd * WINDOW * panel_b * slab * layout.width("b")
     if layout.problem.packable:
-        sides = max(layout.row_sizes) * p.a.itemsize + max(layout.n_blocks) * p.b.itemsize
+        sides = (max(layout.row_sizes) + max(layout.n_blocks)) * p.packed_itemsize
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:
@@ -55,7 +55,8 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         spill |= {f"{role.upper()} at home": size for role, size in home.items()}
         if layout.packed:
             names = " and ".join(role.upper() for role in layout.packed)
-            spill[f"packed {names}"] = sum(home[role] for role in layout.packed) * layout.padding
+            elements = sum(home[role] // layout.spec(role).itemsize for role in layout.packed)
+            spill[f"packed {names}"] = elements * p.packed_itemsize * layout.padding
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}
@@ -70,7 +71,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
-    cut_bytes, cuts = traffic.recut(layout)
+    _, cuts = traffic.recut(layout)
+    cut_bytes = sum(layout.spec(role).nbytes for role in traffic.cut_again(layout))
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_sums * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
@@ -137,8 +139,8 @@ def _first_blocks(layout: Layout) -> int:
     if traffic.volume(p, grid._replace(p_k=1)) == 0:
         return 0
     matrices = max(layout.batch_sizes) if len(p.b.shape) > 2 else 1
-    block_a = slab * max(layout.row_sizes) * p.a.itemsize
-    block_b = slab * max(layout.n_blocks) * matrices * p.b.itemsize
+    block_a = slab * max(layout.row_sizes) * layout.width("a")
+    block_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
     if layout.mirrors:  # the other of two blocks
         return block_a if plane > 1 else 0
     again = traffic.cut_again(layout)

@@ -155,6 +155,11 @@ class Partition:
         uses = {"a": len(self.n_blocks), "b": len(self.m_blocks)}
         return tuple(role for role, count in uses.items() if count > 1)
 
+    def width(self, role: str) -> int:
+        """Bytes of an operand's element on its way between workers."""
+        spec = self.spec(role)
+        return self.problem.packed_itemsize if role in self.packed else spec.itemsize
+
     @property
     def on_tensor_cores(self) -> bool:
         """Whether block products are expected to run there."""

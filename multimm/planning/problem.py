@@ -14,8 +14,10 @@ from multimm.planning.spec import MatrixSpec
 #: four real products; integers have no BLAS (arbitrary, of the order seen with NumPy).
 _COST = {"float64": 2.0, "complex64": 4.0, "complex128": 8.0, "longdouble": 50.0}
 _INTEGER_COST = 50.0
-#: The same of packed blocks, by precision (H200: 184 and 490 TFLOP/s within products).
-_PACKED_COST = {"float32": 0.29, "tf32": 0.11}
+#: The same of packed blocks, by precision (H200: 184 and 597 TFLOP/s).
+_PACKED_COST = {"float32": 0.29, "tf32": 0.09}
+#: Bytes of a packed element, by precision: two FP16 parts of it, or one.
+_PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
 #: Blocks are packed for tensor cores where each slab is at least so long, and so are the blocks
 #: of C on both sides: shorter ones do not pay for it.
 PACKED_SLAB, PACKED_SIDE = 256, 1024
@@ -127,6 +129,11 @@ class Problem:
         """Whether the product is large enough for blocks that are packed."""
         large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
         return bool(self.pack) and not self.batch_shape and large
+
+    @property
+    def packed_itemsize(self) -> int:
+        """Bytes of an element once it is packed, 0 where none ever is."""
+        return _PACKED_ITEMSIZE.get(self.pack, 0)
 
     @property
     def relative_cost(self) -> float:

@@ -13,8 +13,10 @@ from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 
 
-def volume(problem: Problem, grid: Grid) -> int:
+def volume(problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None) -> int:
     """Bytes that all workers together receive, from the closed form.
+
+    `sizes` are those of A and B on their way, where they are packed for it.
 
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
@@ -27,9 +29,8 @@ def volume(problem: Problem, grid: Grid) -> int:
         sums = problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
     stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
     sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
-    return (
-        problem.a.nbytes * (grid.p_n - 1) + problem.b.nbytes * (sharing - 1) + sums * (grid.p_k - 1)
-    )
+    a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
+    return a * (grid.p_n - 1) + b * (sharing - 1) + sums * (grid.p_k - 1)
 
 
 def share_between_nodes(problem: Problem, grid: Grid, per_node: int) -> float:
@@ -74,13 +75,16 @@ def moved(layout: Layout, workers: int) -> int:
     other, _ = recut(layout)
     if layout.lying:
         return sum(received(layout, workers).values()) + other
-    return volume(layout.problem, layout.grid) + other
+    a, b = (
+        layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
+    )
+    return volume(layout.problem, layout.grid, (a, b)) + other
 
 
 def recut(layout: Layout) -> tuple[int, int]:
     """Bytes of operands that come in other blocks than the layout's, and tasks that cut them.
 
-    A piece of a block is rarely where it will be needed. Operands that are read from files
+    A piece of a block is rarely where it will be needed, unless there is one worker. Operands that are read from files
     are read in the right blocks, and of those in one block nobody knows how they come.
     """
     size = tasks = 0
@@ -90,7 +94,7 @@ def recut(layout: Layout) -> tuple[int, int]:
             len({*accumulate(before)} | {*accumulate(after)})
             for before, after in zip(spec.chunks, needed, strict=True)
         )
-        size += spec.nbytes
+        size += spec.nbytes if layout.grid.workers > 1 else 0
         tasks += prod(pieces) + prod(map(len, needed))
     return size, tasks
 
@@ -127,7 +131,7 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
             yield (
                 grid.rank(layout.home("a", min(flats), i, s)),
                 users,
-                matrices * size * slab * spec.itemsize,
+                matrices * size * slab * layout.width("a"),
             )
 
 
@@ -143,12 +147,12 @@ def _count_b(layout: Layout) -> Iterator[Transfer]:
             home = grid.rank(layout.home("b", min(flats), j, s))
             for rows in waves.values():
                 users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in rows}
-                yield home, users, matrices * size * slab * spec.itemsize
+                yield home, users, matrices * size * slab * layout.width("b")
 
 
 def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
     """The blocks of the one operand serve both sides."""
-    spec, grid, rows = layout.problem.a, layout.grid, len(layout.m_blocks)
+    grid, rows = layout.grid, len(layout.m_blocks)
     waves = range(layout.waves)
     for (flat, count), i, wave in product(enumerate(layout.batch_sizes), range(rows), waves):
         places = layout.users(flat, i, wave)
@@ -158,7 +162,7 @@ def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
             part = layout.part_of[s]
             users = {grid.rank(Coordinate(*place, part)) for place in places}
             home = grid.rank(layout.home("a", flat, i, s))
-            yield home, users, count * layout.m_blocks[i] * slab * spec.itemsize
+            yield home, users, count * layout.m_blocks[i] * slab * layout.width("a")
 
 
 def _count_sums(layout: Layout) -> Iterator[Transfer]:
