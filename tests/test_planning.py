@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import cost, traffic
+from multimm.planning import blocking, cost, traffic
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import (
     Coordinate,
@@ -540,3 +540,19 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
     assert plan.tasks == layout.blocks * (len(layout.slabs) + layout.parts - 1)
     assert plan.seconds > 0
     assert str(plan)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "workers", "blocks"),
+    [
+        (46336, 3, 1, (15616, 15616, 15104)),
+        # 11648 would give one of two workers half a percent too much.
+        (46336, 4, 2, (11584,) * 4),
+        (65536, 4, 4, (16384,) * 4),
+        (4000, 3, 1, (1344, 1344, 1312)),
+        (200, 3, 1, (68, 68, 64)),  # too short for more
+        (100, 3, 1, (34, 34, 32)),
+    ],
+)
+def test_blocks_are_round_where_no_worker_gets_more_for_it(size, count, workers, blocks):
+    assert blocking._evenly(size, count, workers) == blocks

@@ -34,6 +34,13 @@ CHAINS = 2
 MOST_BLOCK_ROWS = 64
 #: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
 MOST_CHUNKS = 256
+#: Kernels compute tiles of 128 x 256 and pack slabs of 64; rows that begin on 16 bytes are copied
+#: fastest. With columns in blocks of 15446 two H200s multiplied 46336 squares at 93 % of their own
+#: FP32 rate, 32768 and 65536 at 98 and 99 %.
+GRAINS = (256, 128, 64, 32, 16, 8, 4)
+#: Blocks are rounded to a grain if they are at least so many long, and no worker's share grows by
+#: more than this: arbitrary.
+LEAST_GRAINS, ROUNDING = 16, 1.002
 #: Given chunks are kept if the busiest worker's share grows by no more than this: arbitrary.
 IMBALANCE = 1.2
 
@@ -219,6 +226,23 @@ def _count(size: int, workers: int, edge: int, least: int) -> int:
     return max(1, min(rounds * workers, max(workers, size // least)))
 
 
+def _evenly(size: int, count: int, workers: int) -> Blocks:
+    """`count` blocks, all of one size but the last where that gives as many: files are chunked so.
+
+    Of a round size, if no worker gets more for it.
+    """
+    usual = regular(size, -(-size // count))
+    if len(usual) != count:
+        usual = even(size, count)
+    most = ROUNDING * largest_share(usual, workers)
+    for grain in GRAINS:
+        blocks = regular(size, -(-size // (count * grain)) * grain)
+        fits = len(blocks) == count and size >= LEAST_GRAINS * count * grain
+        if fits and largest_share(blocks, workers) <= most:
+            return blocks
+    return usual
+
+
 def _choose(
     size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None, keep: int
 ) -> Blocks:
@@ -230,10 +254,7 @@ def _choose(
         return regular(size, fixed)
     if keep and 1 < len(hints[0]) <= MOST_CHUNKS:
         return group(hints[0], keep)
-    # All of one size but the last, where that gives as many: files are chunked so.
-    blocks = regular(size, -(-size // count))
-    if len(blocks) != count:
-        blocks = even(size, count)
+    blocks = _evenly(size, count, workers)
     for chunks in hints:
         joined = group(chunks, max(blocks))
         few_enough = len(joined) <= 2 * len(blocks)

@@ -27,6 +27,7 @@ import logging
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 from multimm.planning import cost, traffic
 from multimm.planning.blocking import MOST_BLOCK_ROWS, Cut, Options, lay_out
@@ -44,6 +45,10 @@ FINER = (1, 2)
 FINER_GRAM = (1, 1.5, 2, 3, 4, 6, 8)
 #: Only the best so many arrangements, cut as usual, are cut in other ways.
 FINALISTS = 6
+
+#: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
+#: predictions are no better.
+NEARLY = 1.005
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +91,10 @@ def plan_matmul(
         alone = cost.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
-    # 2. Otherwise every arrangement is laid out and the one with the least time wins; equal
-    #    times go to fewer bytes, then to fewer parts of k (fewer roundings of partial sums).
+    # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
+    #    takes little longer for fewer bytes, or fewer parts of k (fewer roundings of partial sums).
     ranks = {layout: _rank(layout, cluster) for layout in candidates(problem, cluster, options)}
-    best = min(ranks, key=ranks.__getitem__)
+    best = _preferred(ranks)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
     plan = MatmulPlan(best, cluster, precision, name, "")
     plan = replace(plan, reason=_reason(plan, ranks))
@@ -148,17 +153,39 @@ def strategy_name(grid: Grid) -> str:
     return "stationary B" if grid.p_m == 1 else "three-dimensional"
 
 
-#: Less is better: too large, seconds, bytes that move, parts of k, grid columns.
-Rank = tuple[bool, float, int, int, int]
+class Rank(NamedTuple):
+    """What is to be little, first things first."""
+
+    too_large: bool
+    seconds: float
+    moved: int  #: bytes
+    parts: int  #: of k
+    columns: int  #: of the grid
+
+
+def _preferred(ranks: dict[Layout, Rank]) -> Layout:
+    """The fastest layout, or one that is nearly as fast and moves less."""
+    first = min(ranks.values())
+    near = [
+        layout
+        for layout, rank in ranks.items()
+        if rank.too_large == first.too_large and rank.seconds <= NEARLY * first.seconds
+    ]
+
+    def cost_of(layout: Layout) -> tuple[int, int, float, int]:
+        rank = ranks[layout]
+        return rank.moved, rank.parts, rank.seconds, rank.columns
+
+    return min(near, key=cost_of)
 
 
 def _rank(layout: Layout, cluster: ClusterSpec) -> Rank:
     moved = traffic.moved(layout, cluster.workers)
     stay, _ = cost.memory(layout, cluster)
     terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
-    seconds = float(f"{cost.total_seconds(terms):.3g}")  # closer than about 1 % is equal
-    too_big = sum(stay.values()) > cluster.budget_bytes
-    return too_big, seconds, moved, layout.parts, layout.grid.p_n
+    too_large = sum(stay.values()) > cluster.budget_bytes
+    seconds = cost.total_seconds(terms)
+    return Rank(too_large, seconds, moved, layout.parts, layout.grid.p_n)
 
 
 def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank]) -> str:

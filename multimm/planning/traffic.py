@@ -84,8 +84,9 @@ def moved(layout: Layout, workers: int) -> int:
 def recut(layout: Layout) -> tuple[int, int]:
     """Bytes of operands that come in other blocks than the layout's, and tasks that cut them.
 
-    A piece of a block is rarely where it will be needed, unless there is one worker. Operands that are read from files
-    are read in the right blocks, and of those in one block nobody knows how they come.
+    A piece of a block is rarely where it will be needed, unless there is one worker. Operands
+    that are read from files are read in the right blocks, and of those in one block nobody knows
+    how they come.
     """
     size = tasks = 0
     for role in cut_again(layout):
