@@ -124,7 +124,7 @@ def _counts(given: str | None, option: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def machine_of(device: str, workers: int) -> Machine:
+def machine_of(device: str, workers: int, quick: bool = False) -> Machine:
     """Return what systems may use here."""
     import psutil  # type: ignore[import-untyped]
     from distributed.system import memory_limit
@@ -132,7 +132,7 @@ def machine_of(device: str, workers: int) -> Machine:
     host = int(min(memory_limit(), psutil.virtual_memory().available))
     gpus = visible_gpus() if device == "gpu" else ()
     memory = min((gpu.memory_bytes for gpu in gpus), default=host)
-    return Machine(device, workers, memory, host, CPU_CORE_GFLOPS * _cores())
+    return Machine(device, workers, memory, host, CPU_CORE_GFLOPS * _cores(), quick)
 
 
 def described() -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
     first = count == asked.counts[0]
     if (missing or not one.spreads) and not first:
         return
-    machine = machine_of(one.runs_on or asked.device, count if one.spreads else 1)
+    machine = machine_of(one.runs_on or asked.device, count if one.spreads else 1, asked.quick)
     precisions = asked.precisions if one.promise is None else (one.promise,)
     for product in products(asked.sizes, machine.workers, asked.kinds):
         if product.kind == "steady" and (name != "multimm" or count != asked.counts[-1]):

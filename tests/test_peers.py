@@ -297,6 +297,8 @@ def test_products_on_workers_are_placed_and_counted(name):
             found = measure(one, product, "float32", 2)
             assert len(found["seconds"]) == 2
             assert found["bytes_received"] >= 0
+            assert found["detail"]["tasks"] >= 1
+            assert 0 < found["detail"]["first_task_s"] < found["seconds"][-1]
             if name == "multimm":
                 assert found["bytes_received"] == found["bytes_predicted"]
                 assert found["detail"]["one_worker_tflops"] > 0

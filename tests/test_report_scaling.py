@@ -155,6 +155,10 @@ def test_bytes_peers_and_predictions_are_tabulated(sweeps):
     table = scaling_tables.peers(found)
     assert "| JAX, default | done | jax default as it is |" in table
     assert "| cuBLASXt, host memory | absent | libcublas is / not there |" in table
+    table = scaling_tables.starts(found)
+    assert f"| {CASE} | dask.array | 8 | 48 | 17.1 |" in table
+    assert "JAX" not in table
+    assert "did not record" in scaling_tables.starts([entry(CASE, "cupy", "float32", 1)])
     counted = [entry(CASE, "multimm", "ieee", n, config=f"on {n} GPUs") for n in (1, 2)]
     assert "| multimm ieee | done | on 2 GPUs |" in scaling_tables.peers(counted)
     assert f"| {CASE} | float32 | 8 | 0.452 | 0.498 | 1.10 |" in prediction.check(found)

@@ -141,7 +141,7 @@ def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatc
     assert reasons[65536, 1] == reasons[131072, 8] == ""
     assert "needs" in reasons[131072, 1]
     tiny = Machine("cpu", 1, 10**6, 10**6, 60.0)
-    monkeypatch.setattr(agenda, "machine_of", lambda device, workers: tiny)
+    monkeypatch.setattr(agenda, "machine_of", lambda *given: tiny)
     with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
         agenda.agenda(ask(workers="1", cases="strong", peers="none"))
 

@@ -32,6 +32,7 @@ class Machine:
     memory_bytes: int  #: of one GPU, or of the host
     host_bytes: int  #: of the host
     gflops: float = 0.0  #: of all CPU cores together, roughly
+    quick: bool = False  #: figures may be rough
 
 
 class System:

@@ -129,7 +129,12 @@ class OnDask(System):
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
         from multimm.cluster.worker import received_bytes
 
-        return {"bytes_received": sum(received_bytes(self.client).values())}
+        begun = [since for rows in self.intervals.values() for kind, _, since, _ in rows
+                 if kind != "transfer"]  # fmt: skip
+        return {
+            "bytes_received": sum(received_bytes(self.client).values()),
+            "detail": {"tasks": self._executed, "first_task_s": round(min(begun) - last[0], 5)},
+        }
 
 
 def random_block(seed: Sequence[int], rows: int, columns: int, gpu: bool) -> Array:

@@ -17,9 +17,9 @@ from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 
 #: Intervals of a timeline, at most; more make the records unreadable.
 MOST_INTERVALS = 4000
-#: Edge of the products, and seconds, with which a worker's own rate is taken. Arbitrary: as long
-#: as a product, and on a GPU long enough for its clock to settle.
-RATE = {"gpu": (16384, 2.0), "cpu": (512, 0.3)}
+#: Edge of the products, and seconds, with which a worker's own rate is taken: in full, and quick.
+#: Arbitrary: as long as a product, and on a GPU long enough for its clock to settle.
+RATE = {"gpu": (16384, 2.0, 0.3), "cpu": (512, 0.3, 0.1)}
 
 
 class Multimm(OnDask):
@@ -113,11 +113,13 @@ class Multimm(OnDask):
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
         plan = self._planned(product, precision)
         rows = trace.timeline(self.intervals, last[0], MOST_INTERVALS)
-        return super().facts(product, precision, last) | {
+        found = super().facts(product, precision, last)
+        return found | {
             "bytes_predicted": plan.bytes_received,
             "peak_bytes": plan.peak_bytes,
             "plan": str(plan),
-            "detail": {
+            "detail": found["detail"]
+            | {
                 "predicted_seconds": float(f"{plan.seconds:.6g}"),
                 "one_worker_tflops": self._ideal(precision),
                 **({"timeline": rows} if rows and product.kind == "strong" else {}),
@@ -127,7 +129,8 @@ class Multimm(OnDask):
     def _ideal(self, precision: str) -> float:
         """The sum of every worker's own rate with all of them running, TFLOP/s."""
         if precision not in self._rates:
-            edge, seconds = RATE[self.machine.device]
+            edge, full, quick = RATE[self.machine.device]
+            seconds = quick if self.machine.quick else full
             rates = [
                 self.client.submit(
                     own_rate, precision, edge, seconds, self.gpu, workers=[address], pure=False

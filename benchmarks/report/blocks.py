@@ -39,6 +39,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "scaling": (SCALING, scaling_tables.rates),
     "verdict": (SCALING, scaling_tables.verdict),
     "bytes": (SCALING, scaling_tables.moved),
+    "starts": (SCALING, scaling_tables.starts),
     "peers": (SCALING, scaling_tables.peers),
     "prediction-check": (SCALING, prediction.check),
 }

@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section("Several GPUs", ("strong-scaling", "oblong-scaling", "weak-scaling", "sizes"),
-            ("verdict", "scaling", "peers")),
+            ("verdict", "scaling", "starts", "peers")),
     Section("Bytes and time", ("bytes", "timeline"), ("bytes",)),
     Section("Beyond one box: predicted", ("prediction",), ("prediction", "prediction-check")),
     Section("One GPU", ("products", "roofline"), ("ffma", "split")),

@@ -100,6 +100,18 @@ def _gb(size: float | None) -> str:
     return "" if size is None else figures(size / 1e9)
 
 
+def starts(records: list[Record]) -> str:
+    """From the call to the first task: plan, graph, scheduler. Of what ran as Dask tasks."""
+    rows: Rows = [
+        (r["case"], look(sweep.system(r)).label, f"{sweep.workers(r)}",
+         f"{r['detail']['tasks']}", f"{1e3 * r['detail']['first_task_s']:.1f}")
+        for r in sweep.done(records) if "first_task_s" in r["detail"]
+    ]  # fmt: skip
+    if not rows:
+        return "This run did not record them yet.\n"
+    return markdown(("case", "system", "GPUs", "tasks", "first task after, ms"), rows, words=2)
+
+
 def peers(records: list[Record]) -> str:
     """What each system was configured with, and why one is absent or failed.
 
