@@ -37,7 +37,7 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(kernels, name, run)
 
-    for name in ("multiply", "pack", "add", "transpose"):
+    for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose"):
         recorded(name)
     return seen
 
@@ -48,7 +48,11 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
-    assert {name for name, *_ in calls} == {"multiply", "pack", "add", "transpose"}
+        # Of a block as it is, and of a packed one.
+        halves = calls.count(("multiply_diagonal", 2, precision))
+        assert halves == (1 if precision == "ieee" else 2)
+    kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose"}
+    assert {name for name, *_ in calls} == kinds
 
 
 def test_the_operands_have_elements_that_packed_parts_do_not_carry():

@@ -9,8 +9,9 @@ from distributed import WorkerPlugin
 
 #: First parts of keys -> what the timeline calls the task; others are "other".
 KINDS = {
-    "multimm-matmul": "multiply", "multimm-part": "multiply", "multimm-sum": "add",
-    "multimm-packed": "pack", "multimm-gate": "wait", "multimm-a": "read", "multimm-b": "read",
+    "multimm-matmul": "multiply", "multimm-part": "multiply", "multimm-half": "multiply",
+    "multimm-sum": "add", "multimm-packed": "pack", "multimm-gate": "wait",
+    "multimm-a": "read", "multimm-b": "read",
     "matmul": "multiply", "sum": "add",
 }  # fmt: skip
 NAME = "benchmark-trace"

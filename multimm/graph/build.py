@@ -37,6 +37,7 @@ from multimm.graph.tasks import (
     Step,
     add,
     multiply,
+    multiply_diagonal,
     multiply_gram,
     pack,
     read,
@@ -143,8 +144,11 @@ class Builder:
                 inputs.append(self._operand(self.operands[0], batch, j, s, row, s))
             order = (layout.wave(row), s - layout.first_slab[part], row, j)
             place = self._place(layout.owner(row, j, part), order, tuple(inputs))
-            func = multiply_gram if layout.mirrors else multiply
-            self._add(key, func, [inputs[0][0], inputs[-1][0], previous], place)
+            if layout.mirrors and i == j:
+                self._add(key, multiply_diagonal, [inputs[0][0], previous], place)
+            else:
+                func = multiply_gram if layout.mirrors else multiply
+                self._add(key, func, [inputs[0][0], inputs[-1][0], previous], place)
             previous = key
 
     def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:

@@ -8,9 +8,19 @@ the operands here have such elements.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, transpose
+from multimm.graph.tasks import (
+    FLOAT32,
+    Block,
+    Step,
+    add,
+    multiply,
+    multiply_diagonal,
+    pack,
+    transpose,
+)
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.
@@ -38,9 +48,12 @@ def compile_kernels() -> None:
         step = Step("float32", "float32", precision=precision)
         partial = multiply(a, b, step=step)
         multiply(a, b, partial, step=step)
+        gram = replace(step, trans_b=True)
+        multiply_diagonal(a, partial, step=gram)
         if precision != "ieee":
             packed_a, packed_b = pack(a, role="a", step=step), pack(b, role="b", step=step)
             multiply(packed_a, packed_b, partial, step=step)
+            multiply_diagonal(packed_a, partial, step=gram)
     add(partial, transpose(partial), step=step)
 
 

@@ -18,6 +18,7 @@ from dask._task_spec import Task
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
 from multimm.graph.streams import own_stream
+from multimm.planning.gram import triangle
 from multimm.planning.grid import Coordinate, Grid
 
 FLOAT32 = np.dtype("float32")
@@ -112,8 +113,9 @@ def gemm(
     *,
     step: Step,
     tuned: bool = True,
+    out: Block = None,
 ) -> Block:
-    """D = alpha (op(A) op(B) + P) + beta C, out of place.
+    """D = alpha (op(A) op(B) + P) + beta C; operands are left alone.
 
     Parameters
     ----------
@@ -124,6 +126,8 @@ def gemm(
     step : Step
     tuned : bool
         Use what `multimm tune` found on this GPU.
+    out : array of shape (..., m, n), optional
+        Written to and returned.
 
     Returns
     -------
@@ -144,8 +148,9 @@ def gemm(
             c=c,
             partial=partial,
             tuned=tuned,
+            out=out,
         )
-    return reference.gemm(
+    result = reference.gemm(
         a,
         b,
         trans_a=step.trans_a,
@@ -157,6 +162,10 @@ def gemm(
         accumulate=step.accumulate,
         dtype=step.dtype,
     )
+    if out is None:
+        return result
+    out[...] = result
+    return out
 
 
 def pack(block: Block, *, role: str, step: Step) -> Block:
@@ -184,6 +193,37 @@ def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> B
     return multiply(a, _as_right(b), partial, step=step)
 
 
+def multiply_diagonal(a: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply_gram` of a block and itself, but for most of what is above the diagonal: zeros."""
+    with stream_for(a):
+        return finished(_lower(a, partial, step))
+
+
+def _lower(a: Block, partial: Block, step: Step) -> Block:
+    packed = is_packed(a)
+    if packed and a.raw is not None:
+        return gemm(a, _as_right(a), partial, step=step, tuned=False)
+    size = a.shape[-1 if step.trans_a and not packed else -2]
+    xp = _module_of(a.exponents if packed else a)
+    result = xp.zeros((*a.shape[:-2], size, size), step.dtype)
+    for rows, columns in triangle(size):
+        left, right = _rows(a, rows, step), _as_right(_rows(a, columns, step))
+        p = None if partial is None else partial[..., rows, columns]
+        gemm(left, right, p, step=step, tuned=False, out=result[..., rows, columns])
+    if packed:
+        from multimm.gpu.residuals import add_residuals
+
+        add_residuals(result, a, _as_right(a), alpha=step.alpha)
+    return result
+
+
+def _rows(block: Block, rows: slice, step: Step) -> Block:
+    """Rows of a left factor; of a packed one, what its parts carry of them."""
+    if is_packed(block):
+        return block.carried(rows)
+    return block[..., rows] if step.trans_a else block[..., rows, :]
+
+
 def _as_right(block: Block) -> Block:
     """A packed left factor as the right one: its transpose, of the same tiles."""
     if not is_packed(block):
@@ -191,9 +231,13 @@ def _as_right(block: Block) -> Block:
     return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
 
 
+def _module_of(block: Block) -> Any:
+    return sys.modules[type(block).__module__.partition(".")[0]]
+
+
 def reflect(block: Block) -> Block:
     """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
-    xp = sys.modules[type(block).__module__.partition(".")[0]]
+    xp = _module_of(block)
     with stream_for(block):
         lower = xp.tri(block.shape[-1], dtype=bool)
         return finished(xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2))))

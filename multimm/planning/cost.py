@@ -74,7 +74,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     _, cuts = traffic.recut(layout)
     cut_bytes = sum(layout.spec(role).nbytes for role in traffic.cut_again(layout))
     crowd = ceil(layout.grid.workers / cluster.workers)
-    flops = crowd * 2 * layout.share_sums * layout.share_k
+    flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
     stay, spill = memory(layout, cluster)
     excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)

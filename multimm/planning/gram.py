@@ -3,10 +3,13 @@
 Block (i, j) with i >= j is computed from the blocks i and j of one operand, whose blocks serve
 both sides; block (j, i) is its transpose, made where it lies. So C is symmetric bit by bit:
 
-        j=0   j=1   j=2                 c: computed, (b + 1) / 2 b of the plain product's
-    i=0 | c |  m  |  m  |                  operations for b block rows
-    i=1 | c |  c  |  m  |               m: mirrored
-    i=2 | c |  c  |  c  |
+        j=0   j=1   j=2                 c: computed
+    i=0 | d |  m  |  m  |               d: computed below the diagonal, and mirrored
+    i=1 | c |  d  |  m  |               m: mirrored
+    i=2 | c |  c  |  d  |
+
+A block on the diagonal is halved, and halved again: see `triangle`. All of C's operations come to
+(1 + 1 / d) / 2 of the plain product's, for d pieces along its diagonal.
 
 A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
 stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
@@ -21,15 +24,58 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.partition import WINDOW
 
+#: Pieces of a block on the diagonal are at least so large: an H200 computes one of 1024 x 1024 at
+#: nearly its full rate if k is long, for it is cut along k.
+LEAST_PIECE = 1024
+#: Pieces begin at multiples of this many rows: as the kernels' tiles do, and packed rows.
+GRAIN = 256
+
 #: Row and column of the grid.
 Place = tuple[int, int]
 #: Block row, over all matrices, and block column of C.
 Cell = tuple[int, int]
+
+
+class Piece(NamedTuple):
+    """Part of a block on the diagonal: rows of it, and columns."""
+
+    rows: slice
+    columns: slice
+
+
+@lru_cache(maxsize=256)
+def triangle(size: int) -> tuple[Piece, ...]:
+    """What of a block on the diagonal is computed: all below the diagonal, and little above it.
+
+    Half of the block is below both halves of its diagonal, which are triangles again. (A
+    recursive symmetric rank-k update: Elmroth, Gustavson, Jonsson and Kagstrom, 2004.)
+
+    >>> [(p.rows.start, p.rows.stop, p.columns.start, p.columns.stop) for p in triangle(2048)]
+    [(0, 1024, 0, 1024), (1024, 2048, 0, 1024), (1024, 2048, 1024, 2048)]
+    """
+    return tuple(_pieces(0, size))
+
+
+def _pieces(start: int, end: int) -> Iterator[Piece]:
+    middle = start + -(-(end - start) // (2 * GRAIN)) * GRAIN
+    if min(middle - start, end - middle) < LEAST_PIECE:
+        yield Piece(slice(start, end), slice(start, end))
+        return
+    yield from _pieces(start, middle)
+    yield Piece(slice(middle, end), slice(start, middle))
+    yield from _pieces(middle, end)
+
+
+def computed(size: int) -> int:
+    """Elements of a block on the diagonal that are computed."""
+    pieces = triangle(size)
+    return sum((p.rows.stop - p.rows.start) * (p.columns.stop - p.columns.start) for p in pieces)
 
 
 class Deal:
@@ -71,7 +117,7 @@ class Deal:
             # Equal places share: which one is asked first changes from block to block.
             at = min(choices[:: 1 - 2 * ((i + j) % 2)], key=lambda at: load[self.wrap(at)])
             place, wave = self.wrap(at), row // rows_per_wave
-            load[place] += self.size(row, j)
+            load[place] += self.work(row, j)
             self.owners[row, j] = at
             self.computed.setdefault(wave, {}).setdefault(place, []).append((row, j))
             for block in (i, j):
@@ -95,10 +141,25 @@ class Deal:
         flat, i = divmod(row, len(self.blocks))
         return self.batch_sizes[flat] * self.blocks[i] * self.blocks[j]
 
+    def work(self, row: int, j: int) -> int:
+        """Elements of one block of C that are computed."""
+        flat, i = divmod(row, len(self.blocks))
+        if i != j:
+            return self.size(row, j)
+        return self.batch_sizes[flat] * computed(self.blocks[i])
+
     @cached_property
-    def sums(self) -> int:
-        """Elements of C that are computed, in all."""
-        return sum(self.size(*cell) for cell in self.owners)
+    def computed_in_all(self) -> int:
+        """Elements of C that are computed."""
+        return sum(self.work(*cell) for cell in self.owners)
+
+    @cached_property
+    def most_computed(self) -> int:
+        """Elements that the busiest place computes."""
+        found: Counter[Place] = Counter()
+        for cell, at in self.owners.items():
+            found[self.wrap(at)] += self.work(*cell)
+        return max(found.values())
 
     @cached_property
     def wave_sums(self) -> int:
@@ -212,7 +273,12 @@ class GramLayout(Layout):
     @property
     def flops(self) -> int:
         """Floating-point operations that are executed, over all matrices."""
-        return 2 * self.problem.k * self.deal.sums
+        return 2 * self.problem.k * self.deal.computed_in_all
+
+    @property
+    def share_computed(self) -> int:
+        """Elements of C that the busiest worker computes, for each slab."""
+        return self.deal.most_computed
 
     @property
     def wave_sums(self) -> int:

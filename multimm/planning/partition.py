@@ -192,6 +192,11 @@ class Partition:
         return self.share_rows * self.share_cols
 
     @property
+    def share_computed(self) -> int:
+        """Elements of C that the busiest worker computes, for each slab."""
+        return self.share_sums
+
+    @property
     def share_result(self) -> int:
         """Elements of C that the busiest worker keeps."""
         return self.share_sums

@@ -107,7 +107,7 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> list
     halves: list[Layout] = []
     if problem.gram:
         halves = [x for x in _searched(problem, cluster, options) if x.mirrors]
-        halves = [x for x in halves if len(x.m_blocks) > 1]
+        halves = [x for x in halves if x.flops < problem.flops]
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and options.blocks is not None:
         return halves

@@ -1,0 +1,75 @@
+"""Blocks on the diagonal of Gram products, on a GPU: in pieces, packed and not."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import multimm
+from multimm.graph import tasks
+from multimm.graph.tasks import Step
+from multimm.planning.gram import triangle
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+
+pytestmark = pytest.mark.gpu
+
+U = 2.0**-24
+#: In units of |A| |A|^T: of FP16 parts, of a float32 dot product, of TF32.
+PROMISES = {"float32": 24 * U, "ieee": 3000 * U, "tf32": 2.0**-9}
+ROWS, K = 3000, 2900  # neither 128 nor 64 divides them; three pieces on the diagonal
+
+
+def normal(seed=0):
+    return np.random.default_rng(seed).standard_normal((ROWS, K), dtype="float32")
+
+
+def assert_lower(found, x, added, promise):
+    """Right below the diagonal; NaN is wrong."""
+    wide = cupy.asarray(x).astype("f8")
+    scale = cupy.abs(wide) @ cupy.abs(wide.T) + abs(added)
+    off = cupy.abs(cupy.asarray(found).astype("f8") - (wide @ wide.T + added))
+    assert bool((cupy.tril(off) <= (promise + 2 * U) * scale).all())
+
+
+@pytest.mark.parametrize("precision", PROMISES)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_below_the_diagonal_is_right(precision, turned, packed):
+    x = normal()
+    x[7, 11] = 1e-12  # no part carries it
+    step = Step("float32", "float32", trans_a=turned, trans_b=not turned, precision=precision)
+    block = cupy.asarray(np.ascontiguousarray(x.T) if turned else x)
+    if packed and precision != "ieee":
+        block = tasks.pack(block, role="a", step=step)
+    partial = cupy.full((ROWS, ROWS), 3, "f4")
+    assert_lower(tasks.multiply_diagonal(block, step=step), x, 0, PROMISES[precision])
+    found = tasks.multiply_diagonal(block, partial, step=step)
+    assert_lower(found, x, 3, PROMISES[precision])
+    again = tasks.multiply_diagonal(block, partial, step=step)
+    assert bool((found == again).all())
+    assert len(triangle(ROWS)) == 3
+
+
+def test_a_source_that_cannot_be_packed_is_multiplied_whole():
+    x = normal()
+    x[5, 5] = np.inf
+    step = Step("float32", "float32", trans_b=True)
+    block = tasks.pack(cupy.asarray(x), role="a", step=step)
+    assert block.raw is not None
+    found = tasks.multiply_diagonal(block, step=step)
+    assert bool(cupy.isinf(found[5, 5]))
+    finite = cupy.arange(ROWS) != 5
+    assert bool(cupy.isfinite(found[finite][:, finite]).all())
+
+
+def test_a_whole_product_is_symmetric():
+    x = normal(1)
+    a = da.from_array(x, chunks=(ROWS // 2, K)).map_blocks(cupy.asarray)
+    c = multimm.matmul(a, a.T, blocks=ROWS).compute(scheduler="sync")
+    assert bool((c == c.T).all())
+    assert_lower(c, x, 0, PROMISES["ieee"])
