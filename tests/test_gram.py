@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.errors import ShapeError
-from multimm.graph import tasks
+from multimm.graph import gram_tasks, tasks
 from multimm.graph.build import build
 from multimm.graph.operand import peel
 from multimm.graph.tasks import BlockTask, Step
@@ -153,7 +153,7 @@ STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack"
 )
 def test_one_array_transposed_on_one_side_is_a_gram_product(call, expected):
     c = call()
-    mirrored = [t for t in block_tasks(c).values() if t.func is tasks.reflect]
+    mirrored = [t for t in block_tasks(c).values() if t.func is gram_tasks.reflect]
     assert bool(mirrored) == expected
 
 
@@ -464,11 +464,11 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
         raw: np.ndarray | None = None
 
     seen = []
-    monkeypatch.setattr(tasks, "is_packed", lambda block: isinstance(block, Packed))
-    monkeypatch.setattr(tasks, "multiply", lambda a, b, p=None, *, step: seen.append((a, b)))
+    monkeypatch.setattr(gram_tasks, "is_packed", lambda block: isinstance(block, Packed))
+    monkeypatch.setattr(gram_tasks, "multiply", lambda a, b, p=None, *, step: seen.append((a, b)))
     raw = integers((3, 5))
-    tasks.multiply_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
-    tasks.multiply_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
+    gram_tasks.multiply_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
+    gram_tasks.multiply_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
     assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
     assert seen[1][1].raw.shape == (5, 3)
 

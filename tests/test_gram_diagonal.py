@@ -18,10 +18,10 @@ from multimm.gpu.packed import PackedBlock, Residuals
 from multimm.gpu.registry import Device
 from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for
-from multimm.graph import tasks
+from multimm.graph import gram_tasks
 from multimm.graph.tasks import BlockTask, Step
-from multimm.planning import gram
-from multimm.planning.gram import computed, triangle
+from multimm.planning import triangle as pieces
+from multimm.planning.triangle import computed, triangle
 
 
 def integers(shape, dtype="f4", seed=0):
@@ -37,8 +37,8 @@ def small_pieces(monkeypatch):
 
 
 def _pieces_of(monkeypatch, least, grain):
-    monkeypatch.setattr(gram, "LEAST_PIECE", least)
-    monkeypatch.setattr(gram, "GRAIN", grain)
+    monkeypatch.setattr(pieces, "LEAST_PIECE", least)
+    monkeypatch.setattr(pieces, "GRAIN", grain)
     triangle.cache_clear()
 
 
@@ -49,7 +49,7 @@ def _pieces_of(monkeypatch, least, grain):
 def test_all_below_the_diagonal_is_computed_once(size):
     times = np.zeros((size, size), np.int8)
     for rows, columns in triangle(size):
-        assert rows.start % gram.GRAIN == columns.start % gram.GRAIN == 0
+        assert rows.start % pieces.GRAIN == columns.start % pieces.GRAIN == 0
         assert min(rows.stop - rows.start, columns.stop - columns.start) >= min(size, 1024)
         times[rows, columns] += 1
     assert times.max() == 1
@@ -73,7 +73,7 @@ def test_what_is_below_the_diagonal_is_the_product(small_pieces, dtype, turned, 
     step = Step(dtype, dtype, trans_a=turned, trans_b=not turned, alpha=3)
     stored = np.ascontiguousarray(x.swapaxes(-1, -2)) if turned else x
     for partial in (None, p):
-        found = tasks.multiply_diagonal(stored, partial, step=step)
+        found = gram_tasks.multiply_diagonal(stored, partial, step=step)
         exact = 3 * (x @ x.swapaxes(-1, -2) + (0 if partial is None else p))
         np.testing.assert_array_equal(np.tril(found), np.tril(exact))
         assert found.dtype == dtype
@@ -95,7 +95,7 @@ def test_one_operand_block_is_all_that_a_task_on_the_diagonal_asks_for():
     a = da.from_array(integers((40, 20)), chunks=10)
     made = dict(multimm.matmul(a, a.T, blocks=20, slabs=20).dask)
     halves = [t for t in made.values()
-              if isinstance(t, BlockTask) and t.func is tasks.multiply_diagonal]  # fmt: skip
+              if isinstance(t, BlockTask) and t.func is gram_tasks.multiply_diagonal]  # fmt: skip
     assert len(halves) == 2
     assert all(len(task.dependencies) == 1 for task in halves)
 
@@ -148,7 +148,7 @@ def test_parts_of_packed_blocks_are_multiplied_where_they_lie(kernels, rows):
     block, p = packed(x), integers((rows, rows), seed=3)
     assert block.uncarried == 1
     step = Step("float32", "float32", alpha=2)
-    found = tasks._lower(block, gpu(p), step)
+    found = gram_tasks._lower(block, gpu(p), step)
     exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
     assert isinstance(found, GPUArray)
     # The tiny element counts where it stands alone, and is lost beside integers.
@@ -157,12 +157,40 @@ def test_parts_of_packed_blocks_are_multiplied_where_they_lie(kernels, rows):
     assert len(test_residuals.launches) == 1  # for all pieces
 
 
+@pytest.mark.parametrize(
+    ("rows", "k", "precision", "times"),
+    [(256, 256, "float32", 1), (256, 256, "ieee", 0), (256, 255, "float32", 0),
+     (100, 256, "float32", 0)],
+)  # fmt: skip
+def test_what_is_not_packed_yet_is_packed_once_for_all_pieces(
+    kernels, monkeypatch, rows, k, precision, times
+):
+    seen = []
+
+    def pack(block, *, role, step):
+        seen.append((role, step.trans_a))
+        return packed(np.asarray(block.T))
+
+    def gemm(a, b, p=None, *, step, tuned, out):
+        out[...] = 1
+
+    monkeypatch.setattr(gram_tasks, "pack", pack)
+    if not times:
+        monkeypatch.setattr(gram_tasks, "gemm", gemm)
+    x = integers((rows, k))
+    step = Step("float32", "float32", trans_a=True, precision=precision)
+    found = gram_tasks._lower(gpu(np.ascontiguousarray(x.T)), None, step)
+    assert seen == [("a", True)] * times
+    if times:
+        np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
+
+
 def test_a_block_that_keeps_its_source_is_multiplied_whole(monkeypatch):
     x = np.full((9, 5), np.inf, "f4")
     block = PackedBlock(9, 5, "a", "float32", nonfinite=45, raw=gpu(x))
     seen = []
-    monkeypatch.setattr(tasks, "gemm", lambda *given, **more: seen.append((given, more)))
-    tasks._lower(block, None, Step("float32", "float32"))
+    monkeypatch.setattr(gram_tasks, "gemm", lambda *given, **more: seen.append((given, more)))
+    gram_tasks._lower(block, None, Step("float32", "float32"))
     (((left, right, _), more),) = seen
     assert (left.side, right.side, "out" in more) == ("a", "b", False)
 

@@ -27,6 +27,7 @@ from dask._task_spec import TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
+from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram, reflect, scale
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import (
@@ -37,12 +38,8 @@ from multimm.graph.tasks import (
     Step,
     add,
     multiply,
-    multiply_diagonal,
-    multiply_gram,
     pack,
     read,
-    reflect,
-    scale,
     transpose,
     wait_for,
 )

@@ -11,16 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from multimm.graph.tasks import (
-    FLOAT32,
-    Block,
-    Step,
-    add,
-    multiply,
-    multiply_diagonal,
-    pack,
-    transpose,
-)
+from multimm.graph.gram_tasks import multiply_diagonal
+from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, transpose
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.

@@ -6,10 +6,9 @@ no CuPy.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from dask._task_spec import Task
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
 from multimm.graph.streams import own_stream
-from multimm.planning.gram import triangle
 from multimm.planning.grid import Coordinate, Grid
 
 FLOAT32 = np.dtype("float32")
@@ -134,7 +132,7 @@ def gemm(
     array of shape (..., m, n), dtype ``step.dtype``
         On the device of `a`, in the order of the current stream.
     """
-    if is_packed(a) or is_packed(b) or (is_gpu(a) and _own_kernel(a, b, c, step)):
+    if is_packed(a) or is_packed(b) or (is_gpu(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import precision
 
         return precision.gemm(
@@ -188,67 +186,7 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
         return precision.packed(block, side=role, trans=trans, scheme=step.precision)
 
 
-def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply` of two blocks of one operand, both stored or packed as left factors are."""
-    return multiply(a, _as_right(b), partial, step=step)
-
-
-def multiply_diagonal(a: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply_gram` of a block and itself, but for most of what is above the diagonal: zeros."""
-    with stream_for(a):
-        return finished(_lower(a, partial, step))
-
-
-def _lower(a: Block, partial: Block, step: Step) -> Block:
-    packed = is_packed(a)
-    if packed and a.raw is not None:
-        return gemm(a, _as_right(a), partial, step=step, tuned=False)
-    size = a.shape[-1 if step.trans_a and not packed else -2]
-    xp = _module_of(a.exponents if packed else a)
-    result = xp.zeros((*a.shape[:-2], size, size), step.dtype)
-    for rows, columns in triangle(size):
-        left, right = _rows(a, rows, step), _as_right(_rows(a, columns, step))
-        p = None if partial is None else partial[..., rows, columns]
-        gemm(left, right, p, step=step, tuned=False, out=result[..., rows, columns])
-    if packed:
-        from multimm.gpu.residuals import add_residuals
-
-        add_residuals(result, a, _as_right(a), alpha=step.alpha)
-    return result
-
-
-def _rows(block: Block, rows: slice, step: Step) -> Block:
-    """Rows of a left factor; of a packed one, what its parts carry of them."""
-    if is_packed(block):
-        return block.carried(rows)
-    return block[..., rows] if step.trans_a else block[..., rows, :]
-
-
-def _as_right(block: Block) -> Block:
-    """A packed left factor as the right one: its transpose, of the same tiles."""
-    if not is_packed(block):
-        return block  # `step` says that it is stored transposed
-    return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
-
-
-def _module_of(block: Block) -> Any:
-    return sys.modules[type(block).__module__.partition(".")[0]]
-
-
-def reflect(block: Block) -> Block:
-    """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
-    xp = _module_of(block)
-    with stream_for(block):
-        lower = xp.tri(block.shape[-1], dtype=bool)
-        return finished(xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2))))
-
-
-def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
-    """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
-    return _sum([block.swapaxes(-1, -2) if turned else block], c, step)
-
-
-def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
+def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     """Our kernels compute float32; cupy.matmul serves every other dtype well."""
     return (
         step.accumulate == step.dtype == "float32"
@@ -263,13 +201,13 @@ def _own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
 
 def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
     """alpha (L + R) + beta C: one addition of the tree over the parts of k."""
-    return _sum([left, right], c, step)
+    return summed([left, right], c, step)
 
 
-def _sum(parts: list[Block], c: Block, step: Step) -> Block:
+def summed(parts: list[Block], c: Block, step: Step) -> Block:
     """alpha (P0 + ... ) + beta C, finished."""
     with stream_for(parts[0]):
-        if is_gpu(parts[0]) and _own_kernel(parts[0], parts[-1], c, step):
+        if is_gpu(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
             from multimm.gpu.add import add_partials
 
             beta = 0.0 if c is None else step.beta

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.graph import tasks
+from multimm.graph import gram_tasks, tasks
 from multimm.graph.tasks import Step
-from multimm.planning.gram import triangle
+from multimm.planning.triangle import triangle
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -47,10 +47,10 @@ def test_what_is_below_the_diagonal_is_right(precision, turned, packed):
     if packed and precision != "ieee":
         block = tasks.pack(block, role="a", step=step)
     partial = cupy.full((ROWS, ROWS), 3, "f4")
-    assert_lower(tasks.multiply_diagonal(block, step=step), x, 0, PROMISES[precision])
-    found = tasks.multiply_diagonal(block, partial, step=step)
+    assert_lower(gram_tasks.multiply_diagonal(block, step=step), x, 0, PROMISES[precision])
+    found = gram_tasks.multiply_diagonal(block, partial, step=step)
     assert_lower(found, x, 3, PROMISES[precision])
-    again = tasks.multiply_diagonal(block, partial, step=step)
+    again = gram_tasks.multiply_diagonal(block, partial, step=step)
     assert bool((found == again).all())
     assert len(triangle(ROWS)) == 3
 
@@ -61,7 +61,7 @@ def test_a_source_that_cannot_be_packed_is_multiplied_whole():
     step = Step("float32", "float32", trans_b=True)
     block = tasks.pack(cupy.asarray(x), role="a", step=step)
     assert block.raw is not None
-    found = tasks.multiply_diagonal(block, step=step)
+    found = gram_tasks.multiply_diagonal(block, step=step)
     assert bool(cupy.isinf(found[5, 5]))
     finite = cupy.arange(ROWS) != 5
     assert bool(cupy.isfinite(found[finite][:, finite]).all())
