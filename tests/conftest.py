@@ -27,8 +27,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled kernels with pytest's own files, and nobody's measured rates among them."""
     # Workers and commands inherit it. A test that tunes or measures names a directory of its own.
-    cache = config.cache
-    kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
+    kept = os.environ.get("MULTIMM_TEST_CACHE")
+    if kept is None:
+        cache = getattr(config, "cache", None)  # -p no:cacheprovider leaves it out
+        kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
     os.environ["MULTIMM_CACHE_DIR"] = kept
 
 
