@@ -15,8 +15,10 @@ Terms = dict[str, float]
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
 BEFORE = 0.2
-#: Seconds from the end of one task to the beginning of the next in the same thread.
-SWITCH_S = 2e-4
+#: From the end of one task to the beginning of the next in the same thread, as a multiple of the
+#: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
+#: other, the scheduler and TCP.
+SWITCH = {"gpu": 0.4, "cpu": 4.0}
 #: A task that packs a block or cuts one anew, beside its bytes; and, for packing, bytes read and
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
@@ -80,14 +82,14 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
     sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
-    tasks = layout.tasks + cuts
+    tasks, switch = layout.tasks + cuts, SWITCH[device.kind] * cluster.task_overhead_s
     return {
         "block products": flops / (product_gflops(p, device) * 1e9),
         "transfers": moved / rate,
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
         + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
-        "between tasks": ceil(tasks / cluster.workers) / cluster.threads * SWITCH_S,
+        "between tasks": ceil(tasks / cluster.workers) / cluster.threads * switch,
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
