@@ -37,12 +37,12 @@ def multiply_diagonal(a: Block, partial: Block = None, *, step: Step) -> Block:
 def _lower(a: Block, partial: Block, step: Step) -> Block:
     turned = step.trans_a and not is_packed(a)
     size, k = a.shape[-2:][:: -1 if turned else 1]
-    pieces = triangle(size)
-    if len(pieces) > 1 and k >= PACKED_SLAB and _can_be_packed(a, step):
+    if len(triangle(size, step.precision)) > 1 and k >= PACKED_SLAB and _can_be_packed(a, step):
         a = pack(a, role="a", step=step)  # or each piece would pack its rows
     packed = is_packed(a)
     if packed and a.raw is not None:
         return gemm(a, _as_right(a), partial, step=step, tuned=False)
+    pieces = triangle(size, a.scheme if packed else "")
     xp = _module_of(a.exponents if packed else a)
     result = xp.zeros((*a.shape[:-2], size, size), step.dtype)
     for rows, columns in pieces:

@@ -48,6 +48,8 @@ class Deal:
         Matrices in each batch block.
     rows_per_wave : int
         Block rows that make up a wave.
+    scheme : str
+        What blocks are packed for, if they are.
 
     Attributes
     ----------
@@ -60,11 +62,18 @@ class Deal:
     """
 
     def __init__(
-        self, p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, rows_per_wave: int
+        self,
+        p_m: int,
+        p_n: int,
+        blocks: Blocks,
+        batch_sizes: Blocks,
+        rows_per_wave: int,
+        scheme: str = "",
     ) -> None:
         self.plane = p_m, p_n
         self.blocks = blocks
         self.batch_sizes = batch_sizes
+        self.scheme = scheme
         self.owners: dict[Cell, Place] = {}
         self.computed: dict[int, dict[Place, list[Cell]]] = {}
         self.users: dict[tuple[int, int], dict[int, set[Place]]] = {}
@@ -104,7 +113,7 @@ class Deal:
         flat, i = divmod(row, len(self.blocks))
         if i != j:
             return self.size(row, j)
-        return self.batch_sizes[flat] * computed(self.blocks[i])
+        return self.batch_sizes[flat] * computed(self.blocks[i], self.scheme)
 
     @cached_property
     def computed_in_all(self) -> int:
@@ -159,8 +168,10 @@ class GramLayout(Layout):
     @cached_property
     def deal(self) -> Deal:
         """Who computes what."""
+        plane = self.grid.p_m, self.grid.p_n
+        scheme = self.problem.pack if self.problem.packable else ""
         rows_per_wave = self.band * self.grid.p_m
-        return _deal(self.grid.p_m, self.grid.p_n, self.m_blocks, self.batch_sizes, rows_per_wave)
+        return _deal(*plane, self.m_blocks, self.batch_sizes, rows_per_wave, scheme)
 
     @property
     def mirrors(self) -> bool:
