@@ -90,7 +90,8 @@ class Options:
 class Cut(NamedTuple):
     """How many times as many blocks and slabs as usual: what a search varies."""
 
-    blocks: float = 1  #: block rows, and block columns, of C
+    rows: float = 1  #: of blocks of C
+    columns: float = 1
     slabs: float = 1
     given: bool = False  #: or the operands' own chunks, only tiny ones joined
 
@@ -153,8 +154,8 @@ def _blocks(
     parallel = prod(len(blocks) for blocks in batch)
     rows, cols = _counts(problem, grid, parallel, CHAINS * cluster.threads, edge, least)
     if parallel < grid.p_m:  # else each matrix stays with one row of workers
-        rows = _cut(rows, problem.m, least, cut)
-    cols = _cut(cols, problem.n, least, cut)
+        rows = _cut(rows, problem.m, least, cut.rows)
+    cols = _cut(cols, problem.n, least, cut.columns)
     if problem.gram:
         rows = cols = max(rows, cols)
     length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
@@ -193,9 +194,9 @@ def _counts(
     return rows, cols
 
 
-def _cut(count: int, size: int, least: int, cut: Cut) -> int:
+def _cut(count: int, size: int, least: int, finer: float) -> int:
     """More blocks than `count`, but none below `least` and no more than are of use."""
-    return max(count, min(ceil(count * cut.blocks), size // least, MOST_BLOCK_ROWS))
+    return max(count, min(ceil(count * finer), size // least, MOST_BLOCK_ROWS))
 
 
 def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]:

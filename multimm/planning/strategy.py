@@ -40,15 +40,18 @@ from multimm.planning.spec import ClusterSpec
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
 #: triangle is shared more evenly.
-SLABS = (0.25, 0.5, 1, 2, 4)
-FINER = (1, 2)
-FINER_GRAM = (1, 1.5, 2, 3, 4, 6, 8)
+SLABS = (0.125, 0.25, 0.5, 1, 2, 4)
+FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
+FINER_GRAM = tuple((finer, finer) for finer in (1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways.
-FINALISTS = 6
+FINALISTS = 4
 
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
 #: predictions are no better.
 NEARLY = 1.005
+#: Among those, bytes of a plan with parts of k count so many times: its sums are rounded once more,
+#: and travel when all else is done. Arbitrary.
+SPLIT = 2
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +125,9 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> list[
         arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
     usual = [lay_out(problem, cluster, grid, options) for grid in arrangements]
     finalists = sorted(usual, key=lambda layout: _rank(layout, cluster))[:FINALISTS]
-    finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else (1,)
+    finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
     longer = SLABS if options.slabs is None else (1,)
-    cuts = [Cut(*factors) for factors in product(finer, longer)]
+    cuts = [Cut(*factors, slabs) for factors, slabs in product(finer, longer)]
     if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
         cuts.append(Cut(given=True))
     others = (
@@ -174,7 +177,8 @@ def _preferred(ranks: dict[Layout, Rank]) -> Layout:
 
     def cost_of(layout: Layout) -> tuple[int, int, float, int]:
         rank = ranks[layout]
-        return rank.moved, rank.parts, rank.seconds, rank.columns
+        moved = rank.moved * (SPLIT if rank.parts > 1 else 1)
+        return moved, rank.parts, rank.seconds, rank.columns
 
     return min(near, key=cost_of)
 
