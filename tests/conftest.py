@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import dask
 import pytest
@@ -87,3 +88,20 @@ def no_compute() -> Iterator[None]:
 
     with dask.config.set(scheduler=refuse):
         yield
+
+
+@pytest.fixture
+def known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records name this commit, whatever is checked out."""
+    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+
+
+@pytest.fixture
+def rates_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where measured rates are kept; nothing is known yet."""
+    from multimm.cluster import rates
+
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "cache"))
+    rates.forget()
+    yield tmp_path / "cache" / "rates.json"
+    rates.forget()

@@ -20,11 +20,6 @@ from benchmarks.timing import HostTimer
 from multimm.gpu import launch
 
 
-@pytest.fixture
-def known_commit(monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
-
-
 def _product(case, a, b):
     return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
 

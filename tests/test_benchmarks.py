@@ -48,11 +48,6 @@ def timer(clock):
     return HostTimer(clock=clock)
 
 
-@pytest.fixture
-def known_commit(monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
-
-
 # Timing
 
 

@@ -39,13 +39,7 @@ DAY = "2026-11-21"
 CPU = DeviceSpec("cpu", "cpu", 2**31, 30.0, 10.0)
 
 
-@pytest.fixture(autouse=True)
-def file(monkeypatch, tmp_path):
-    """Where rates are kept; nothing is known yet."""
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "cache"))
-    rates.forget()
-    yield tmp_path / "cache" / "rates.json"
-    rates.forget()
+pytestmark = pytest.mark.usefixtures("rates_file")
 
 
 @pytest.fixture
@@ -125,7 +119,7 @@ def test_gpus_multiply_operands_that_were_packed_before(monkeypatch, precision, 
         packed.append(role)
         return f"packed {role}"
 
-    monkeypatch.setattr(probes, "_normal", lambda seed, shape, gpu: f"raw {'ab'[seed - 1]}")
+    monkeypatch.setattr(probes, "normal", lambda seed, shape, gpu: f"raw {'ab'[seed - 1]}")
     monkeypatch.setattr("multimm.graph.tasks.pack", pack)
     monkeypatch.setattr(
         "multimm.graph.tasks.multiply", lambda a, b, *_, **__: multiplied.append((a, b))
@@ -227,14 +221,14 @@ def test_links_within_hosts_and_between_them_are_apart(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-def test_describe_measures_when_asked_and_remembers(file):
+def test_describe_measures_when_asked_and_remembers(rates_file):
     with workers(2) as client:
         before = mc.describe(client)
         assert before == mc.describe(client)
-        assert not file.exists()
+        assert not rates_file.exists()
         assert "rates as shipped" in str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
         found = mc.describe(client, measure=True)
-        assert file.exists()
+        assert rates_file.exists()
         another_process()
         assert mc.describe(client) == found
         text = str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
@@ -284,7 +278,7 @@ def gate():
 
 
 @pytest.mark.usefixtures("quick")
-def test_busy_workers_are_not_measured(gate, file):
+def test_busy_workers_are_not_measured(gate, rates_file):
     with workers(2) as client:
         blocked = client.submit(wait_for_gate)
         while not any(client.processing().values()):
@@ -293,12 +287,12 @@ def test_busy_workers_are_not_measured(gate, file):
             mc.describe(client, measure=True)
         gate.set()
         assert blocked.result()
-        assert not file.exists()
+        assert not rates_file.exists()
         assert mc.describe(client).devices[0].measured == ""
 
 
 @pytest.mark.usefixtures("quick")
-def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, file):
+def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rates_file):
     real = measure._links
     with workers(1) as client:
 
@@ -313,11 +307,11 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, file
         with pytest.raises(ClusterError, match="nothing was kept"):
             mc.describe(client, measure=True)
         gate.set()
-    assert not file.exists()
+    assert not rates_file.exists()
 
 
 @pytest.mark.usefixtures("quick")
-def test_workers_that_join_spoil_the_measurement(monkeypatch, file):
+def test_workers_that_join_spoil_the_measurement(monkeypatch, rates_file):
     real = measure._links
     with workers(1) as client:
 
@@ -329,7 +323,7 @@ def test_workers_that_join_spoil_the_measurement(monkeypatch, file):
         monkeypatch.setattr(measure, "_links", links)
         with pytest.raises(ClusterError, match="joined or left"):
             mc.describe(client, measure=True)
-    assert not file.exists()
+    assert not rates_file.exists()
 
 
 def test_nobody_to_measure_is_an_error():
@@ -354,18 +348,18 @@ def test_an_asynchronous_client_cannot_measure():
     asyncio.run(look())
 
 
-def test_a_worker_that_does_not_say_what_it_is_cannot_be_measured(monkeypatch, file):
+def test_a_worker_that_does_not_say_what_it_is_cannot_be_measured(monkeypatch, rates_file):
     monkeypatch.setattr(describe_module, "_ask", lambda client, addresses: {})
     with (
         workers(1) as client,
         pytest.raises(ClusterError, match="does not say what it computes with"),
     ):
         mc.describe(client, measure=True)
-    assert not file.exists()
+    assert not rates_file.exists()
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_worker_that_fails_is_named_and_nothing_is_kept(monkeypatch, file):
+def test_a_worker_that_fails_is_named_and_nothing_is_kept(monkeypatch, rates_file):
     def product_gflops(*_):
         raise MemoryError("no room")
 
@@ -375,12 +369,12 @@ def test_a_worker_that_fails_is_named_and_nothing_is_kept(monkeypatch, file):
             patch.setattr(probes, "product_gflops", product_gflops)
             with pytest.raises(ClusterError, match=f"worker {address} .*no room.*nothing was kept"):
                 mc.describe(client, measure=True)
-        assert not file.exists()
+        assert not rates_file.exists()
         assert mc.describe(client, measure=True).slowest.measured
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, file):
+def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, rates_file):
     async def die(dask_worker, **_):
         if dask_worker.name == 1:
             os._exit(1)
@@ -396,14 +390,14 @@ def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, file):
             assert time.monotonic() - started < 60
         assert f"on worker {named[1]}" in str(caught.value)
         assert "\n" not in str(caught.value)
-        assert not file.exists()
+        assert not rates_file.exists()
         client.wait_for_workers(2, timeout=60)  # its nanny starts it again
         assert mc.describe(client, measure=True).slowest.measured
-    assert file.exists()
+    assert rates_file.exists()
 
 
 @pytest.mark.usefixtures("quick")
-def test_workers_that_stay_silent_are_given_up(monkeypatch, file):
+def test_workers_that_stay_silent_are_given_up(monkeypatch, rates_file):
     async def sleep(**_):
         await asyncio.sleep(30)
 
@@ -411,7 +405,7 @@ def test_workers_that_stay_silent_are_given_up(monkeypatch, file):
     monkeypatch.setattr(measure, "product_rate", sleep)
     with workers(1) as client, pytest.raises(ClusterError, match=r"did not answer .*nothing was"):
         mc.describe(client, measure=True)
-    assert not file.exists()
+    assert not rates_file.exists()
 
 
 # ------------------------------------------------------------- the command line
@@ -422,14 +416,14 @@ def run(*args):
 
 
 @pytest.mark.usefixtures("quick")
-def test_tune_measures_a_cluster_and_plan_uses_it(file):
+def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     plan = ("plan", "4096x4096", "4096x4096", "--workers", "2")
     assert "rates as shipped" in run(*plan).output
     measured = run("tune", "--cluster", "--workers", "2", "--memory-limit", "1GiB")
     assert measured.exit_code == 0, measured.output
     assert "GFLOP/s (shipped " in measured.output
     assert "tcp within a host: " in measured.output
-    assert f"kept in {file}" in measured.output
+    assert f"kept in {rates_file}" in measured.output
     another_process()
     assert "rates measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")

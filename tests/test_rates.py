@@ -43,13 +43,7 @@ BETWEEN = LinkRates("ucxx", H200.name, True, 20.0, 40.0, 3e-4, LATER)
 ALL = Rates((FAST_H200,), (FAST_NVLINK, BETWEEN))
 
 
-@pytest.fixture(autouse=True)
-def file(monkeypatch, tmp_path):
-    """Where rates are kept; nothing is known yet."""
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "cache"))
-    rates.forget()
-    yield tmp_path / "cache" / "rates.json"
-    rates.forget()
+pytestmark = pytest.mark.usefixtures("rates_file")
 
 
 def another_process():
@@ -155,8 +149,8 @@ def test_rates_must_be_positive():
 # ---------------------------------------------------------------------- the file
 
 
-def test_rates_are_found_by_the_next_process(file):
-    assert rates.keep(ALL) == file
+def test_rates_are_found_by_the_next_process(rates_file):
+    assert rates.keep(ALL) == rates_file
     assert rates.stored() == ALL
     another_process()
     assert rates.stored() == ALL
@@ -213,9 +207,9 @@ def damaged(change):
         damaged(lambda content: content["links"][0].update(protocol=None)),
     ],
 )
-def test_a_file_that_does_not_fit_is_ignored_and_written_anew(file, caplog, text):
-    file.parent.mkdir()
-    file.write_text(text)
+def test_a_file_that_does_not_fit_is_ignored_and_written_anew(rates_file, caplog, text):
+    rates_file.parent.mkdir()
+    rates_file.write_text(text)
     assert rates.stored() == Rates()
     assert "is ignored: measure again" in caplog.text
     rates.keep(ALL)
@@ -223,15 +217,15 @@ def test_a_file_that_does_not_fit_is_ignored_and_written_anew(file, caplog, text
     assert rates.stored() == ALL
 
 
-def test_an_undamaged_file_is_not_ignored(file):
-    file.parent.mkdir()
-    file.write_text(damaged(lambda content: None))
+def test_an_undamaged_file_is_not_ignored(rates_file):
+    rates_file.parent.mkdir()
+    rates_file.write_text(damaged(lambda content: None))
     assert rates.stored() == Rates((FAST_H200,), (FAST_NVLINK,))
 
 
-def test_where_nothing_can_be_written_rates_hold_for_this_process(file, caplog):
+def test_where_nothing_can_be_written_rates_hold_for_this_process(rates_file, caplog):
     cache._unwritable.cache_clear()
-    file.parent.write_text("a file in the place of the directory")
+    rates_file.parent.write_text("a file in the place of the directory")
     assert rates.keep(ALL) is None
     assert "set MULTIMM_CACHE_DIR" in caplog.text
     assert rates.stored() == ALL

@@ -24,9 +24,7 @@ from benchmarks.report.runs import Runs
 NO_SWEEP = "No records of suite scaling from a GPU machine yet: `multimm bench`."
 
 
-@pytest.fixture(autouse=True)
-def known_commit(monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+pytestmark = pytest.mark.usefixtures("known_commit")
 
 
 def _ladder(folder, second, rate, gpu="toy"):

@@ -26,9 +26,7 @@ from benchmarks.report.runs import Runs
 CASE = "strong square 65536"
 
 
-@pytest.fixture(autouse=True)
-def known_commit(monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+pytestmark = pytest.mark.usefixtures("known_commit")
 
 
 @pytest.fixture

@@ -33,9 +33,7 @@ CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
 
 
-@pytest.fixture(autouse=True)
-def known_commit(monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+pytestmark = pytest.mark.usefixtures("known_commit")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product as pairs
 from typing import Any
@@ -15,6 +15,7 @@ from benchmarks.peers import trace
 from benchmarks.peers.base import Array, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
+from multimm.cluster.probes import normal
 
 Blocks = tuple[int, ...]
 #: (row, column) of a block -> the rank of the worker that keeps it, workers in order of address.
@@ -67,7 +68,7 @@ class OnDask(System):
         graph: dict[Any, Any] = {}  # with the array's own keys: nothing is left to be renamed
         for i, j in pairs(range(len(rows)), range(len(columns))):
             graph[name, i, j] = self.client.submit(
-                random_block, [seed, i, j], rows[i], columns[j], self.gpu,
+                normal, [seed, i, j], (rows[i], columns[j]), self.gpu,
                 workers=[self.addresses[home(i, j) % len(self.addresses)]], pure=False,
                 key=(name, i, j),
             )  # fmt: skip
@@ -135,17 +136,6 @@ class OnDask(System):
             "bytes_received": sum(received_bytes(self.client).values()),
             "detail": {"tasks": self._executed, "first_task_s": round(min(begun) - last[0], 5)},
         }
-
-
-def random_block(seed: Sequence[int], rows: int, columns: int, gpu: bool) -> Array:
-    """Runs on a worker: a block of normal numbers, complete when it returns."""
-    if not gpu:
-        return np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
-    import cupy
-
-    block = cupy.random.default_rng(seed).standard_normal((rows, columns), dtype=cupy.float32)
-    cupy.cuda.get_current_stream().synchronize()
-    return block
 
 
 def empty(gpu: bool) -> Array:

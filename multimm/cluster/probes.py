@@ -9,7 +9,7 @@ import asyncio
 import functools
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +61,7 @@ def product_gflops(precision: str, edge: int, seconds: float, gpu: bool) -> floa
     from multimm.graph.tasks import Step, multiply, pack
 
     step = Step("float32", "float32", precision=precision)
-    a, b = (_normal(seed, (edge, edge), gpu) for seed in (1, 2))
+    a, b = (normal(seed, (edge, edge), gpu) for seed in (1, 2))
     if gpu and precision != "ieee":
         a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
     partial = multiply(a, b, step=step)
@@ -101,7 +101,7 @@ def _sample(nbytes: int, gpu: bool) -> Any:
 
 @functools.cache
 def _kept_block(nbytes: int, gpu: bool) -> Any:
-    return _normal(0, (nbytes // 4,), gpu)
+    return normal(0, (nbytes // 4,), gpu)
 
 
 def forget_blocks() -> None:
@@ -109,8 +109,8 @@ def forget_blocks() -> None:
     _kept_block.cache_clear()
 
 
-def _normal(seed: int, shape: tuple[int, ...], gpu: bool) -> Any:
-    """Normal numbers of float32, complete when this returns: other streams may read them."""
+def normal(seed: int | Sequence[int], shape: tuple[int, ...], gpu: bool) -> Any:
+    """Runs on a worker: float32, complete when this returns, for other streams may read it."""
     if gpu:
         import cupy as xp
     else:

@@ -74,7 +74,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     """
     p, device = layout.problem, cluster.slowest
     _, cuts = traffic.recut(layout)
-    cut_bytes = sum(layout.spec(role).nbytes for role in traffic.cut_again(layout))
+    cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
@@ -145,9 +145,8 @@ def _first_blocks(layout: Layout) -> int:
     block_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
     if layout.mirrors:  # the other of two blocks
         return block_a if plane > 1 else 0
-    again = traffic.cut_again(layout)
-    waits_a = "a" in again or (grid.p_n > 1 and len(layout.row_sizes) < plane)
-    waits_b = "b" in again or (grid.p_m > 1 and len(layout.n_blocks) < plane)
+    waits_a = "a" in layout.cut_again or (grid.p_n > 1 and len(layout.row_sizes) < plane)
+    waits_b = "b" in layout.cut_again or (grid.p_m > 1 and len(layout.n_blocks) < plane)
     return block_a * waits_a + block_b * waits_b
 
 

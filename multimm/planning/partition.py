@@ -140,6 +140,21 @@ class Partition:
         return (*batch, self.slabs, self.n_blocks)
 
     @cached_property
+    def cut_again(self) -> tuple[str, ...]:
+        """The operands that come in other blocks than these; those from files are read in these.
+
+        Of one that comes in one block nobody knows how it comes.
+        """
+        readable = dict(zip("ab", self.problem.rereadable, strict=True))
+        return tuple(
+            role
+            for role in ("a" if self.mirrors else "ab")
+            if not readable[role]
+            and any(len(blocks) > 1 for blocks in self.spec(role).chunks)
+            and self.spec(role).chunks != self.operand_chunks(role)
+        )
+
+    @cached_property
     def packed(self) -> tuple[str, ...]:
         """The operands whose blocks are packed for tensor cores, once, where they are at home.
 

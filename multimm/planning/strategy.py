@@ -96,7 +96,7 @@ def plan_matmul(
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
     #    takes little longer for fewer bytes, or fewer parts of k (fewer roundings of partial sums).
-    ranks = {layout: _rank(layout, cluster) for layout in candidates(problem, cluster, options)}
+    ranks = _candidates(problem, cluster, options)
     best = _preferred(ranks)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
     plan = MatmulPlan(best, cluster, precision, name, "")
@@ -105,35 +105,37 @@ def plan_matmul(
     return plan
 
 
-def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> list[Layout]:
+def _candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
-    halves: list[Layout] = []
+    halves: dict[Layout, Rank] = {}
     if problem.gram:
-        halves = [x for x in _searched(problem, cluster, options) if x.mirrors]
-        halves = [x for x in halves if x.flops < problem.flops]
+        found = _searched(problem, cluster, options)
+        halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and options.blocks is not None:
         return halves
-    return halves + _searched(replace(problem, gram=False), cluster, options)
+    return halves | _searched(replace(problem, gram=False), cluster, options)
 
 
-def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> list[Layout]:
+def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
     arrangements = list(grids(cluster.workers, options.p_k))
     if problem.gram:
         # Both operands are A: long, thin arrangements move most, and need as many block rows.
         arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
-    usual = [lay_out(problem, cluster, grid, options) for grid in arrangements]
-    finalists = sorted(usual, key=lambda layout: _rank(layout, cluster))[:FINALISTS]
+    usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
+    ranks = {layout: _rank(layout, cluster) for layout in usual}
+    finalists = sorted(ranks, key=ranks.__getitem__)[:FINALISTS]
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
     longer = SLABS if options.slabs is None else (1,)
     cuts = [Cut(*factors, slabs) for factors, slabs in product(finer, longer)]
     if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
         cuts.append(Cut(given=True))
-    others = (
-        lay_out(problem, cluster, layout.grid, options, cut) for layout in finalists for cut in cuts
-    )
-    return list(dict.fromkeys([*usual, *others]))
+    for finalist, cut in product(finalists, cuts):
+        layout = lay_out(problem, cluster, finalist.grid, options, cut)
+        if layout not in ranks:
+            ranks[layout] = _rank(layout, cluster)
+    return ranks
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:

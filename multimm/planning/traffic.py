@@ -84,12 +84,10 @@ def moved(layout: Layout, workers: int) -> int:
 def recut(layout: Layout) -> tuple[int, int]:
     """Bytes of operands that come in other blocks than the layout's, and tasks that cut them.
 
-    A piece of a block is rarely where it will be needed, unless there is one worker. Operands
-    that are read from files are read in the right blocks, and of those in one block nobody knows
-    how they come.
+    A piece of a block is rarely where it will be needed, unless there is one worker.
     """
     size = tasks = 0
-    for role in cut_again(layout):
+    for role in layout.cut_again:
         spec, needed = layout.spec(role), layout.operand_chunks(role)
         pieces = (
             len({*accumulate(before)} | {*accumulate(after)})
@@ -98,19 +96,6 @@ def recut(layout: Layout) -> tuple[int, int]:
         size += spec.nbytes if layout.grid.workers > 1 else 0
         tasks += prod(pieces) + prod(map(len, needed))
     return size, tasks
-
-
-def cut_again(layout: Layout) -> list[str]:
-    """The operands that come in other blocks than the layout's."""
-
-    def unfit(role: str) -> bool:
-        chunks = layout.spec(role).chunks
-        whole = all(len(blocks) == 1 for blocks in chunks)
-        return not whole and chunks != layout.operand_chunks(role)
-
-    readable = dict(zip("ab", layout.problem.rereadable, strict=True))
-    roles = "a" if layout.mirrors else "ab"
-    return [role for role in roles if not readable[role] and unfit(role)]
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.

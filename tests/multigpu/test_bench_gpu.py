@@ -11,8 +11,7 @@ from multimm.cli import main
 
 @pytest.mark.multigpu(1)
 @pytest.mark.slow
-def test_a_quick_sweep_on_one_gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+def test_a_quick_sweep_on_one_gpu(tmp_path, known_commit):
     arguments = ["bench", "--quick", "--gpus", "1", "--cases", "strong,tall", "--peers",
                  "dask.array,cupy,cublasxt", "--output", str(tmp_path)]  # fmt: skip
     result = CliRunner().invoke(main, arguments)
@@ -31,8 +30,7 @@ def test_a_quick_sweep_on_one_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.multigpu(2)
 @pytest.mark.slow
-def test_what_two_gpus_receive_is_what_was_planned(tmp_path, monkeypatch):
-    monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")
+def test_what_two_gpus_receive_is_what_was_planned(tmp_path, known_commit):
     arguments = ["bench", "--quick", "--gpus", "2", "--cases", "strong", "--peers", "none",
                  "--output", str(tmp_path)]  # fmt: skip
     result = CliRunner().invoke(main, arguments)

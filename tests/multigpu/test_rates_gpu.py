@@ -15,13 +15,7 @@ from multimm.planning.spec import H200, MatrixSpec
 POOL = 16 * 2**30
 
 
-@pytest.fixture(autouse=True)
-def file(monkeypatch, tmp_path):
-    """Where rates are kept; nothing is known yet."""
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
-    rates.forget()
-    yield tmp_path / "rates.json"
-    rates.forget()
+pytestmark = pytest.mark.usefixtures("rates_file")
 
 
 def blocks_kept() -> int:
@@ -41,7 +35,7 @@ def measured(client):
 
 @pytest.mark.gpu
 @pytest.mark.multigpu(1)
-def test_the_rates_of_one_gpu_are_measured_and_used_later(file):
+def test_the_rates_of_one_gpu_are_measured_and_used_later(rates_file):
     side = MatrixSpec((16384, 16384))
     with mc.start(gpus=1, rmm_pool=POOL) as client:
         assert mc.describe(client).slowest.measured == ""
@@ -50,7 +44,7 @@ def test_the_rates_of_one_gpu_are_measured_and_used_later(file):
         assert mc.describe(client).slowest == device
         plan = multimm.plan(side, side)
     packed = dict(device.packed_gflops)
-    assert file.exists()
+    assert rates_file.exists()
     assert rates_text(plan.cluster) == f"rates measured {device.measured}"
     if not device.packs:
         assert packed == {}
