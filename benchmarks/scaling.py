@@ -162,6 +162,12 @@ def record_of(item: Item, status: str, reason: str, message: Message | None = No
     return made
 
 
+def _unmeasured(item: Item) -> Record:
+    """The record of an item that its sweep does not come to."""
+    status, reason = ("absent", item.absent) if item.absent else ("failed", INTERRUPTED)
+    return record_of(item, status, reason)
+
+
 def line(record: Record) -> str:
     """One line about a record."""
     detail = record["detail"]
@@ -216,7 +222,7 @@ def sweep(
         )
         if restart:
             give_up(folder)
-        planned = [record_of(item, "failed", INTERRUPTED) for item in items]
+        planned = [_unmeasured(item) for item in items]
         kept = Unfinished(folder, header, asked.as_json(), planned)
         under_way = Sweep(items, kept, Path(temporary), console)
         announce(items, under_way.left, console)

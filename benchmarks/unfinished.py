@@ -81,7 +81,7 @@ def give_up(folder: Path) -> None:
 
 
 def in_order(found: Sequence[Record], planned: Sequence[Record]) -> list[Record]:
-    """Return records in the order that was planned; first come those of absent cases otherwise."""
+    """Return records in the order that was planned, not in that of their measurement."""
     places = {key_of(record): place for place, record in enumerate(planned)}
     return sorted(found, key=lambda record: places[key_of(record)])
 

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import multimm
 from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
 from benchmarks.agenda import Item, ask
 from benchmarks.group import Group, GroupError
@@ -23,7 +24,7 @@ from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, SIZES, Product, products, too_large
 from benchmarks.unfinished import Unfinished
-from multimm.cli import bench, main
+from multimm.cli import main
 from multimm.cluster.devices import Gpu
 from multimm.errors import OptionError
 from multimm.planning.spec import H200, ClusterSpec
@@ -510,7 +511,7 @@ def test_a_failed_case_of_ours_is_exit_code_1_and_a_wrong_product_too(monkeypatc
 
 
 def test_without_a_checkout_the_command_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "bench.py"))
+    monkeypatch.setattr(multimm, "__file__", str(tmp_path / "a" / "multimm" / "__init__.py"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if os.path.realpath(p) != str(ROOT)])
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
         monkeypatch.delitem(sys.modules, name)

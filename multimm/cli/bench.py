@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
+from multimm.cli.checkout import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.run import RunError
-from multimm.errors import OptionError
 
 #: Characters of a line of the table, where output goes to a file.
 WIDTH = 160
@@ -43,12 +41,15 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
     says that it was interrupted. Runs from a checkout of the repository. Exit code 1 if a product
     is wrong or a case failed.
     """
+    find_benchmarks("bench")
     from rich.console import Console
 
-    agenda, harness, records, scaling, unfinished, verdict = from_checkout()
+    from benchmarks import agenda, harness, records, scaling, unfinished, verdict
+
     console = Console()
     if not console.is_terminal:  # a file has no width
         console = Console(width=WIDTH)
+    path: Path | None
     if close:
         found, path = unfinished.close(output or records.RESULTS)
     else:
@@ -65,19 +66,3 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
         click.echo(f"recorded in {path}")
     if not close and (failed := verdict.failed(found)):
         raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")
-
-
-def from_checkout() -> list[Any]:
-    """The parts of the repository's benchmarks that the command needs."""
-    checkout = str(Path(__file__).parents[2])
-    if (Path(checkout) / "benchmarks" / "scaling.py").is_file() and checkout not in sys.path:
-        sys.path.append(checkout)  # an editable installation shows the package multimm alone
-    names = ("agenda", "harness", "records", "scaling", "unfinished", "verdict")
-    try:
-        return [import_module(f"benchmarks.{name}") for name in names]
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "benchmarks":
-            raise
-        raise OptionError(
-            "multimm bench runs from a checkout of the repository, where the package benchmarks is"
-        ) from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from multimm.cli.checkout import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.errors import OptionError
 
@@ -33,7 +32,7 @@ def report(output: Path, results: Path | None) -> None:
     report.html holds everything and needs nothing else. What there are no records of is named in
     its place. Runs from a checkout of the repository.
     """
-    _find_benchmarks()
+    find_benchmarks("report")
     from benchmarks.records import RESULTS
     from benchmarks.report import files
     from benchmarks.report.runs import Runs
@@ -49,27 +48,3 @@ def report(output: Path, results: Path | None) -> None:
         raise
     except OSError as error:
         raise OptionError(f"--output {output}: {error}") from error
-
-
-def _find_benchmarks() -> None:
-    """Make the repository's package importable; it is no part of what is installed.
-
-    Raises
-    ------
-    OptionError
-        If this is not a checkout.
-    """
-    import multimm
-
-    root = Path(multimm.__file__).resolve().parents[1]
-    if (root / "benchmarks" / "report").is_dir() and str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    try:
-        found = find_spec("benchmarks.report")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise OptionError(
-            "multimm report runs from a checkout of the repository: its package 'benchmarks' "
-            "is not installed with multimm"
-        )
