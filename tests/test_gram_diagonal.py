@@ -144,7 +144,7 @@ def kernels(monkeypatch):
 
 @pytest.mark.parametrize("rows", [100, 256, 600])
 def test_parts_of_packed_blocks_are_multiplied_where_they_lie(kernels, rows):
-    x = integers((rows, 150))
+    x = integers((rows, 150)) * np.float32(2) ** (np.arange(rows) // 64)[:, None].astype("f4")
     x[rows // 2, 7] = np.float32(1.2345678e-9)  # beside hundreds: no part carries it
     block, p = packed(x), integers((rows, rows), seed=3)
     assert block.uncarried == 1

@@ -25,7 +25,9 @@ ROWS, K = 5000, 2900  # neither 128 nor 64 divides them
 
 
 def normal(seed=0):
-    return np.random.default_rng(seed).standard_normal((ROWS, K), dtype="float32")
+    """Rows of sizes of their own: each has another exponent when it is packed."""
+    sizes = 2.0 ** (np.arange(ROWS, dtype="f4") % 9 - 4)
+    return np.random.default_rng(seed).standard_normal((ROWS, K), dtype="f4") * sizes[:, None]
 
 
 def assert_lower(found, x, added, promise):
