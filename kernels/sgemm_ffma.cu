@@ -38,7 +38,8 @@
 // Every value is one chain of fused multiply-adds in the order of k, whatever the tile: the result
 // does not depend on the configuration. P is added after the chain, so that the roundings of a
 // long sum cut into slabs do not add up over all of k. With k_step > 0 the grid's z numbers slices
-// of k of that length instead of batches: each makes a sum of its own.
+// of k of that length instead of batches: each makes a sum of its own. With LOWER defined, D is
+// square, and its tiles above the diagonal are left as they are.
 
 // What TileConfig.defines() and the launcher set. An editor, which sees this file alone, gets
 // "large" for operands that are stored as they are.
@@ -77,6 +78,7 @@
 #include "common/async_copy.cuh"
 #include "common/ieee.cuh"
 #include "common/index.cuh"
+#include "common/lower_tiles.cuh"
 #include "common/refused.cuh"
 #include "common/warp_map.cuh"
 
@@ -417,6 +419,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
   if (k == 0 && !p) alpha = 0.0f;  // an infinite alpha times nothing is nothing
   const TileIndex tile = banded_tile(blockIdx.x, ceil_div(m, BLOCK_M), ceil_div(n, BLOCK_N), BAND);
+#ifdef LOWER
+  if (tile.col >= reach<BLOCK_M, BLOCK_N>(tile.row)) return;  // the same for the whole block
+#endif
   const index_t row = tile.row * BLOCK_M;
   const index_t col = tile.col * BLOCK_N;
   const int rows = clip(m - row, BLOCK_M);

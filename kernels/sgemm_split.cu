@@ -16,7 +16,7 @@
 // As in BLAS, beta == 0 never reads C and alpha == 0 never reads A, B or P. Sizes and offsets are
 // 64-bit. With slab_step > 0 the work is cut into slices of so many slabs: slice i goes, as a
 // product of its own, to D + i * stride_d. Where an operand is refused (common/refused.cuh) nothing is
-// computed.
+// computed. With LOWER defined, D is square, and its tiles above the diagonal are left as they are.
 //
 // Tensor cores round every sum towards zero. That is a bias and would add up over all of k, so a
 // sum at full weight lives in them for 32 k only, and is then added to FP32 registers, to nearest:
@@ -84,6 +84,7 @@
 #endif
 
 #include "common/index.cuh"
+#include "common/lower_tiles.cuh"
 #include "common/mbarrier.cuh"
 #include "common/refused.cuh"
 #include "common/split_finish.cuh"
@@ -123,19 +124,31 @@ struct Place {
 struct Work {
   unsigned tile_rows, tile_cols, slices;
   index_t slabs, slab_step;
+#ifdef LOWER
+  unsigned tiles;  // of a slice
 
-  __device__ __forceinline__ unsigned count() const { return tile_rows * tile_cols * slices; }
-  __device__ __forceinline__ unsigned slice(unsigned item) const {
-    return slices == 1 ? 0 : item / (tile_rows * tile_cols);
+  __device__ __forceinline__ unsigned per_slice() const { return tiles; }
+  __device__ __forceinline__ TileIndex tile(unsigned item) const {
+    return LowerTiles<TILE_M, TILE_N, BAND>{tile_rows, tile_cols}.at(in_slice(item));
   }
+#else
+  __device__ __forceinline__ unsigned per_slice() const { return tile_rows * tile_cols; }
   // Bands of BAND rows of tiles are walked column by column: what is multiplied at one time shares
   // few rows of A and few of B, which then come from L2.
   __device__ __forceinline__ TileIndex tile(unsigned item) const {
-    const unsigned tile = slices == 1 ? item : item % (tile_rows * tile_cols);
+    const unsigned tile = in_slice(item);
     const unsigned above = tile / (BAND * tile_cols) * BAND;
     const unsigned rest = tile - above * tile_cols;
     const unsigned rows = tile_rows - above < BAND ? tile_rows - above : BAND;
     return {above + rest % rows, rest / rows};
+  }
+#endif
+  __device__ __forceinline__ unsigned count() const { return per_slice() * slices; }
+  __device__ __forceinline__ unsigned slice(unsigned item) const {
+    return slices == 1 ? 0 : item / per_slice();
+  }
+  __device__ __forceinline__ unsigned in_slice(unsigned item) const {
+    return slices == 1 ? item : item % per_slice();
   }
   __device__ __forceinline__ index_t first_slab(unsigned item) const {
     return slice(item) * slab_step;
@@ -336,10 +349,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   if (beta == 0.0f) c = nullptr;
   if (alpha == 0.0f) p = nullptr;
-  const Work work{static_cast<unsigned>(ceil_div(m, TILE_M)),
-                  static_cast<unsigned>(ceil_div(n, TILE_N)),
+  const unsigned tile_rows = static_cast<unsigned>(ceil_div(m, TILE_M));
+  const unsigned tile_cols = static_cast<unsigned>(ceil_div(n, TILE_N));
+  const Work work{tile_rows, tile_cols,
                   static_cast<unsigned>(slab_step ? ceil_div(slabs, slab_step) : 1),
-                  alpha == 0.0f ? 0 : slabs, slab_step ? slab_step : slabs};
+                  alpha == 0.0f ? 0 : slabs, slab_step ? slab_step : slabs,
+#ifdef LOWER
+                  LowerTiles<TILE_M, TILE_N, BAND>{tile_rows, tile_cols}.count()
+#endif
+  };
   // From one lane, so that the compiler knows it is the same in all.
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0);
   if (role == GROUPS) {

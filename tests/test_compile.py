@@ -107,12 +107,16 @@ def test_usage_is_read_from_the_report():
 
 
 @pytest.mark.parametrize(
-    "config",
-    [*(entry.config for entry in SPLIT_REGISTRY), SplitConfig(1, 192, 5, 8)],
+    ("config", "more"),
+    [
+        *((entry.config, more) for entry in SPLIT_REGISTRY for more in ({}, {"LOWER": 1})),
+        (SplitConfig(1, 192, 5, 8), {}),
+    ],
     ids=str,
 )
-def test_split_products_never_spill_nor_wait_for_each_other(config):
-    made = compiling.compile_text(kernel_text("sgemm_split.cu", config.defines()), "sm_90a")
+def test_split_products_never_spill_nor_wait_for_each_other(config, more):
+    text = kernel_text("sgemm_split.cu", config.defines() | more)
+    made = compiling.compile_text(text, "sm_90a")
     usage = made.usage["sgemm_split"]
     assert usage.spilled == 0
     # At its start; later a third of the threads gives registers to the others.

@@ -376,7 +376,7 @@ def test_a_gram_product_is_predicted_to_take_little_more_than_half(m, k, pack, l
 
 
 def test_where_one_block_is_enough_nothing_is_mirrored():
-    plan = plan_matmul(gram_problem(2000, 20_000_000), ClusterSpec.homogeneous(H200, 8))
+    plan = plan_matmul(gram_problem(500, 20_000_000), ClusterSpec.homogeneous(H200, 8))
     assert type(plan.layout) is Layout
     assert plan.strategy == "split k"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import dask.array as da
 import numpy as np
 import pytest
@@ -12,12 +10,11 @@ import test_split
 from stand_in import GPUArray, gpu, standing_in
 
 import multimm
-from multimm.errors import ArrayTypeError
 from multimm.gpu import compiled, residuals, slices, split
 from multimm.gpu.packed import PackedBlock, Residuals
 from multimm.gpu.registry import Device
 from multimm.gpu.split_reference import pack_reference
-from multimm.gpu.tiles import limits_for
+from multimm.gpu.tiles import limits_for, tiles_of
 from multimm.graph import gram_tasks
 from multimm.graph.tasks import BlockTask, Step
 from multimm.planning import triangle as pieces
@@ -34,33 +31,46 @@ def small_pieces(monkeypatch):
     _pieces_of(monkeypatch, 4, 2)
     yield
     triangle.cache_clear()
+    computed.cache_clear()
 
 
 def _pieces_of(monkeypatch, least, grain):
     monkeypatch.setattr(pieces, "LEAST_PIECE", dict.fromkeys(pieces.LEAST_PIECE, least))
+    monkeypatch.setattr(pieces, "LEAST_OTHER", least)
     monkeypatch.setattr(pieces, "GRAIN", grain)
     triangle.cache_clear()
+    computed.cache_clear()
 
 
 # What is computed
 
 
-@pytest.mark.parametrize("size", [1, 1000, 2047, 2048, 2049, 2736, 4001, 5000])
-def test_all_below_the_diagonal_is_computed_once(size):
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 256), ("float64", 1024)])
+@pytest.mark.parametrize("size", [1, 300, 1000, 2047, 2048, 2049, 2736, 4001, 5000])
+def test_all_below_the_diagonal_is_computed_once(size, dtype, least):
     times = np.zeros((size, size), np.int8)
-    for rows, columns in triangle(size):
+    for rows, columns in triangle(size, dtype):
         assert rows.start % pieces.GRAIN == columns.start % pieces.GRAIN == 0
-        assert min(rows.stop - rows.start, columns.stop - columns.start) >= min(size, 1024)
+        assert min(rows.stop - rows.start, columns.stop - columns.start) >= min(size, least)
         times[rows, columns] += 1
     assert times.max() == 1
     assert np.tril(times).sum() == size * (size + 1) // 2
-    assert times.sum() == computed(size)
+    assert times.sum() == computed(size, dtype)
 
 
 def test_a_large_block_is_nearly_halved():
-    assert computed(16384) == computed(16384, "float32") == 16384**2 * (1 + 1 / 16) / 2
-    assert computed(16384, "tf32") == 16384**2 * (1 + 1 / 8) / 2
-    assert computed(1024) == 1024**2
+    assert computed(16384) == computed(16384, "float32") == 16384**2 * (1 + 1 / 64) / 2
+    assert computed(16384, "complex64") == 16384**2 * (1 + 1 / 16) / 2
+    assert computed(256) == 256**2
+
+
+@pytest.mark.parametrize("size", [2048, 2900, 8192, 16384])
+@pytest.mark.parametrize(
+    "edges", [(128, 64), (128, 128), (128, 256), (256, 128), (64, 128)], ids=str
+)
+def test_kernels_compute_about_as_much(size, edges):
+    tiles = tiles_of(size, size, *edges, lower=True) * edges[0] * edges[1]
+    assert abs(tiles / computed(size) - 1) < 0.09
 
 
 # NumPy
@@ -120,11 +130,8 @@ def packed(x):
 @pytest.fixture
 def kernels(monkeypatch):
     """Kernels that do in NumPy what the GPU's do, given the same arguments."""
-    _pieces_of(monkeypatch, 128, 128)
     test_residuals.launches.clear()
     with standing_in():
-        monkeypatch.setattr(sys.modules["cupy"], "zeros", lambda shape, dtype: gpu(
-            np.zeros(shape, dtype)), raising=False)  # fmt: skip
         monkeypatch.setattr(
             compiled, "_loaded", lambda text, name, *_: test_split.Kernel(text, name)
         )
@@ -139,11 +146,10 @@ def kernels(monkeypatch):
         yield test_split.stand_in.Kernel.launches
     compiled.device_of.cache_clear()
     split._plan.cache_clear()
-    triangle.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [100, 256, 600])
-def test_parts_of_packed_blocks_are_multiplied_where_they_lie(kernels, rows):
+def test_a_packed_block_serves_both_sides(kernels, rows):
     x = integers((rows, 150)) * np.float32(2) ** (np.arange(rows) // 64)[:, None].astype("f4")
     x[rows // 2, 7] = np.float32(1.2345678e-9)  # beside hundreds: no part carries it
     block, p = packed(x), integers((rows, rows), seed=3)
@@ -154,53 +160,64 @@ def test_parts_of_packed_blocks_are_multiplied_where_they_lie(kernels, rows):
     assert isinstance(found, GPUArray)
     # The tiny element counts where it stands alone, and is lost beside integers.
     np.testing.assert_allclose(np.tril(found), np.tril(exact), rtol=2**-23, atol=1e-12)
-    assert len(kernels) == len(triangle(rows)) == {100: 1, 256: 3, 600: 7}[rows]
-    assert len(test_residuals.launches) == 1  # for all pieces
+    assert ["LOWER" in kernel.defines for kernel, *_ in kernels] == [True]
+    assert len(test_residuals.launches) == 1
 
 
 @pytest.mark.parametrize(
     ("rows", "k", "precision", "times"),
-    [(256, 256, "float32", 1), (256, 256, "ieee", 0), (256, 255, "float32", 0),
-     (100, 256, "float32", 0)],
+    [(1024, 256, "float32", 1), (1024, 256, "ieee", 0), (1024, 255, "float32", 0),
+     (1023, 256, "float32", 0)],
 )  # fmt: skip
-def test_what_is_not_packed_yet_is_packed_once_for_all_pieces(
+def test_what_is_not_packed_yet_is_packed_once_for_both_sides(
     kernels, monkeypatch, rows, k, precision, times
 ):
-    seen = []
+    seen, multiplied = [], []
 
     def pack(block, *, role, step):
         seen.append((role, step.trans_a))
         return packed(np.asarray(block.T))
 
-    def gemm(a, b, p=None, *, step, tuned, out):
-        out[...] = 1
+    def gemm(a, b, partial, *, step, tuned, lower):
+        multiplied.append((a, b, lower))
 
     monkeypatch.setattr(gram_tasks, "pack", pack)
-    if not times:
-        monkeypatch.setattr(gram_tasks, "gemm", gemm)
-    x = integers((rows, k))
+    monkeypatch.setattr(gram_tasks, "gemm", gemm)
+    stored = gpu(np.ascontiguousarray(integers((rows, k)).T))
     step = Step("float32", "float32", trans_a=True, precision=precision)
-    found = gram_tasks._lower(gpu(np.ascontiguousarray(x.T)), None, step)
+    gram_tasks._lower(stored, None, step)
     assert seen == [("a", True)] * times
+    ((left, right, lower),) = multiplied
+    assert lower
     if times:
-        np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
+        assert (left.side, right.side) == ("a", "b")
+        assert left.tiles is right.tiles
+    else:
+        assert left is right is stored
 
 
-def test_a_block_that_keeps_its_source_is_multiplied_whole(monkeypatch):
+def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch):
     x = np.full((9, 5), np.inf, "f4")
     block = PackedBlock(9, 5, "a", "float32", nonfinite=45, raw=gpu(x))
     seen = []
     monkeypatch.setattr(gram_tasks, "gemm", lambda *given, **more: seen.append((given, more)))
     gram_tasks._lower(block, None, Step("float32", "float32"))
     (((left, right, _), more),) = seen
-    assert (left.side, right.side, "out" in more) == ("a", "b", False)
+    assert (left.side, right.side, more["lower"]) == ("a", "b", True)
+    assert right.raw.shape == (5, 9)
 
 
-def test_packed_blocks_are_divided_between_tiles_alone():
-    block = packed(integers((300, 70)))
-    part = block.carried(slice(128, 300))
-    assert (part.shape, part.tiles.shape[0], part.exponents.shape) == ((172, 70), 4, (256,))
-    assert part.tiles.data.ptr == block.tiles[2:].data.ptr
-    for rows in (slice(64, 300), slice(0, 200)):
-        with pytest.raises(ArrayTypeError, match="cannot be divided off"):
-            block.carried(rows)
+def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkeypatch):
+    """On a GPU too: blocks of float64."""
+    x = integers((20, 6), "f8")
+    seen = []
+
+    def gemm(a, b, partial, *, step, tuned):
+        seen.append((a.shape, b.shape))
+        return a @ b.T
+
+    monkeypatch.setattr(gram_tasks, "gemm", gemm)
+    monkeypatch.setattr(gram_tasks, "_module_of", lambda block: np)
+    found = gram_tasks._lower(gpu(x), None, Step("float64", "float64", trans_b=True))
+    np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
+    assert len(seen) == len(triangle(20, "float64")) > 1

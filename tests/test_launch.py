@@ -84,7 +84,12 @@ class Kernel:
         if operands[9] and alpha != 0:
             total = total + at(3, m, n)
         total = alpha * total
-        at(4, m, n)[...] = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
+        total = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
+        made = np.ones((m, n), bool)
+        if "LOWER" in self.defines:
+            height, width = self.defines["BLOCK_M"], self.defines["BLOCK_N"]
+            made = np.arange(n) // width * width < (np.arange(m)[:, None] // height + 1) * height
+        at(4, m, n)[made] = total[made]
 
 
 class Device(contextlib.nullcontext):
@@ -194,6 +199,38 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     assert result.dtype == np.float32
     assert out is None or result is out
     assert out is not None or result.flags.c_contiguous
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches, trans_b):
+    a, b = integers(1, (2, 700, 50)), integers(2, (700, 50) if trans_b else (50, 700))
+    c, partial = integers(3, (2, 700, 700)), integers(4, (700, 700))
+    out = np.full((2, 700, 700), 77, np.float32).view(GPUArray)
+    exact = np.asarray(a) @ np.asarray(b.T if trans_b else b)
+    for _ in range(2):  # the second time, what the first one decided is not taken for all of it
+        launch.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out,
+                    lower=True)  # fmt: skip
+        expected = 2 * (exact + np.asarray(partial)) + 3 * np.asarray(c)
+        np.testing.assert_array_equal(np.tril(out), np.tril(expected))
+        assert out[0, 0, -1] == 77
+    launch.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out)
+    np.testing.assert_array_equal(np.asarray(out), expected)
+    assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, True, False]
+    turned = np.zeros((700, 700), np.float32).T.view(GPUArray)
+    launch.gemm(a[0], b, trans_b=trans_b, out=turned, lower=True)
+    np.testing.assert_array_equal(np.asarray(turned), exact[0])
+    with pytest.raises(ShapeError, match="the product is 4 x 5: only a square one"):
+        launch.gemm(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
+
+
+def test_plain_products_are_repeated_and_lower_ones_are_not(launches):
+    a, b = integers(1, (600, 50)), integers(2, (50, 600))
+    for lower in (True, False, True, False):
+        result = launch.gemm(a, b, lower=lower)
+        exact = np.asarray(a) @ np.asarray(b)
+        np.testing.assert_array_equal(np.tril(result), np.tril(exact))
+        if not lower:
+            np.testing.assert_array_equal(np.asarray(result), exact)
 
 
 def test_f_order_and_slices_are_read_as_they_are(launches, caplog):

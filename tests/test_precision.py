@@ -29,8 +29,8 @@ class Kernels:
         self.device = HOPPER
 
     def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted,
-             alpha=1.0, beta=0.0, c=None, partial=None):  # fmt: skip
-        self.ran.append("ffma")
+             alpha=1.0, beta=0.0, c=None, partial=None, lower=False):  # fmt: skip
+        self.ran.append("ffma lower" if lower else "ffma")
         self.kept.append(noted.precision)
         note(noted)
         a, b = (a.T if trans_a else a), (b.T if trans_b else b)
@@ -54,8 +54,8 @@ class Kernels:
 
         return run
 
-    def multiply(self, a, b, *, out, alpha, beta, c, partial):
-        self.ran.append("split")
+    def multiply(self, a, b, *, out, alpha, beta, c, partial, lower):
+        self.ran.append("split lower" if lower else "split")
         out = gpu(np.zeros((a.rows, b.rows), "f4")) if out is None else out
         _compute(a.tiles, b.tiles, out, alpha, beta, c, partial)
         return out

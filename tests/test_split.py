@@ -12,8 +12,14 @@ from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, slices, split
 from multimm.gpu.split import multiply
-from multimm.gpu.split_config import SPLIT_REGISTRY, split_config_named, split_slices
+from multimm.gpu.split_config import (
+    SPLIT_REGISTRY,
+    lower_slices,
+    split_config_named,
+    split_slices,
+)
 from multimm.gpu.split_reference import pack_reference, swizzled
+from multimm.gpu.tiles import tiles_of
 
 
 class Kernel(stand_in.Kernel):
@@ -34,7 +40,8 @@ class Kernel(stand_in.Kernel):
                  apart, counts):  # fmt: skip
         assert counts == 0
         slices = -(-slabs // step) if step else 1
-        tiles = -(-m // 128) * -(-n // self.defines["TILE_N"]) * slices
+        lower = "LOWER" in self.defines
+        tiles = tiles_of(m, n, 128, self.defines["TILE_N"], lower) * slices
         assert grid == (min(tiles, 132), 1, 1)
 
         def operand(tiles, exponents, rows):
@@ -57,7 +64,13 @@ class Kernel(stand_in.Kernel):
             total = alpha * total
             if c and beta != 0:
                 total += beta * matrix(c, ldc)
-            matrix(d + 4 * i * apart, ldd)[...] = total
+            made = below(m, n, 128, self.defines["TILE_N"]) if lower else np.ones((m, n), bool)
+            matrix(d + 4 * i * apart, ldd)[made] = total[made]
+
+
+def below(m, n, height, width):
+    """Where the tiles are that reach the diagonal."""
+    return np.arange(n) // width * width < np.arange(m)[:, None] // height * height + height
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +135,32 @@ def test_k_is_cut_into_slices_where_d_is_small(launches):
     assert launches[1][0].name == "add_partials"
     result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
     np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
+
+
+@pytest.mark.parametrize("parts", [2, 1])
+@pytest.mark.parametrize(("size", "k"), [(1, 1), (129, 100), (600, 70), (300, 3000)])
+def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches, size, k, parts):
+    a, b, c, p, exact = case(size, size, k)
+    out = gpu(np.full((size, size), 77, np.float32))
+    result = multiply(packed(a, parts), packed(b, parts), alpha=2, beta=3, c=gpu(c),
+                      partial=gpu(p), out=out, lower=True)  # fmt: skip
+    np.testing.assert_array_equal(np.tril(result), np.tril(2 * (exact + p) + 3 * c))
+    slices, _ = lower_slices(size, k, 3 if parts == 2 else 1, 132)
+    assert slices == (5 if k == 3000 else 1)
+    if slices == 1:
+        width = launches[0][0].defines["TILE_N"]
+        assert np.all(np.asarray(out)[~below(size, size, 128, width)] == 77)
+    launches.clear()
+    turned = gpu(np.zeros((size, size), np.float32)).T
+    multiply(packed(a, parts), packed(b, parts), out=turned, lower=True)
+    np.testing.assert_array_equal(turned, exact)  # its rows lie along columns of the product
+
+
+def test_only_square_products_have_a_triangle(launches):
+    a, b = packed(np.ones((5, 100), np.float32)), packed(np.ones((6, 100), np.float32))
+    with pytest.raises(ShapeError, match="the product is 5 x 6: only a square one has a lower tr"):
+        multiply(a, b, lower=True)
+    assert launches == []
 
 
 def test_what_is_multiplied_by_zero_is_never_read(launches):

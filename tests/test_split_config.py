@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu import split_config
+from multimm.gpu.registry import MAX_SUMS
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_config import (
     MAX_SLICES,
@@ -19,6 +20,7 @@ from multimm.gpu.split_config import (
     SPLIT_REGISTRY,
     SplitConfig,
     choose_split,
+    lower_slices,
     split_config_named,
     split_slices,
 )
@@ -116,6 +118,36 @@ def test_choice(m, n, k, products, name):
     config, reason = choose_split(m, n, k, products, SMS)
     assert config == split_config_named(name)
     assert reason.startswith(f"{name}: {config.tiles(m, n)} tiles of 128x{config.tile_n} on 132")
+
+
+@pytest.mark.parametrize(
+    ("size", "k", "products", "name", "tiles", "slices"),
+    [(8192, 8192, 3, "split_wide", 64 * 65 // 2, 1), (4096, 2**18, 3, "split_wide", 528, 1),
+     (8192, 8192, 1, "tf32_wide", 32 * 33, 1), (2048, 2**18, 3, "split_narrow", 272, 4),
+     (512, 2**18, 3, "split_wide", 10, 13), (300, 64, 3, "split_narrow", 11, 1)],
+)  # fmt: skip
+def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
+    config, reason = choose_split(size, size, k, products, SMS, lower=True)
+    assert (config, config.tiles(size, size, lower=True)) == (split_config_named(name), tiles)
+    assert reason.startswith(f"{name}: {tiles} tiles")
+    assert lower_slices(size, k, products, SMS)[0] == slices
+    assert slices * size * size <= MAX_SUMS or slices == 1
+    clocks = {lower: choose_clocks(size, k, products, lower) for lower in (False, True)}
+    assert clocks[True] <= clocks[False]
+
+
+def choose_clocks(size, k, products, lower):
+    """Of the chosen configuration with the chosen slices."""
+    cut = lower_slices(size, k, products, SMS) if lower else split_slices(size, size, k, SMS)
+    return split_config._fastest(size, size, cut, products, SMS, lower)[1]
+
+
+@given(st.integers(1, 3000), st.integers(1, 2**21), st.sampled_from([1, 3]), st.integers(1, 160))
+def test_slices_of_a_triangle_cover_k(size, k, products, multiprocessors):
+    slices, length = lower_slices(size, k, products, multiprocessors)
+    slabs = -(-k // SLAB)
+    assert 1 <= slices <= MAX_SLICES
+    assert (slices - 1) * length < slabs <= slices * length
 
 
 def test_the_reason_names_slices():

@@ -45,6 +45,9 @@ Guard = tuple[tuple[str, int], ...]
 IF_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 1))
 UNLESS_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 0))
 
+#: Compile a kernel of products so that it leaves out tiles above the diagonal of a square D.
+LOWER: Guard = (("LOWER", 1),)
+
 _loading = threading.Lock()
 
 

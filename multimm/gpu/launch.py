@@ -19,18 +19,27 @@ from multimm.gpu.choice import FFMA, Choice, note
 from multimm.gpu.compiled import (
     GEMM_SIGNATURE,
     IF_REFUSED,
+    LOWER,
     Launches,
     batch_axes,
     device_of,
     kernel_for,
     prepare,
 )
-from multimm.gpu.layout import ABSENT, Axis, ProductShape, Stack, check_addend, product_shape
+from multimm.gpu.layout import (
+    ABSENT,
+    Axis,
+    ProductShape,
+    Stack,
+    check_addend,
+    check_lower,
+    product_shape,
+)
 from multimm.gpu.operands import check_arrays, check_out, describe
 from multimm.gpu.registry import Problem, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.slices import Operands, can_be_added, in_slices
-from multimm.gpu.tiles import STRIP, TileConfig
+from multimm.gpu.tiles import STRIP, TileConfig, tiles_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +62,7 @@ def gemm(
     config: TileConfig | str | None = None,
     tuned: bool = True,
     noted: Choice = ASKED_FOR,
+    lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C with FP32 fused multiply-adds.
 
@@ -78,6 +88,10 @@ def gemm(
     noted : Choice, optional
         For `choice.last_choice`, now and whenever `recall` repeats the product, which it knows by
         the precision that was promised.
+    lower : bool, optional
+        D is square, and what is above its diagonal is not asked for: it is computed or not, and
+        else whatever memory holds. About half of the operations are left out. (BLAS calls this
+        gemmt.)
 
     Returns
     -------
@@ -92,12 +106,13 @@ def gemm(
         An unknown configuration, or a GPU that is too old.
     """
     known = kind_of(noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
-    if config is None and (done := recall.again(*known)) is not None:
+    if config is None and not lower and (done := recall.again(*known)) is not None:
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
     check_arrays(given, np.float32)
     shape = product_shape(a.shape, b.shape, trans_a, trans_b)
+    check_lower(lower, shape.m, shape.n)
     for name in ("c", "partial"):
         if name in given:
             check_addend(name, given[name].shape, shape)
@@ -118,9 +133,9 @@ def gemm(
         if out.size:
             read_c = None if beta == 0 else c  # nor copied
             operands = [(a, trans_a), (b, trans_b), (read_c, None), (partial, None), (out, None)]
-            run = _launch_gemm(operands, shape, alpha, beta, config, tuned)
+            run = _launch_gemm(operands, shape, alpha, beta, config, tuned, lower)
             # An operand that is not read has no place in what was decided.
-            if config is None and run is not None and read_c is c:
+            if config is None and not lower and run is not None and read_c is c:
                 recall.keep(*known, result=out, run=_noting(run, noted))
     return out
 
@@ -174,12 +189,14 @@ def _launch_gemm(
     beta: float,
     config: TileConfig | None,
     tuned: bool,
+    lower: bool,
 ) -> recall.Run | None:
     """Launch; return what can be launched again for other operands of the same kind."""
     # The copies stay referenced until everything that reads them is in the stream.
     found = [addressable(x, any_order=flag is not None) for x, flag in operands]
     flags = operands[0][1], operands[1][1]
-    run = prepared(found, (bool(flags[0]), bool(flags[1])), shape, alpha, beta, config, tuned)
+    sides = bool(flags[0]), bool(flags[1])
+    run = prepared(found, sides, shape, alpha, beta, config, tuned, lower=lower)
     run([stack.pointer for _, stack in found])
     copied = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
     return None if copied else run
@@ -194,6 +211,7 @@ def prepared(
     config: TileConfig | None,
     tuned: bool,
     if_refused: bool = False,
+    lower: bool = False,
 ) -> recall.Run:
     """Return what computes products of operands like these.
 
@@ -203,7 +221,7 @@ def prepared(
         A, B, C, P and D, as `addressable` returns them. Not empty.
     trans : (bool, bool)
         Whether A and B are used transposed.
-    shape, alpha, beta, config, tuned
+    shape, alpha, beta, config, tuned, lower
         As for `gemm`.
     if_refused : bool, optional
         Whether the product is needed only if packing refuses an operand. Then it runs on
@@ -224,7 +242,7 @@ def prepared(
         shape.m, shape.n, shape.k, int(np.prod(shape.batch, dtype=np.int64)),
         scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
         ragged_a=loads["TRANS_A"] > loads["WIDE_A"],
-        ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"],
+        ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"], lower=lower,
     )  # fmt: skip
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
     if config is None and not if_refused and (way := way_for(problem, device)) is not None:
@@ -233,11 +251,11 @@ def prepared(
         config = tuning.lookup(ident, problem, *sides)
     if config is None:
         config, _ = choose(problem, device)
-    defines = (*config.defines().items(), *loads.items(), *guard)
+    defines = (*config.defines().items(), *loads.items(), *guard, *LOWER * lower)
     kernel = kernel_for(
         ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
     )
-    tiles = -(-shape.m // config.block_m) * -(-shape.n // config.block_n)
+    tiles = tiles_of(shape.m, shape.n, config.block_m, config.block_n)
     launches = functools.partial(_launches, kernel, tiles, config, if_refused)
     slices = slices_of_k(problem, device)
     if if_refused and 2 * tiles > device.multiprocessors:

@@ -78,6 +78,18 @@ def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
         )
 
 
+def check_lower(lower: bool, m: int, n: int) -> None:
+    """Check that a product whose lower triangle is asked for has a diagonal.
+
+    Raises
+    ------
+    ShapeError
+        If it is not square.
+    """
+    if lower and m != n:
+        raise ShapeError(f"the product is {m} x {n}: only a square one has a lower triangle")
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """A stack of row-major matrices in memory; lengths count elements.

@@ -132,21 +132,6 @@ class PackedBlock:
         """The device that holds it."""
         return int((self.tiles if self.raw is None else self.raw).data.device_id)
 
-    def carried(self, rows: slice) -> PackedBlock:
-        """Return what the parts carry of some rows of op(A), or columns of op(B), without a copy.
-
-        Parameters
-        ----------
-        rows : slice
-            From a multiple of 128 to another one, or to the end. The block has tiles.
-        """
-        start, stop = rows.start, rows.stop
-        end = -(-stop // ROW_ALIGN) * ROW_ALIGN
-        _require(self.raw is None and start % ROW_ALIGN == 0 and stop in (end, self.rows),
-                 f"rows {start} to {stop} of {self.rows} cannot be divided off")  # fmt: skip
-        tiles, exponents = self.tiles[start // SLAB : end // SLAB], self.exponents[start:end]
-        return PackedBlock(stop - start, self.k, self.side, self.scheme, tiles, exponents)
-
     def unpack(self) -> Array:
         """Return op(A) or op(B) as float32, on the block's device.
 

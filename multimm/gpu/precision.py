@@ -10,7 +10,7 @@ import numpy as np
 from multimm.gpu import launch, recall, split, tensor_cores
 from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
-from multimm.gpu.layout import ProductShape, check_addend, product_shape
+from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
 from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
@@ -36,6 +36,7 @@ def gemm(
     partial: Array = None,
     out: Array = None,
     tuned: bool = True,
+    lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C.
 
@@ -47,8 +48,9 @@ def gemm(
     precision : {"float32", "ieee", "tf32"}
         ``"float32"``: no element less accurate than an FP32 dot product's bound.
         ``"ieee"``: FP32 fused multiply-adds. ``"tf32"``: one product of 11-bit significands.
-    trans_a, trans_b, alpha, beta, c, partial, out, tuned
-        As for `launch.gemm`.
+    trans_a, trans_b, alpha, beta, c, partial, out, tuned, lower
+        As for `launch.gemm`. Operands that are packed here, for one product, are multiplied whole
+        all the same: a caller who wants `lower` packs one operand, and gives it for both.
 
     Returns
     -------
@@ -65,12 +67,13 @@ def gemm(
     """
     scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
-        return _packed(a, b, trans_a, trans_b, scalars, out, tuned)
+        return _packed(a, b, trans_a, trans_b, scalars, out, tuned, lower)
     known = launch.kind_of(precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
-    if (done := recall.again(*known)) is not None:
+    if not lower and (done := recall.again(*known)) is not None:
         return done
     check_arrays({"a": a, "b": b}, np.float32)
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
+    check_lower(lower, shape.m, shape.n)
     stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
     problem = Problem(shape.m, shape.n, shape.k, stack)
     choice = choose_kernel(problem, precision, device)
@@ -79,8 +82,9 @@ def gemm(
     if choice.kernel == SPLIT:
         return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, known)
     return launch.gemm(
-        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, **scalars
-    )
+        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, lower=lower,
+        **scalars,
+    )  # fmt: skip
 
 
 def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
@@ -142,7 +146,7 @@ def _dense(x: Array) -> Array:
 
 def _packed(
     a: Operand, b: Operand, trans_a: bool, trans_b: bool, scalars: dict[str, Any], out: Array,
-    tuned: bool,
+    tuned: bool, lower: bool,
 ) -> Array:  # fmt: skip
     """At least one operand is packed: pack the other, or multiply both as they were."""
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
@@ -160,8 +164,9 @@ def _packed(
     elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
     if choice.kernel == FFMA:
-        return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, **scalars)
+        return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, lower=lower,
+                           **scalars)  # fmt: skip
     note(choice)
-    result = split.multiply(a, b, out=out, **scalars)
+    result = split.multiply(a, b, out=out, lower=lower, **scalars)
     add_residuals(result, a, b, alpha=scalars["alpha"])
     return result

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
-from multimm.gpu.tiles import K_RUN, ArchLimits, TileConfig
+from multimm.gpu.tiles import K_RUN, ArchLimits, TileConfig, tiles_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,8 @@ class Problem:
 
     An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
     ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
-    are copied 4 bytes at a time.
+    are copied 4 bytes at a time. Of a `lower` problem, for which m and n are equal, tiles above
+    the diagonal are not computed.
     """
 
     m: int
@@ -107,6 +108,7 @@ class Problem:
     scattered_b: bool = False
     ragged_a: bool = False
     ragged_b: bool = False
+    lower: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
     config = best.config
     tiles = _tiles(config, problem) * slices
     area = config.block_m * config.block_n * max(1, tiles)
-    useful = problem.batch * slices * problem.m * problem.n / area
+    inside = problem.m * (problem.m + 1) // 2 if problem.lower else problem.m * problem.n
+    useful = problem.batch * slices * inside / area
     reason = (
         f"{best.name}: {tiles} tiles of {config.block_m}x{config.block_n} on "
         f"{device.multiprocessors} multiprocessors, {useful:.0%} of them inside D ({best.why})"
@@ -191,11 +194,11 @@ def slices_of_k(problem: Problem, device: Device) -> int:
     """
     if problem.batch > 1 or problem.m * problem.n == 0:
         return 1
-    return _slices(problem.m, problem.n, problem.k, device)
+    return _slices(problem.m, problem.n, problem.k, device, problem.lower)
 
 
 @functools.lru_cache(4096)
-def _slices(m: int, n: int, k: int, device: Device) -> int:
+def _slices(m: int, n: int, k: int, device: Device, lower: bool) -> int:
     """The number of slices with the least predicted time, of operands in C order.
 
     Worth trying are those with which some configuration fills every multiprocessor with just a
@@ -204,7 +207,7 @@ def _slices(m: int, n: int, k: int, device: Device) -> int:
     most = min(MAX_SLICES, k // MIN_SLICE, MAX_SUMS // (m * n))
     if most < 2:
         return 1
-    problem = Problem(m, n, k, scattered_a=True)
+    problem = Problem(m, n, k, scattered_a=True, lower=lower)
     if min(_clocks(entry, problem, device, 1) for entry in REGISTRY) <= CALL:
         return 1
     wanted = {
@@ -226,7 +229,8 @@ def slice_length(k: int, slices: int) -> int:
 
 
 def _tiles(config: TileConfig, problem: Problem) -> int:
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+    edges = problem.m, problem.n, config.block_m, config.block_n
+    return tiles_of(*edges, lower=problem.lower) * problem.batch
 
 
 def _clocks(entry: Entry, problem: Problem, device: Device, slices: int) -> float:

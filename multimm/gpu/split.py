@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import ArrayTypeError, KernelError, ShapeError
-from multimm.gpu.compiled import UNLESS_REFUSED, device_of, kernel_for
+from multimm.gpu.compiled import LOWER, UNLESS_REFUSED, device_of, kernel_for
 from multimm.gpu.launch import addressable
-from multimm.gpu.layout import ProductShape, check_addend
+from multimm.gpu.layout import ProductShape, check_addend, check_lower
 from multimm.gpu.operands import check_arrays, check_out
 from multimm.gpu.recall import Run
 from multimm.gpu.slices import Operands, can_be_added, slice_step, summed
@@ -37,6 +37,7 @@ from multimm.gpu.split_config import (
     TILE_ROWS,
     SplitConfig,
     choose_split,
+    lower_slices,
     split_config_named,
     split_slices,
 )
@@ -60,6 +61,7 @@ def multiply(
     partial: Array = None,
     out: Array = None,
     config: SplitConfig | str | None = None,
+    lower: bool = False,
 ) -> Array:
     """D = alpha * (A @ B + P) + beta * C of packed operands, on the tensor cores.
 
@@ -79,6 +81,8 @@ def multiply(
     config : SplitConfig or str, optional
         Or the name of one; by default `split_config.choose_split` decides. The bits of the
         result are the same.
+    lower : bool, optional
+        D is square, and what is above its diagonal is not asked for: whatever memory holds.
 
     Returns
     -------
@@ -94,11 +98,13 @@ def multiply(
     """
     parts, ident = _check_packed(packed_a, packed_b)
     m, n, k = packed_a.rows, packed_b.rows, packed_a.k
+    check_lower(lower, m, n)
     if not (c is partial is out is None):
         given = {"c": c, "partial": partial, "out": out}
         if _check_others({name: x for name, x in given.items() if x is not None}, m, n, k, ident):
             # Rows of the transpose of out are what is contiguous: D' = B' A'.
             c, partial = (x if x is None else x.T for x in (c, partial))
+            # (Its lower triangle is what is above the diagonal of out.)
             multiply(packed_b, packed_a, alpha=alpha, beta=beta, c=c, partial=partial, out=out.T,
                      config=config)  # fmt: skip
             return out
@@ -112,11 +118,11 @@ def multiply(
             read = None if beta == 0 else c, None if alpha == 0 else partial, out
             addends = [addressable(x, any_order=False) for x in read]
             places = [stack.pointer for _, stack in addends]
-            run = prepared((m, n, k), parts, ident, alpha, beta, addends, config)
+            run = prepared((m, n, k), parts, ident, alpha, beta, addends, config, lower)
             operands = packed_a.tiles, packed_a.exponents, packed_b.tiles, packed_b.exponents
             run([*(x.data.ptr for x in operands), *places, 0])
         else:
-            _plan(m, n, k, parts, ident, config)  # what can be wrong with it is
+            _plan(m, n, k, parts, ident, config, lower)  # what can be wrong with it is
     return out
 
 
@@ -128,6 +134,7 @@ def prepared(
     beta: float,
     addends: Operands,
     config: SplitConfig | str | None = None,
+    lower: bool = False,
 ) -> Run:
     """Return what multiplies packed operands of these sizes.
 
@@ -142,6 +149,8 @@ def prepared(
     addends : sequence of (cupy.ndarray of float32 or None, Stack)
         C, P and D with contiguous rows.
     config : SplitConfig or str, optional
+    lower : bool, optional
+        As for `multiply`.
 
     Returns
     -------
@@ -150,7 +159,7 @@ def prepared(
         not there), and of what packing has counted: nothing is computed for operands that are
         refused, and 0 says that none is. Launches on the current stream.
     """
-    plan = _plan(*sizes, parts, device, config)
+    plan = _plan(*sizes, parts, device, config, lower)
     (c, c_at), (partial, p_at), (_, d_at) = addends
     ldc, ldp = (stack.ld if x is not None else 0 for x, stack in ((c, c_at), (partial, p_at)))
     ldd = d_at.ld
@@ -251,7 +260,7 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    m: int, n: int, k: int, parts: int, ident: int, config: SplitConfig | str | None
+    m: int, n: int, k: int, parts: int, ident: int, config: SplitConfig | str | None, lower: bool
 ) -> _Plan:
     device = device_of(ident)
     if device.limits.capability != CAPABILITY:
@@ -261,17 +270,20 @@ def _plan(
         )
     products = 1 if parts == 1 else 3
     if config is None:
-        config, _ = choose_split(m, n, k, products, device.multiprocessors)
+        config, _ = choose_split(m, n, k, products, device.multiprocessors, lower)
     elif isinstance(config, str):
         config = split_config_named(config)
     if config.products != products:
         raise KernelError(f"{config} makes other products than operands of {parts} parts need")
     kernel = kernel_for(
-        ident, "sgemm_split.cu", "sgemm_split", tuple(config.defines().items()),
+        ident, "sgemm_split.cu", "sgemm_split", (*config.defines().items(), *LOWER * lower),
         shared_bytes=config.shared_bytes, specific=True,
     )  # fmt: skip
-    slices, length = split_slices(m, n, k, device.multiprocessors)
-    plan = _Plan(kernel, config.shared_bytes, (m, n, -(-k // SLAB)), config.tiles(m, n), slices,
-                 length, device.multiprocessors)  # fmt: skip
+    if lower:
+        slices, length = lower_slices(m, k, products, device.multiprocessors)
+    else:
+        slices, length = split_slices(m, n, k, device.multiprocessors)
+    plan = _Plan(kernel, config.shared_bytes, (m, n, -(-k // SLAB)), config.tiles(m, n, lower),
+                 slices, length, device.multiprocessors)  # fmt: skip
     logger.debug("k=%d %s: %s", k, config, plan)
     return plan

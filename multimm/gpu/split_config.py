@@ -12,7 +12,8 @@ from typing import NamedTuple
 from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
 from multimm.gpu.pack_config import RESIDUAL_CAP
-from multimm.gpu.registry import entry_named
+from multimm.gpu.registry import MAX_SUMS, entry_named
+from multimm.gpu.tiles import tiles_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +111,9 @@ class SplitConfig:
         given = {name.upper(): value for name, value in asdict(self).items() if name != "products"}
         return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **given}
 
-    def tiles(self, m: int, n: int) -> int:
-        """Return how many tiles D is made of."""
-        return -(-m // TILE_M) * -(-n // self.tile_n)
+    def tiles(self, m: int, n: int, lower: bool = False) -> int:
+        """Return how many tiles D is made of, or how many are computed of a `lower` one."""
+        return tiles_of(m, n, TILE_M, self.tile_n, lower)
 
 
 class SplitEntry(NamedTuple):
@@ -168,12 +169,33 @@ def split_slices(m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int
     if not 0 < 2 * tiles <= multiprocessors or slabs < 2 * MIN_SLABS:
         return 1, slabs
     wanted = min(multiprocessors // tiles, slabs // MIN_SLABS, MAX_SLICES)
+    return _even(slabs, wanted)
+
+
+def _even(slabs: int, wanted: int) -> tuple[int, int]:
+    """So many slices, or fewer where these have whole slabs; and the slabs of each but the last."""
     length = -(-slabs // wanted)
     return -(-slabs // length), length
 
 
+def lower_slices(size: int, k: int, products: int, multiprocessors: int) -> tuple[int, int]:
+    """`split_slices` for the lower triangle of a square D: whatever takes the least time.
+
+    Its tiles are few, and seldom a multiple of the multiprocessors; k is often long. The sums of
+    all slices have no more values than those of sgemm_ffma may have.
+    """
+    slabs = -(-k // SLAB)
+    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, MAX_SUMS // max(1, size * size)))
+
+    def seconds(cut: tuple[int, int]) -> float:
+        _, clocks = _fastest(size, size, cut, products, multiprocessors, lower=True)
+        return clocks / CLOCK + _adding_seconds(size, size, cut[0])
+
+    return min((_even(slabs, wanted) for wanted in range(1, most + 1)), key=seconds)
+
+
 def choose_split(
-    m: int, n: int, k: int, products: int, multiprocessors: int
+    m: int, n: int, k: int, products: int, multiprocessors: int, lower: bool = False
 ) -> tuple[SplitConfig, str]:
     """Return the configuration with the least predicted time for a product, and why.
 
@@ -187,6 +209,8 @@ def choose_split(
         3 for ``float32``, 1 for ``tf32``.
     multiprocessors : int
         Of the device.
+    lower : bool
+        Only tiles that reach the diagonal of a square D are computed.
 
     Returns
     -------
@@ -199,10 +223,13 @@ def choose_split(
     KernelError
         If no configuration makes that many products.
     """
-    slices, _ = split_slices(m, n, k, multiprocessors)
-    best, _ = _fastest(m, n, k, products, multiprocessors)
+    if lower:
+        slices, length = lower_slices(m, k, products, multiprocessors)
+    else:
+        slices, length = split_slices(m, n, k, multiprocessors)
+    best, _ = _fastest(m, n, (slices, length), products, multiprocessors, lower)
     reason = (
-        f"{best.name}: {best.config.tiles(m, n)} tiles of {TILE_M}x{best.config.tile_n} on "
+        f"{best.name}: {best.config.tiles(m, n, lower)} tiles of {TILE_M}x{best.config.tile_n} on "
         f"{multiprocessors} multiprocessors ({best.why})"
     )
     if slices > 1:
@@ -219,18 +246,24 @@ def split_seconds(m: int, n: int, k: int, products: int, multiprocessors: int) -
     m, n, k, products, multiprocessors : int
         As for `choose_split`.
     """
-    slices, _ = split_slices(m, n, k, multiprocessors)
-    _, clocks = _fastest(m, n, k, products, multiprocessors)
+    cut = split_slices(m, n, k, multiprocessors)
+    _, clocks = _fastest(m, n, cut, products, multiprocessors)
     seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
-    return seconds + (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
+    return seconds + _adding_seconds(m, n, cut[0])
 
 
-def _fastest(m: int, n: int, k: int, products: int, multiprocessors: int) -> tuple[SplitEntry, int]:
+def _adding_seconds(m: int, n: int, slices: int) -> float:
+    return (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
+
+
+def _fastest(
+    m: int, n: int, cut: tuple[int, int], products: int, multiprocessors: int, lower: bool = False
+) -> tuple[SplitEntry, int]:
     """The entry with the least clocks of the busiest multiprocessor, and these."""
-    slices, length = split_slices(m, n, k, multiprocessors)
+    slices, length = cut
 
     def clocks(entry: SplitEntry) -> int:
-        turns = -(-entry.config.tiles(m, n) * slices // multiprocessors)
+        turns = -(-entry.config.tiles(m, n, lower) * slices // multiprocessors)
         return turns * (length * entry.clocks + TILE_CLOCKS)
 
     able = [entry for entry in SPLIT_REGISTRY if entry.config.products == products]

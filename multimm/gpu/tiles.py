@@ -21,6 +21,18 @@ K_RUN = 8
 STATIC_SHARED_BYTES = 49_152
 
 
+def tiles_of(m: int, n: int, height: int, width: int, lower: bool = False) -> int:
+    """Return how many tiles an m x n matrix has; or how many reach its diagonal or lie below it.
+
+    >>> tiles_of(300, 300, 100, 100), tiles_of(300, 300, 100, 100, lower=True)
+    (9, 6)
+    """
+    rows, cols = -(-m // height), -(-n // width)
+    if not lower:
+        return rows * cols
+    return sum(min(cols, -(-(row + 1) * height // width)) for row in range(rows))
+
+
 @dataclass(frozen=True, slots=True)
 class ArchLimits:
     """What one streaming multiprocessor of a GPU architecture holds."""

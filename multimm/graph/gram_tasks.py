@@ -19,7 +19,7 @@ from multimm.graph.tasks import (
     stream_for,
     summed,
 )
-from multimm.planning.problem import PACKED_SLAB
+from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB
 from multimm.planning.triangle import triangle
 
 
@@ -29,43 +29,31 @@ def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> B
 
 
 def multiply_diagonal(a: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply_gram` of a block and itself, but for most of what is above the diagonal: zeros."""
+    """`multiply_gram` of a block and itself; what is above the diagonal is not to be looked at."""
     with stream_for(a):
         return finished(_lower(a, partial, step))
 
 
 def _lower(a: Block, partial: Block, step: Step) -> Block:
-    turned = step.trans_a and not is_packed(a)
-    size, k = a.shape[-2:][:: -1 if turned else 1]
-    if len(triangle(size, step.precision)) > 1 and k >= PACKED_SLAB and _can_be_packed(a, step):
-        a = pack(a, role="a", step=step)  # or each piece would pack its rows
-    packed = is_packed(a)
-    if packed and a.raw is not None:
-        return gemm(a, _as_right(a), partial, step=step, tuned=False)
-    pieces = triangle(size, a.scheme if packed else "")
-    xp = _module_of(a.exponents if packed else a)
-    result = xp.zeros((*a.shape[:-2], size, size), step.dtype)
-    for rows, columns in pieces:
-        left, right = _rows(a, rows, step), _as_right(_rows(a, columns, step))
+    if not is_packed(a):
+        if not (is_gpu(a) and own_kernel(a, a, None, step)):
+            return _in_pieces(a, partial, step)
+        size, k = a.shape[-2:][:: -1 if step.trans_a else 1]
+        large = a.ndim == 2 and size >= PACKED_SIDE and k >= PACKED_SLAB
+        if large and step.precision != "ieee":
+            a = pack(a, role="a", step=step)  # once for both sides
+    return gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
+
+
+def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
+    """By products of a library, which knows no triangles."""
+    size = a.shape[-1 if step.trans_a else -2]
+    result = _module_of(a).zeros((*a.shape[:-2], size, size), step.dtype)
+    for rows, columns in triangle(size, step.accumulate):
         p = None if partial is None else partial[..., rows, columns]
-        gemm(left, right, p, step=step, tuned=False, out=result[..., rows, columns])
-    if packed:
-        from multimm.gpu.residuals import add_residuals
-
-        add_residuals(result, a, _as_right(a), alpha=step.alpha)
+        left, right = (a[..., x] if step.trans_a else a[..., x, :] for x in (rows, columns))
+        result[..., rows, columns] = gemm(left, right, p, step=step, tuned=False)
     return result
-
-
-def _can_be_packed(a: Block, step: Step) -> bool:
-    gpu = is_gpu(a) and a.ndim == 2 and step.precision != "ieee"
-    return gpu and own_kernel(a, a, None, step)
-
-
-def _rows(block: Block, rows: slice, step: Step) -> Block:
-    """Rows of a left factor; of a packed one, what its parts carry of them."""
-    if is_packed(block):
-        return block.carried(rows)
-    return block[..., rows] if step.trans_a else block[..., rows, :]
 
 
 def _as_right(block: Block) -> Block:

@@ -111,7 +111,7 @@ def gemm(
     *,
     step: Step,
     tuned: bool = True,
-    out: Block = None,
+    lower: bool = False,
 ) -> Block:
     """D = alpha (op(A) op(B) + P) + beta C; operands are left alone.
 
@@ -124,8 +124,9 @@ def gemm(
     step : Step
     tuned : bool
         Use what `multimm tune` found on this GPU.
-    out : array of shape (..., m, n), optional
-        Written to and returned.
+    lower : bool
+        m and n are equal, and what is above the diagonal is not asked for: our own kernels may
+        leave there whatever memory held.
 
     Returns
     -------
@@ -146,9 +147,9 @@ def gemm(
             c=c,
             partial=partial,
             tuned=tuned,
-            out=out,
+            lower=lower,
         )
-    result = reference.gemm(
+    return reference.gemm(
         a,
         b,
         trans_a=step.trans_a,
@@ -160,10 +161,6 @@ def gemm(
         accumulate=step.accumulate,
         dtype=step.dtype,
     )
-    if out is None:
-        return result
-    out[...] = result
-    return out
 
 
 def pack(block: Block, *, role: str, step: Step) -> Block:

@@ -153,11 +153,11 @@ def _blocks(
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
     rows, cols = _counts(problem, grid, parallel, CHAINS * cluster.threads, edge, least)
-    if parallel < grid.p_m:  # else each matrix stays with one row of workers
+    if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
     if problem.gram:
-        rows = cols = max(rows, cols)
+        rows = cols = max(rows, cols, grid.p_m, grid.p_n)
     length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
     slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
     if grid.workers > 1 and problem.k // (2 * slabs) >= least:
@@ -195,7 +195,9 @@ def _counts(
 
 
 def _cut(count: int, size: int, least: int, finer: float) -> int:
-    """More blocks than `count`, but none below `least` and no more than are of use."""
+    """More blocks than `count`, but none below `least` and no more than are of use; or fewer."""
+    if finer < 1:
+        return ceil(count * finer)
     return max(count, min(ceil(count * finer), size // least, MOST_BLOCK_ROWS))
 
 

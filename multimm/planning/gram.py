@@ -8,8 +8,9 @@ both sides; block (j, i) is its transpose, made where it lies. So C is symmetric
     i=1 | c |  d  |  m  |               m: mirrored
     i=2 | c |  c  |  d  |
 
-A block on the diagonal is halved, and halved again: see `multimm.planning.triangle`. All of C's
-operations come to (1 + 1 / d) / 2 of the plain product's, for d pieces along its diagonal.
+Of a block on the diagonal a little more than half is computed: see `multimm.planning.triangle`.
+All of C's operations come to (1 + 1 / d) / 2 of the plain product's, for d pieces along its
+diagonal, of 256 rows and more.
 
 A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
 stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
@@ -48,8 +49,8 @@ class Deal:
         Matrices in each batch block.
     rows_per_wave : int
         Block rows that make up a wave.
-    scheme : str
-        What blocks are packed for, if they are.
+    dtype : str
+        In which sums are made.
 
     Attributes
     ----------
@@ -68,12 +69,12 @@ class Deal:
         blocks: Blocks,
         batch_sizes: Blocks,
         rows_per_wave: int,
-        scheme: str = "",
+        dtype: str = "float32",
     ) -> None:
         self.plane = p_m, p_n
         self.blocks = blocks
         self.batch_sizes = batch_sizes
-        self.scheme = scheme
+        self.dtype = dtype
         self.owners: dict[Cell, Place] = {}
         self.computed: dict[int, dict[Place, list[Cell]]] = {}
         self.users: dict[tuple[int, int], dict[int, set[Place]]] = {}
@@ -113,7 +114,7 @@ class Deal:
         flat, i = divmod(row, len(self.blocks))
         if i != j:
             return self.size(row, j)
-        return self.batch_sizes[flat] * computed(self.blocks[i], self.scheme)
+        return self.batch_sizes[flat] * computed(self.blocks[i], self.dtype)
 
     @cached_property
     def computed_in_all(self) -> int:
@@ -137,8 +138,17 @@ class Deal:
             for cells in places.values()
         )
 
-    def share(self, off_diagonal: int) -> int:
-        """Elements of the busiest place; blocks off the diagonal count so many times."""
+    @cached_property
+    def most_summed(self) -> int:
+        """Elements of the blocks that the busiest place computes, whole ones on the diagonal."""
+        return self._share(1)
+
+    @cached_property
+    def most_kept(self) -> int:
+        """The same, with the mirror images of blocks off the diagonal."""
+        return self._share(2)
+
+    def _share(self, off_diagonal: int) -> int:
         found: Counter[Place] = Counter()
         for (row, j), at in self.owners.items():
             times = 1 if row % len(self.blocks) == j else off_diagonal
@@ -169,9 +179,9 @@ class GramLayout(Layout):
     def deal(self) -> Deal:
         """Who computes what."""
         plane = self.grid.p_m, self.grid.p_n
-        scheme = self.problem.pack if self.problem.packable else ""
         rows_per_wave = self.band * self.grid.p_m
-        return _deal(*plane, self.m_blocks, self.batch_sizes, rows_per_wave, scheme)
+        return _deal(*plane, self.m_blocks, self.batch_sizes, rows_per_wave,
+                     self.problem.accumulate)  # fmt: skip
 
     @property
     def mirrors(self) -> bool:
@@ -205,6 +215,20 @@ class GramLayout(Layout):
         """With one of its users, another one for each slab."""
         users = self._homes[flat, block]
         return Coordinate(*users[(slab + block) % len(users)], self.part_of[slab])
+
+    def _kept(self, role: str) -> int:
+        if role in self.lying or len(self.spec(role).shape) > 2:
+            return super()._kept(role)
+        held: Counter[int] = Counter()
+        for part, (first, end) in enumerate(pairwise(self.first_slab)):
+            longest = max(self.slabs[first:end]) * self.spec(role).itemsize
+            for block, size in enumerate(self.m_blocks):
+                users = self._homes[0, block]
+                for i, place in enumerate(users):  # has the slabs for which `_home` says so
+                    slabs = range(first + (i - block - first) % len(users), end, len(users))
+                    rank = self.grid.rank(Coordinate(*place, part))
+                    held[rank] += len(slabs) * size * longest
+        return max(held.values())
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps."""
@@ -257,12 +281,12 @@ class GramLayout(Layout):
     @cached_property
     def share_sums(self) -> int:
         """Elements of C that the busiest worker sums up in all."""
-        return self.deal.share(1)
+        return self.deal.most_summed
 
     @cached_property
     def share_result(self) -> int:
         """Elements of C that the busiest worker keeps: what it computes, and mirrors of it."""
-        return self.deal.share(2)
+        return self.deal.most_kept
 
     @property
     def panels(self) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class Layout(Partition):
         blocks = self.m_blocks if role == "a" else self.n_blocks
         if len(spec.shape) > 2:
             return ceil(spec.nbytes / self.grid.workers)
-        if self.mirrors or role in self.lying:
+        if role in self.lying:
             held: Counter[int] = Counter()
             for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
                 held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize

@@ -39,10 +39,11 @@ from multimm.planning.spec import ClusterSpec
 
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
-#: triangle is shared more evenly.
+#: triangle is shared more evenly; in coarser ones, where only k is divided among workers, it is
+#: fewer tasks.
 SLABS = (0.125, 0.25, 0.5, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
-FINER_GRAM = tuple((finer, finer) for finer in (1, 1.5, 2, 3, 4, 6, 8))
+FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways.
 FINALISTS = 4
 

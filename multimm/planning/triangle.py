@@ -1,4 +1,4 @@
-"""A symmetric block: which pieces of it are computed, all below its diagonal and little above."""
+"""A symmetric block: how much of it is computed, and in which pieces a library is to do that."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Pieces of a block on the diagonal are at least so large, by the precision that it is packed for.
-#: By what kernels are predicted to take on an H200, blocks of 8192 and 16384 with long k take 0.59
-#: and 0.56 of a full product in such pieces, packed for float32, 0.57 and 0.55 with FP32
-#: multiply-adds, and 0.63 and 0.58 for TF32, of which a product of 1024 x 1024 fills half the GPU.
-LEAST_PIECE = {"": 1024, "ieee": 1024, "float32": 1024, "tf32": 2048}
-#: Pieces begin at multiples of this many rows: as the kernels' tiles do, and packed rows.
-GRAIN = 256
+#: Pieces of a block on the diagonal are at least so large: of float32, for which 256 is also the
+#: larger edge of our kernels' tiles, and of all else, which a library multiplies on GPUs too, and
+#: of which products of 256 x 256 leave most of a GPU idle.
+LEAST_PIECE = {"float32": 256}
+LEAST_OTHER = 1024
+#: Pieces begin at multiples of this many rows, on cache lines; otherwise arbitrary.
+GRAIN = 64
 
 
 class Piece(NamedTuple):
@@ -23,16 +23,17 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def triangle(size: int, scheme: str = "") -> tuple[Piece, ...]:
+def triangle(size: int, dtype: str = "float32") -> tuple[Piece, ...]:
     """What of a block on the diagonal is computed: all below the diagonal, and little above it.
 
     Half of the block is below both halves of its diagonal, which are triangles again. (A
-    recursive symmetric rank-k update: Elmroth, Gustavson, Jonsson and Kagstrom, 2004.)
+    recursive symmetric rank-k update: Elmroth, Gustavson, Jonsson and Kagstrom, 2004.) Our own
+    kernels compute whatever tiles reach the diagonal instead, which is about as much.
 
-    >>> [(p.rows.start, p.rows.stop, p.columns.start, p.columns.stop) for p in triangle(2048)]
-    [(0, 1024, 0, 1024), (1024, 2048, 0, 1024), (1024, 2048, 1024, 2048)]
+    >>> [(p.rows.start, p.rows.stop, p.columns.start, p.columns.stop) for p in triangle(512)]
+    [(0, 256, 0, 256), (256, 512, 0, 256), (256, 512, 256, 512)]
     """
-    return tuple(_pieces(0, size, LEAST_PIECE[scheme]))
+    return tuple(_pieces(0, size, LEAST_PIECE.get(dtype, LEAST_OTHER)))
 
 
 def _pieces(start: int, end: int, least: int) -> Iterator[Piece]:
@@ -45,7 +46,8 @@ def _pieces(start: int, end: int, least: int) -> Iterator[Piece]:
     yield from _pieces(middle, end, least)
 
 
-def computed(size: int, scheme: str = "") -> int:
+@lru_cache(maxsize=1024)
+def computed(size: int, dtype: str = "float32") -> int:
     """Elements of a block on the diagonal that are computed."""
-    pieces = triangle(size, scheme)
+    pieces = triangle(size, dtype)
     return sum((p.rows.stop - p.rows.start) * (p.columns.stop - p.columns.start) for p in pieces)

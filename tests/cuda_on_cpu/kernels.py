@@ -63,9 +63,9 @@ def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bo
     """
 
     def cases() -> Iterator[Case]:
-        for seed, problem in enumerate(
-            products.problems(tile, full=full, slices=signature is sliced)
-        ):
+        lower = defines.get("LOWER", 0)
+        problems = products.problems(tile, full=full, slices=signature is sliced)
+        for seed, problem in enumerate(products.squares(tile) if lower else problems):
             turned = replace(problem, trans_a=bool(defines.get("TRANS_A")),
                              trans_b=bool(defines.get("TRANS_B")))  # fmt: skip
             wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
@@ -176,6 +176,8 @@ TABLE: tuple[Variant, ...] = (
     ffma("nt", replace(_FFMA, stages=2)),
     ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
     ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
+    ffma("nt", replace(_FFMA, stages=2), LOWER=1),
+    ffma("tn", replace(_FFMA_TALL, stages=2), LOWER=1),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
     ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),

@@ -54,6 +54,7 @@ class Problem:
     repeat: tuple[bool, ...] = (False, False, False, False, False)  #: one matrix for the batch
     far: bool = False  #: rows 2**31 + 4 elements apart
     k_step: int = 0  #: slices of k of this length, each with a D of its own
+    lower: tuple[int, int] = (0, 0)  #: height and width of tiles; those above the diagonal stay
 
     @property
     def results(self) -> int:
@@ -167,6 +168,20 @@ def _slices(m: int, n: int, k: int) -> list[Problem]:
     ]
 
 
+def squares(tile: Tile) -> list[Problem]:
+    """Problems whose upper tiles are left out."""
+    m, n, k = tile.m, tile.n, tile.k
+    lower, longer = (m, n), max(m, n)
+    return [
+        Problem(1, 1, 1, lower=lower, **_ODD),
+        Problem(2 * longer, 2 * longer, k, 2.0, 3.0, p=True, lower=lower, **_WIDE),
+        Problem(3 * longer + 1, 3 * longer + 1, k + 1, -1.0, p=True, batch=2, gap=3, lower=lower,
+                **_ODD),
+        Problem(9 * m, 9 * m, 3, lower=lower, **_ODD),  # more tile rows than walk as one band
+        Problem(2 * longer - 1, 2 * longer - 1, 3 * k, c=False, k_step=2 * k, lower=lower, **_ODD),
+    ]  # fmt: skip
+
+
 def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem, seed: int) -> Case:
     """A problem as a launch of a kernel."""
     rng = np.random.default_rng(seed)
@@ -185,7 +200,10 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
         entry, (tiles, 1, problem.results), tile.threads, signature(problem, matrices),
         [x.buffer for x in operands], tile.shared, seed, what=f"{entry} {problem}",
     )  # fmt: skip
-    result = operands[4].holding(_result(problem, operands))
+    made = _result(problem, operands)
+    if problem.lower != (0, 0):
+        made = np.where(_below(problem), made, operands[4].view)
+    result = operands[4].holding(made)
     return Case(launch, [*launch.buffers[:4], result.buffer])
 
 
@@ -220,6 +238,13 @@ def _operand(problem: Problem, index: int, rng: np.random.Generator) -> Operand 
         return empty
     values = rng.integers(-8, 9, (1 if problem.repeat[index] else problem.batch, *shape[1:]))
     return empty.holding(values.astype(np.float32))
+
+
+def _below(problem: Problem) -> np.ndarray:
+    """Where the tiles are that reach the diagonal."""
+    height, width = problem.lower
+    last_row = np.arange(problem.m)[:, None] // height * height + height - 1
+    return np.arange(problem.n) // width * width <= last_row
 
 
 def _result(problem: Problem, operands: list[Operand | Far]) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""Blocks on the diagonal of Gram products, on a GPU: in pieces, packed and not."""
+"""Blocks on the diagonal of Gram products, on a GPU: tiles of a triangle, packed and not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import dask.array as da
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import multimm
+from multimm.gpu.packing import pack
+from multimm.gpu.precision import gemm
 from multimm.graph import gram_tasks, tasks
 from multimm.graph.tasks import Step
 from multimm.planning.triangle import triangle
@@ -54,8 +57,39 @@ def test_what_is_below_the_diagonal_is_right(precision, turned, packed):
     assert_lower(found, x, 3, PROMISES[precision])
     again = gram_tasks.multiply_diagonal(block, partial, step=step)
     assert bool((found == again).all())
-    pieces = triangle(ROWS, precision)
-    assert len(pieces) == (3 if precision == "tf32" else 7)
+
+
+@pytest.mark.parametrize("precision", PROMISES)
+@pytest.mark.parametrize("size", [257, 1900, 4224])
+def test_tiles_above_the_diagonal_are_not_computed(precision, size):
+    """Of a few tiles, by slices of k; of many, by all of it."""
+    x = normal(2)[:size]
+    packed = precision != "ieee"
+    a = pack(cupy.asarray(x), side="a", scheme=precision) if packed else cupy.asarray(x)
+    b = replace(a, side="b") if packed else a.T
+    out = cupy.full((size, size), 77, "f4")
+    gemm(a, b, precision=precision, lower=True, out=out)
+    assert_lower(out, x, 0, PROMISES[precision])
+    if size == 4224:  # no slices
+        assert int((out == 77).sum()) > size * (size - 512) // 2 - size * 128
+    plain = gemm(a, b, precision=precision)
+    if size == 4224:
+        assert bool((cupy.tril(out) == cupy.tril(plain)).all())
+
+
+def test_a_stack_of_triangles():
+    x = np.random.default_rng(3).standard_normal((3, 700, 90), dtype="f4")
+    found = gemm(cupy.asarray(x), cupy.asarray(x), trans_b=True, precision="ieee", lower=True)
+    for one, wide in zip(found, x, strict=True):
+        assert_lower(one, wide, 0, PROMISES["ieee"])
+
+
+def test_float64_is_multiplied_in_pieces():
+    x = normal()[:3000].astype("f8")
+    found = gram_tasks.multiply_diagonal(cupy.asarray(x), step=Step("float64", "float64",
+                                                                    trans_b=True))  # fmt: skip
+    np.testing.assert_allclose(np.tril(found.get()), np.tril(x @ x.T), rtol=1e-12, atol=1e-9)
+    assert len(triangle(3000, "float64")) > 1
 
 
 def test_a_source_that_cannot_be_packed_is_multiplied_whole():

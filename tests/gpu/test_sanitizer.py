@@ -218,7 +218,27 @@ def guarded() -> None:
         assert last_choice().kernel == ("sgemm_ffma" if odd != odd else "sgemm_split")
 
 
-KERNELS: tuple[Callable[[], None], ...] = (products, sums, transposes, packed, guarded)
+def triangles() -> None:
+    """Run products whose tiles above the diagonal are left out."""
+    rng, wgmma = np.random.default_rng(6), cupy.cuda.Device().compute_capability == "90"
+    for size, extra in ((1, 0), (300, 3), (700, 0)):  # k is too short for slices
+        a, b = (rng.integers(-8, 9, (size, 40)).astype(np.float32) for _ in "ab")
+        ga, gb = uploaded(a, extra), uploaded(b, extra)
+        made = [uploaded(np.full((size, size), 77, np.float32), extra) for _ in range(3)]
+        gemm(ga, gb, trans_b=True, out=made[0], lower=True)
+        for scheme, out in zip(("float32", "tf32") if wgmma else (), made[1:], strict=False):
+            left = pack(ga, side="a", scheme=scheme)
+            right = pack(gb, side="b", trans=True, scheme=scheme)
+            multiply(left, right, out=out, lower=True)
+        for out in made if wgmma else made[:1]:
+            found = downloaded(out)
+            assert (np.tril(found) == np.tril(a @ b.T)).all(), size
+            assert size < 300 or found[0, -1] == 77
+
+
+KERNELS: tuple[Callable[[], None], ...] = (
+    products, sums, transposes, packed, guarded, triangles,
+)  # fmt: skip
 
 
 def go_wrong(tool: str) -> None:
