@@ -418,9 +418,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     p = nullptr;
   }
   if (k == 0 && !p) alpha = 0.0f;  // an infinite alpha times nothing is nothing
-  const TileIndex tile = banded_tile(blockIdx.x, ceil_div(m, BLOCK_M), ceil_div(n, BLOCK_N), BAND);
 #ifdef LOWER
-  if (tile.col >= reach<BLOCK_M, BLOCK_N>(tile.row)) return;  // the same for the whole block
+  const LowerTiles<BLOCK_M, BLOCK_N, BAND> tiles{static_cast<unsigned>(ceil_div(m, BLOCK_M)),
+                                                 static_cast<unsigned>(ceil_div(n, BLOCK_N))};
+  const TileIndex tile = tiles.at(blockIdx.x);
+#else
+  const TileIndex tile = banded_tile(blockIdx.x, ceil_div(m, BLOCK_M), ceil_div(n, BLOCK_N), BAND);
 #endif
   const index_t row = tile.row * BLOCK_M;
   const index_t col = tile.col * BLOCK_N;

@@ -11,12 +11,6 @@
 
 #include "common/index.cuh"
 
-// Tiles of a row of tiles, from the first column on, if D has so many.
-template <int HEIGHT, int WIDTH>  // of a tile
-__device__ __forceinline__ index_t reach(index_t row) {
-  return ((row + 1) * HEIGHT + WIDTH - 1) / WIDTH;
-}
-
 template <int HEIGHT, int WIDTH, int BANDED>  // of a tile, and rows of tiles in a band
 struct LowerTiles {
   unsigned rows, cols;  // of tiles, in all of D
@@ -44,8 +38,8 @@ struct LowerTiles {
 
  private:
   __device__ __forceinline__ unsigned width(unsigned row) const {
-    const unsigned most = static_cast<unsigned>(reach<HEIGHT, WIDTH>(row));
-    return most < cols ? most : cols;
+    const unsigned reach = ((row + 1) * HEIGHT + WIDTH - 1) / WIDTH;
+    return reach < cols ? reach : cols;
   }
   __device__ __forceinline__ unsigned size(unsigned above, unsigned below) const {
     unsigned sum = 0;

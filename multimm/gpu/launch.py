@@ -255,7 +255,7 @@ def prepared(
     kernel = kernel_for(
         ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
     )
-    tiles = tiles_of(shape.m, shape.n, config.block_m, config.block_n)
+    tiles = tiles_of(shape.m, shape.n, config.block_m, config.block_n, lower)
     launches = functools.partial(_launches, kernel, tiles, config, if_refused)
     slices = slices_of_k(problem, device)
     if if_refused and 2 * tiles > device.multiprocessors:

@@ -13,6 +13,7 @@ import numpy as np
 
 from cuda_on_cpu.operands import Far, Operand, difference, placed
 from cuda_on_cpu.program import Buffer, Launch, Pointer
+from multimm.gpu.tiles import tiles_of
 
 Arguments = list[object]
 
@@ -195,7 +196,7 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
         for i, along_row in ((0, not problem.trans_a), (1, problem.trans_b)):
             pointer, ld, _ = matrices[i]
             matrices[i] = (pointer, ld, problem.k_step * (1 if along_row else ld))
-    tiles = -(-problem.m // tile.m) * -(-problem.n // tile.n)
+    tiles = tiles_of(problem.m, problem.n, tile.m, tile.n, problem.lower != (0, 0))
     launch = Launch(
         entry, (tiles, 1, problem.results), tile.threads, signature(problem, matrices),
         [x.buffer for x in operands], tile.shared, seed, what=f"{entry} {problem}",
