@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -292,6 +293,41 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(pid)
+
+
+def test_a_group_has_time_to_end(command, tmp_path):
+    ended = tmp_path / "ended"
+    command(
+        SAY + "import signal\ndef end(*_):\n"
+        "    time.sleep(0.2)\n"
+        f"    open({str(ended)!r}, 'w').close()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\nsay(step=0)\ntime.sleep(60)"
+    )
+    with Group("", tmp_path / "log") as one:
+        next(one.messages())
+    assert ended.exists()
+
+
+def test_the_end_of_a_group_does_not_wait_for_what_nobody_has_asked_about(command, tmp_path):
+    """A zombie of the group, whose parent has left it."""
+    command(
+        SAY + "if not os.fork():\n"
+        "    zombie = os.fork()\n"
+        "    if not zombie: os._exit(0)\n"
+        "    os.setpgid(0, 0)\n"
+        "    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)\n"
+        "    say(parent=os.getpid())\n"
+        "    os.close(1)\n"
+        "time.sleep(60)"
+    )
+    with Group("", tmp_path / "log") as one:
+        parent = next(one.messages())["parent"]
+        began = time.monotonic()
+    try:
+        assert time.monotonic() - began < group.SETTLE / 2
+    finally:
+        os.kill(parent, signal.SIGKILL)
 
 
 def running(pid):
