@@ -177,6 +177,9 @@ def key_of(record: Record) -> tuple[str, str, int, str]:
 def agenda(asked: Asked) -> list[Item]:
     """Return all measurements, in their order: multimm first, then its peers, for each count.
 
+    A quick sweep, which may not come to the last ones, has one system after the other in place of
+    one count after the other, and leaves out what nothing is compared with.
+
     Raises
     ------
     OptionError
@@ -184,12 +187,11 @@ def agenda(asked: Asked) -> list[Item]:
     """
     if missing := system("multimm").missing(asked.device):
         raise OptionError(f"{missing}: multimm doctor says more; --workers 2 asks for CPU workers")
-    found = [
-        item
-        for count in asked.counts
-        for name in ("multimm", *asked.peers)
-        for item in _items(asked, name, count)
-    ]
+    names = ("multimm", *asked.peers)
+    order = [(name, count) for count in asked.counts for name in names]
+    if asked.quick:
+        order.sort(key=lambda pair: names.index(pair[0]))
+    found = [item for name, count in order for item in _items(asked, name, count)]
     ours = [item for item in found if item.system == "multimm"]
     if ours and all(item.absent for item in ours):
         reasons = "; ".join(dict.fromkeys(f"{i.product.name} {i.absent}" for i in ours))
@@ -208,6 +210,8 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
     for product in products(asked.sizes, machine.workers, asked.kinds):
         if product.kind == "steady" and (name != "multimm" or count != asked.counts[-1]):
             continue
+        if product.kind == "weak" and asked.quick and machine.workers not in asked.counts:
+            continue  # another size than that of all others
         reason = missing or _too_large(one, product, machine) or _too_long(asked, product, machine)
         for precision in precisions[:1] if product.kind == "steady" else precisions:
             repeats = product.repeats or asked.repeats

@@ -15,6 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.limit import Limit
 from benchmarks.records import ROOT
 
 Message = dict[str, Any]
@@ -30,6 +33,10 @@ class GroupError(Exception):
     """A group that ended, or fell silent, before it had said everything."""
 
 
+class OutOfTimeError(Exception):
+    """The sweep's time was up before a group had said everything."""
+
+
 class Group:
     """`python -m benchmarks.peers` with one job; a context manager.
 
@@ -41,14 +48,22 @@ class Group:
         Where its stderr goes.
     devices : str, optional
         CUDA_VISIBLE_DEVICES of the group; by default as it is here.
+    limit : Limit, optional
+        Of the sweep. When it is up, nothing more is waited for.
     silence : float
         Seconds without a message after which the group is given up.
     """
 
     def __init__(
-        self, job: str, log: Path, devices: str | None = None, silence: float = 900.0
+        self,
+        job: str,
+        log: Path,
+        devices: str | None = None,
+        limit: Limit | None = None,
+        silence: float = 900.0,
     ) -> None:
         self._job, self._log, self._devices, self._silence = job, log, devices, silence
+        self._limit = limit or Limit()
 
     def __enter__(self) -> Group:
         environment = dict(os.environ)
@@ -81,17 +96,21 @@ class Group:
         ------
         GroupError
             If it ends with an error, or says nothing for too long.
+        OutOfTimeError
+            If the sweep's time is up; what was said until then has been yielded.
         """
         while True:
             try:
-                message = self._messages.get(timeout=self._silence)
+                message = self._messages.get(timeout=min(self._silence, self._limit.left))
             except queue.Empty:
+                if not self._limit.left:
+                    raise OutOfTimeError from None
                 raise GroupError(f"no answer for {self._silence:.0f} s") from None
             if message is _OVER:
                 break
             yield message
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE)
+            self._process.wait(min(GRACE, self._limit.left))
         if self._process.returncode:
             raise GroupError(self._last_words())
 
@@ -120,8 +139,18 @@ class Group:
         deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline:
             self._process.poll()
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
+            if not any(map(self._alive, psutil.pids())):
                 return
             time.sleep(0.05)
+
+    def _alive(self, number: int) -> bool:
+        """Whether a process is of this group, and runs.
+
+        Those that have ended and wait for an init process that takes its time, or never asks, do
+        not: with them each end of a group took 1.5 s on one machine, and all of SETTLE elsewhere.
+        """
+        try:
+            mine = os.getpgid(number) == self._process.pid
+            return mine and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            return False

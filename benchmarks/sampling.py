@@ -17,8 +17,9 @@ Array = Any
 
 #: Rows, and the fewest columns, that are compared; arbitrary.
 ROWS, LEAST_COLUMNS = 16, 16
-#: Elements of B that are brought to the host, at most; arbitrary: a tenth of a second's work.
-ELEMENTS = 2**24
+#: Elements of B that are brought to the host, at most, in full and quick; arbitrary: the work of
+#: half a second, and of a tenth.
+ELEMENTS, QUICK_ELEMENTS = 2**24, 2**21
 
 
 class Sample(NamedTuple):
@@ -28,10 +29,10 @@ class Sample(NamedTuple):
     columns: Array
 
 
-def choose(m: int, n: int, k: int, seed: int = 0) -> Sample:
-    """Return rows and columns of an m x n product over k."""
+def choose(m: int, n: int, k: int, seed: int = 0, elements: int = ELEMENTS) -> Sample:
+    """Return rows and columns of an m x n product over k, of B at most so many elements."""
     rng = np.random.default_rng(seed)
-    columns = min(n, max(LEAST_COLUMNS, ELEMENTS // max(1, k)))
+    columns = min(n, max(LEAST_COLUMNS, elements // max(1, k)))
     return Sample(_one_per_stripe(rng, m, min(m, ROWS)), _one_per_stripe(rng, n, columns))
 
 

@@ -11,23 +11,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import records
 from benchmarks.agenda import Asked, Item, agenda, check_disk, described, groups, key_of
-from benchmarks.group import Group, GroupError, Message
+from benchmarks.group import Group, GroupError, Message, OutOfTimeError
 from benchmarks.harness import WrongResultError
+from benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
-from benchmarks.sweep_cases import STEADY_RATIO
+from benchmarks.sweep_records import line, record_of, unmeasured
 from benchmarks.unfinished import SUITE, Unfinished, give_up, in_order
 from multimm.cluster.devices import visible_gpus
-
-#: Why a case has no figure whose sweep was closed before it came to it.
-INTERRUPTED = "the sweep was interrupted"
 
 
 class Sweep:
@@ -41,15 +38,19 @@ class Sweep:
     logs : Path
         Folder for what the groups print.
     console : Console
+    limit : Limit
+        When it is up, what is left is absent.
     """
 
     def __init__(
-        self, items: Sequence[Item], kept: Unfinished, logs: Path, console: Console
+        self, items: Sequence[Item], kept: Unfinished, logs: Path, console: Console, limit: Limit
     ) -> None:
         finished = {key_of(record) for record in kept.records}
         self.left = [item for item in items if item.key not in finished]
-        self._kept, self._logs, self._console = kept, logs, console
-        self._step: Callable[[], None] = lambda: None
+        self._kept, self._logs, self._console, self._limit = kept, logs, console, limit
+        self._advance: Callable[[int], None] = lambda runs: None
+        self._runs = 0  #: that the case under way has had
+        self._begun = 0.0  #: seconds after which its group began
 
     def run(self) -> None:
         """Measure all that is left.
@@ -64,8 +65,11 @@ class Sweep:
                 if item.absent:
                     self._add(item, "absent", item.absent)
             for items in groups(item for item in self.left if not item.absent):
-                while items:  # a group that dies takes one case along, and not the others
+                while items and self._limit.left:
+                    # A group that dies takes one case along, and not the others.
                     items = self._group(items)
+                for item in items:
+                    self._add(item, "absent", NOT_BEGUN)
 
     def _group(self, items: list[Item]) -> list[Item]:
         """Measure in one process group, and return what it did not come to."""
@@ -73,14 +77,20 @@ class Sweep:
         name, workers = first.group
         work = [(item.product, item.precision, item.repeats) for item in items]
         log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
+        self._begun = self._limit.passed
         try:
-            with Group(job(name, first.machine, work), log, _devices(first)) as group:
+            with Group(job(name, first.machine, work), log, _devices(first), self._limit) as group:
                 for message in group.messages():
                     opened = opened or "opened" in message
                     if ended := self._heard(items, message):
                         waiting.remove(ended)
                         failed = "done" not in message
             reason = "its process ended early"
+        except OutOfTimeError:
+            begun = [] if failed else waiting[:1]
+            for item in begun:
+                self._add(item, "absent", BROKEN_OFF)
+            return waiting[len(begun) :]
         except GroupError as error:
             reason = str(error)
         if failed:
@@ -92,8 +102,12 @@ class Sweep:
     def _heard(self, items: list[Item], message: Message) -> Item | None:
         """Keep what a message says; return the item that it ends."""
         if "step" in message:
-            self._step()
-            return None
+            self._runs += 1
+            self._advance(1)
+        if "opened" in message and not self._console.is_terminal:
+            since = self._limit.passed - self._begun
+            self._say(f"{message['opened']}, {items[0].machine.workers} x "
+                      f"{items[0].machine.device}: ready after {since:.1f} s")  # fmt: skip
         for word in ("done", "failed", "wrong"):
             if word in message:
                 item = items[message[word]]
@@ -115,8 +129,16 @@ class Sweep:
     def _add(self, item: Item, status: str, reason: str, message: Message | None = None) -> None:
         record = record_of(item, status, reason, message)
         self._kept.add(record)
+        if not item.absent:
+            self._advance(item.repeats + 1 - self._runs)  # those that it did without
+            self._runs = 0
         if not self._console.is_terminal or status == "failed":
-            self._console.print(line(record), markup=False, highlight=False, soft_wrap=True)
+            self._say(line(record))
+
+    def _say(self, text: str) -> None:
+        """Print a line; in a log, where no bar has the time, it begins with the seconds."""
+        stamp = "" if self._console.is_terminal else f"{self._limit.passed:4.0f} s  "
+        self._console.print(stamp + text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def _progress(self) -> Iterator[None]:
@@ -126,7 +148,7 @@ class Sweep:
         console = self._console
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("measuring", total=runs)
-            self._step = lambda: progress.advance(bar)
+            self._advance = lambda runs: progress.advance(bar, runs)
             yield
 
 
@@ -137,49 +159,6 @@ def _devices(item: Item) -> str:
     return ",".join(gpu.ident for gpu in visible_gpus()[: item.machine.workers])
 
 
-def record_of(item: Item, status: str, reason: str, message: Message | None = None) -> Record:
-    """Return the record of an item: measured, failed or absent."""
-    product, said = item.product, dict(message or {})
-    shape = (product.m, product.n, product.k)
-    seconds = said.pop("seconds", [])
-    detail = {
-        "workers": item.machine.workers, "device": item.machine.device,
-        "scaling": product.scaling, "predicted_seconds": None, "one_worker_tflops": None,
-        "status": status, "reason": reason, "config": said.pop("config", ""),
-        **said.pop("detail", {}),
-    }  # fmt: skip
-    more: dict[str, Any] = {"precision": item.precision, "detail": detail}
-    if not seconds:
-        return records.unmeasured(product.name, item.system, shape, **more)
-    more |= said.pop("errors")
-    more |= {key: said[key] for key in records.KEYS if key in said}
-    made = records.record(
-        product.name, item.system, shape, seconds, flops=product.flops, timing="host", **more
-    )
-    if product.kind == "steady":
-        ratio = max(seconds) / made["median"]
-        detail |= {"slowest_over_median": round(ratio, 4), "steady": ratio <= STEADY_RATIO}
-    return made
-
-
-def _unmeasured(item: Item) -> Record:
-    """The record of an item that its sweep does not come to."""
-    status, reason = ("absent", item.absent) if item.absent else ("failed", INTERRUPTED)
-    return record_of(item, status, reason)
-
-
-def line(record: Record) -> str:
-    """One line about a record."""
-    detail = record["detail"]
-    name = f"{record['case']}, {record['system']}, {detail['workers']} x {detail['device']}"
-    if detail["status"] != "done":
-        return f"{name}, {record['precision']}: {detail['status']}, {detail['reason']}"
-    return (
-        f"{name}, {record['precision']}: {record['median']:.4g} s, {record['tflops']:.4g} TFLOP/s, "
-        f"off by {record['componentwise_u']} u"
-    )
-
-
 def sweep(
     asked: Asked,
     output: Path | None,
@@ -187,6 +166,7 @@ def sweep(
     *,
     restart: bool = False,
     items: Sequence[Item] | None = None,
+    limit: Limit | None = None,
 ) -> tuple[list[Record], Path | None]:
     """Run a sweep, or what is left of it.
 
@@ -200,6 +180,8 @@ def sweep(
         Forget an unfinished sweep in `output`.
     items : sequence of Item, optional
         In place of what `agenda` makes of `asked`.
+    limit : Limit, optional
+        Default: none, and for a quick sweep `QUICK_SECONDS` from now.
 
     Returns
     -------
@@ -213,6 +195,7 @@ def sweep(
     WrongResultError
         If a product of multimm is wrong: what was measured until then stays unpublished.
     """
+    limit = limit or (Limit(QUICK_SECONDS) if asked.quick else Limit())
     items = agenda(asked) if items is None else items
     with tempfile.TemporaryDirectory(prefix="multimm-bench-") as temporary:
         folder = output or Path(temporary)
@@ -222,9 +205,9 @@ def sweep(
         )
         if restart:
             give_up(folder)
-        planned = [_unmeasured(item) for item in items]
+        planned = [unmeasured(item) for item in items]
         kept = Unfinished(folder, header, asked.as_json(), planned)
-        under_way = Sweep(items, kept, Path(temporary), console)
+        under_way = Sweep(items, kept, Path(temporary), console, limit)
         announce(items, under_way.left, console)
         try:
             under_way.run()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
+from benchmarks.limit import TIME_IS_UP
 from benchmarks.records import Record
 from benchmarks.sweep_cases import STEADY_RATIO
 
@@ -41,15 +42,19 @@ def efficiency(record: Record) -> float | None:
 
 
 def verdict(records: Sequence[Record]) -> Iterator[str]:
-    """Yield sentences: what is right, how fast it is beside each peer, where a peer wins."""
+    """Yield sentences: what is right, what time was too short for, how fast it is beside each
+    peer, where a peer wins.
+    """
     done = [record for record in records if record["detail"]["status"] == "done"]
     ours = [record for record in done if record["system"] == "multimm"]
-    if not ours:
+    if ours:
+        fp32 = [r["componentwise_u"] for r in ours if r["precision"] != "tf32"]
+        worst = max(fp32, default=0.0)
+        cases = f"all {len(ours)} cases"
+        yield f"multimm: right in {cases}, FP32 errors of at most {worst:.3g} u |A||B|"
+    else:
         yield "multimm: nothing was measured"
-        return
-    fp32 = [r["componentwise_u"] for r in ours if r["precision"] != "tf32"]
-    worst = max(fp32, default=0.0)
-    yield f"multimm: right in all {len(ours)} cases, FP32 errors of at most {worst:.3g} u |A||B|"
+    yield from _too_late(records)
     for peer in dict.fromkeys(r["system"] for r in done if r["system"] != "multimm"):
         yield from _beside(peer, ours, [record for record in done if record["system"] == peer])
     for record in ours:
@@ -59,6 +64,16 @@ def verdict(records: Sequence[Record]) -> Iterator[str]:
                 f"{len(record['seconds'])} runs in a row: the slowest took {ratio:.3f} x the "
                 f"median, {kept} {STEADY_RATIO}"
             )
+
+
+def _too_late(records: Sequence[Record]) -> Iterator[str]:
+    """What a quick sweep did not come to, of multimm as of its peers."""
+    late = [r["system"] for r in records if r["detail"]["reason"].endswith(TIME_IS_UP)]
+    if not late:
+        return
+    all_there = late + [r["system"] for r in records if r["detail"]["status"] == "done"]
+    counts = (f"{late.count(s)} of {all_there.count(s)} of {s}" for s in dict.fromkeys(late))
+    yield f"{TIME_IS_UP}; cases not measured: {', '.join(counts)}"
 
 
 def _beside(peer: str, ours: Sequence[Record], theirs: Sequence[Record]) -> Iterator[str]:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks import cublas
+from benchmarks import cublas, sampling
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, system, trace
 from benchmarks.peers import __main__ as group_main
@@ -60,6 +61,7 @@ class Toy(System):
 
     def sample(self, operands, result, at):
         self.diary.append("sample")
+        self.at = at
         return crossing(*operands, result, at)
 
     def verify(self, operands, result, precision):
@@ -91,8 +93,52 @@ def test_a_wrong_product_is_never_timed():
 
 
 def test_what_takes_minutes_is_run_twice():
-    toy = Toy(takes=ENOUGH_SECONDS)
+    toy = Toy(takes=1.1 * ENOUGH_SECONDS)
+    toy.warms_up = False  # which counts in a quick sweep alone
     assert len(measure(toy, SQUARE, "float32", 5, clock=lambda: toy.now)["seconds"]) == 2
+    assert toy.diary.count("multiply") == 3
+
+
+QUICK = replace(CPU, quick=True)
+
+
+@pytest.mark.parametrize(
+    ("takes", "warms_up", "runs", "products"),
+    [
+        (0.1, True, 5, 6),
+        (0.4, True, 3, 4),
+        (2.0, True, 1, 2),
+        (0.4, False, 3, 4),
+        (2.0, False, 1, 1),
+    ],
+)
+def test_quick_runs_are_repeated_for_a_second(monkeypatch, takes, warms_up, runs, products):
+    toy = Toy(QUICK, takes=takes)
+    monkeypatch.setattr(toy, "warms_up", warms_up, raising=False)
+    found = measure(toy, SQUARE, "float32", 5, clock=lambda: toy.now)
+    assert found["seconds"] == pytest.approx([takes] * runs)
+    assert toy.diary.count("multiply") == toy.diary.count("after") == products
+    assert toy.diary[:5] == ["operands 0", "multiply", "after", "sample", "verify"]
+
+
+def test_runs_in_a_row_are_as_many_when_quick():
+    toy, row = Toy(QUICK, takes=2.0), replace(SQUARE, repeats=20)
+    assert len(measure(toy, row, "float32", 20, clock=lambda: toy.now)["seconds"]) == 20
+
+
+def test_only_numpy_has_nothing_to_prepare_in_its_first_run():
+    assert [name for name in SYSTEMS if not system(name).warms_up] == ["numpy"]
+
+
+def test_a_quick_sample_has_an_eighth_of_the_columns():
+    wide = Product("strong", "wide", 20, 512, 2**15)
+    counts = {}
+    for machine in (CPU, QUICK):
+        toy = Toy(machine)
+        measure(toy, wide, "float32", 1)
+        counts[machine.quick] = len(toy.at.columns)
+        assert len(toy.at.rows) == sampling.ROWS
+    assert counts == {False: 512, True: 64}
 
 
 def test_operands_of_the_host_depend_on_the_seed_alone():

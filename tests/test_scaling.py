@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +20,9 @@ from rich.console import Console
 import multimm
 from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
 from benchmarks.agenda import Item, ask
-from benchmarks.group import Group, GroupError
+from benchmarks.group import Group, GroupError, OutOfTimeError
 from benchmarks.harness import U, WrongResultError
+from benchmarks.limit import QUICK_SECONDS, Limit
 from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, SIZES, Product, products, too_large
@@ -95,7 +98,7 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 
 def test_unknown_names_list_the_known_ones():
     for option, known in (("cases", "strong, weak, tall, rectangular, steady"),
-                          ("peers", "dask.array, cupy, jax highest, jax default, cublasxt, numpy"),
+                          ("peers", "dask.array, jax highest, cupy, jax default, cublasxt, numpy"),
                           ("precisions", "float32, ieee, tf32")):  # fmt: skip
         with pytest.raises(OptionError, match=f"no .* is called 'nonsense'; known are {known}"):
             ask(**{option: "nonsense"})
@@ -181,6 +184,23 @@ def test_the_agenda_has_every_case_for_every_count(eight_gpus):
     assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
 
 
+def test_a_quick_agenda_has_first_what_matters_and_no_size_of_its_own(eight_gpus):
+    found = agenda.agenda(ask(quick=True, gpus="1,2"))
+    groups = list(dict.fromkeys(item.group for item in found))
+    assert groups[:4] == [("multimm", 1), ("multimm", 2), ("dask.array", 1), ("dask.array", 2)]
+    assert groups[-1] == ("numpy", 1)
+    full = agenda.agenda(ask(gpus="1,2"))
+    assert list(dict.fromkeys(item.group for item in full))[:2] == [
+        *(("multimm", 1), ("dask.array", 1))
+    ]
+    for gpus, weak in (("8", False), ("1", True)):
+        alone = [i for i in agenda.agenda(ask(quick=True, gpus=gpus)) if i.system == "cupy"]
+        assert ("weak" in {item.product.kind for item in alone}) is weak
+        assert "strong" in {item.product.kind for item in alone}
+    full = [i for i in agenda.agenda(ask(gpus="8")) if i.system == "cupy"]
+    assert "weak" in {item.product.kind for item in full}
+
+
 def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
     machine = Machine("gpu", 3, GB, GB)
     assert scaling._devices(Item("multimm", machine, SMALL, "float32", 1)) == "0,1,2"
@@ -238,6 +258,9 @@ def test_a_sample_leaves_no_block_out_and_fits_in_memory():
     tall = sampling.choose(8192, 8192, 2**23)
     assert len(tall.columns) == sampling.LEAST_COLUMNS
     assert len(sampling.choose(3, 2, 5).rows) == 3
+    quick = sampling.choose(16384, 16384, 16384, elements=sampling.QUICK_ELEMENTS)
+    assert len(quick.columns) == 128
+    assert set(quick.columns // 1024) == set(range(16))
     assert sampling.allowed("tf32", 512) > 2**-9 > sampling.allowed("ieee", 512) == 515 * U
 
 
@@ -294,6 +317,61 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
     assert not running(pid)
 
 
+def test_a_group_whose_sweep_is_out_of_time_is_not_waited_for(command, tmp_path):
+    now = [0.0]
+    limit = Limit(60.0, clock=lambda: now[0])
+    command(SAY + "say(step=0)\ntime.sleep(60)")
+    began = time.monotonic()
+    with Group("", tmp_path / "log", limit=limit) as one:
+        messages = one.messages()
+        assert next(messages) == {"step": 0}
+        now[0] = 61.0
+        with pytest.raises(OutOfTimeError):
+            next(messages)
+    command(SAY + "say(step=0)\nos.close(1)\ntime.sleep(60)")  # it has said all, and stays
+    with (
+        Group("", tmp_path / "log", limit=Limit(1.0)) as one,
+        suppress(OutOfTimeError),  # where Python needs a second to begin
+    ):
+        list(one.messages())
+    assert time.monotonic() - began < 20 < group.GRACE
+
+
+def test_a_group_has_time_to_end(command, tmp_path):
+    ended = tmp_path / "ended"
+    command(
+        SAY + "import signal\ndef end(*_):\n"
+        "    time.sleep(0.2)\n"
+        f"    open({str(ended)!r}, 'w').close()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\nsay(step=0)\ntime.sleep(60)"
+    )
+    with Group("", tmp_path / "log") as one:
+        next(one.messages())
+    assert ended.exists()
+
+
+def test_the_end_of_a_group_does_not_wait_for_what_nobody_has_asked_about(command, tmp_path):
+    """A zombie of the group, whose parent has left it."""
+    command(
+        SAY + "if not os.fork():\n"
+        "    zombie = os.fork()\n"
+        "    if not zombie: os._exit(0)\n"
+        "    os.setpgid(0, 0)\n"
+        "    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)\n"
+        "    say(parent=os.getpid())\n"
+        "    os.close(1)\n"
+        "time.sleep(60)"
+    )
+    with Group("", tmp_path / "log") as one:
+        parent = next(one.messages())["parent"]
+        began = time.monotonic()
+    try:
+        assert time.monotonic() - began < group.SETTLE / 2
+    finally:
+        os.kill(parent, signal.SIGKILL)
+
+
 def running(pid):
     """Whether a process is there and no zombie that only waits for its parent."""
     try:
@@ -312,8 +390,9 @@ class Script:
     def __init__(self, *groups):
         self.groups, self.jobs = list(groups), []
 
-    def __call__(self, job, log, devices):
+    def __call__(self, job, log, devices, limit):
         self.jobs.append((json.loads(job), devices))
+        self.limit = limit
         return self
 
     def __enter__(self):
@@ -326,6 +405,9 @@ class Script:
         for message in self.groups.pop(0):
             if isinstance(message, BaseException):
                 raise message
+            if callable(message):
+                message()
+                continue
             yield message
 
 
@@ -491,6 +573,122 @@ def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):
     console.print(verdict.table(found))
     assert "102" in console.file.getvalue()
     assert list(verdict.verdict([])) == ["multimm: nothing was measured"]
+
+
+# Its time
+
+
+LATE = "a quick sweep ends after two minutes"
+
+
+class Clock:
+    """Stands until it is set; seconds."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def at(self, seconds):
+        """What a script calls for the clock to be there."""
+        return lambda: setattr(self, "now", seconds)
+
+
+def test_a_quick_sweep_ends_when_its_time_is_up(monkeypatch, tmp_path):
+    clock = Clock()
+    items = [item("one"), item("two"), item("three"), item("one", "numpy"), item("x", absent="no")]
+    said = [OPENED, done(0), {"step": 1}, clock.at(10.0), OutOfTimeError()]
+    limit = Limit(10.0, clock)
+    found, path, script, _ = swept(monkeypatch, tmp_path, items, said, limit=limit)
+    assert len(script.jobs) == 1  # and no second group
+    assert script.limit is limit
+    absent = {(r["case"], r["system"]): r["detail"]["reason"] for r in records.load(path)
+              if r["detail"]["status"] == "absent"}  # fmt: skip
+    assert absent == {("two", "multimm"): f"broken off: {LATE}", ("x", "multimm"): "no",
+                      ("three", "multimm"): f"not begun: {LATE}",
+                      ("one", "numpy"): f"not begun: {LATE}"}  # fmt: skip
+    assert verdict.failed(found) == []
+    assert list(verdict.verdict(found)) == [
+        "multimm: right in all 1 cases, FP32 errors of at most 1.5 u |A||B|",
+        f"{LATE}; cases not measured: 2 of 3 of multimm, 1 of 1 of numpy",
+    ]
+    assert not (tmp_path / unfinished.NAME).exists()
+
+
+def test_no_group_begins_after_the_time_is_up(monkeypatch, tmp_path):
+    clock = Clock()
+    items = [item("one"), item("one", "numpy")]
+    said = [OPENED, done(0), clock.at(10.0)]
+    found, _, script, _ = swept(monkeypatch, tmp_path, items, said, limit=Limit(10.0, clock))
+    assert [r["detail"]["reason"] for r in found] == ["", f"not begun: {LATE}"]
+    assert len(script.jobs) == 1
+
+
+def test_a_case_that_has_failed_is_not_broken_off_as_well(monkeypatch, tmp_path):
+    clock = Clock()
+    said = [OPENED, {"failed": 0, "reason": "E: x"}, clock.at(10.0), OutOfTimeError()]
+    items = [item("one"), item("two")]
+    found, _, script, _ = swept(monkeypatch, tmp_path, items, said, limit=Limit(10.0, clock))
+    assert [r["detail"]["reason"] for r in found] == ["E: x", f"not begun: {LATE}"]
+    assert len(script.jobs) == 1
+
+
+def test_only_a_quick_sweep_has_a_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(scaling, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(scaling, "Group", script := Script([OPENED, done(0)]))
+    monkeypatch.setattr(scaling, "agenda", lambda asked: [item("one")])
+    arguments = ["bench", "--workers", "2", "--output"]
+    late = CliRunner().invoke(main, [*arguments, str(tmp_path / "quick"), "--quick"])
+    assert late.exit_code == 0, late.output
+    assert script.jobs == []
+    assert "multimm: nothing was measured" in late.output
+    assert f"{LATE}; cases not measured: 1 of 1 of multimm" in late.output
+    full = CliRunner().invoke(main, [*arguments, str(tmp_path / "full")])
+    assert full.exit_code == 0, full.output
+    assert "right in all 1 cases" in full.output
+    assert LATE not in full.output
+
+
+def test_two_minutes_have_room_for_what_comes_after_the_limit():
+    assert 90 <= QUICK_SECONDS <= 120 - group.SETTLE - 4
+
+
+def test_lines_of_a_log_begin_with_the_seconds(monkeypatch, tmp_path):
+    clock = Clock()
+    said = [clock.at(9.0), OPENED, clock.at(41.2), done(0), {"failed": 1, "reason": "E: x"}]
+    limit = Limit(1000.0, clock)
+    *_, text = swept(monkeypatch, tmp_path, [item("one"), item("two")], said, limit=limit)
+    assert "\n   9 s  x, 2 x cpu: ready after 9.0 s\n" in text
+    assert "\n  41 s  one, multimm, 2 x cpu, float32: 2 s, " in text
+    monkeypatch.setattr(Console, "is_terminal", True)  # where a bar shows the time
+    monkeypatch.setattr(scaling, "Progress", bar := Bar())
+    clock.now = 0.0
+    said = [{"step": 0}, done(0), {"step": 1}, {"step": 1}, {"failed": 1, "reason": "E: x"}]
+    *_, text = swept(monkeypatch, tmp_path / "bar", [item("one"), item("two")], said, limit=limit)
+    assert "\ntwo, multimm, 2 x cpu, float32: failed, E: x\n" in text
+    assert "one, multimm" not in text
+    assert bar.advanced == bar.total == 8  # also of what ended early
+
+
+class Bar:
+    """Stands in for a bar, and counts."""
+
+    advanced = total = 0
+
+    def __call__(self, *columns, **options):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def add_task(self, text, total):
+        self.total = total
+
+    def advance(self, task, steps):
+        self.advanced += steps
 
 
 # The command

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
 
 Array = Any
-#: Fewest timed runs, and the seconds after which no further one is begun.
+#: Fewest timed runs, and the seconds after which no further one is begun. A quick sweep has a
+#: minute or so for some thirty cases, each with operands to make and to verify.
 LEAST_RUNS, ENOUGH_SECONDS = 2, 60.0
+QUICK_LEAST_RUNS, QUICK_ENOUGH_SECONDS = 1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class Machine:
     host_bytes: int  #: of the host
     gflops: float = 0.0  #: of all CPU cores together, roughly
     quick: bool = False  #: figures may be rough
+
+
+class Run(NamedTuple):
+    """A product that was timed."""
+
+    seconds: float
+    start: float  #: seconds since the epoch
 
 
 class System:
@@ -50,6 +59,8 @@ class System:
     runs_on: ClassVar[str | None] = None
     #: Whether it can use several workers.
     spreads: ClassVar[bool] = True
+    #: Whether the first run of a product prepares those that follow.
+    warms_up: ClassVar[bool] = True
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -131,7 +142,8 @@ def measure(
     product : Product
     precision : str
     repeats : int
-        Timed runs; fewer, but at least two, where they take minutes.
+        Timed runs; fewer, but at least two, where they take minutes. Quick, where they take
+        seconds: at least one, and that may be the verified one, where it prepared nothing.
     step : callable
         Called after each run.
     clock : callable
@@ -142,38 +154,51 @@ def measure(
     WrongResultError
         If the product is wrong; nothing is timed then.
     """
-    errors = _verified(system, product, precision)
+    quick = system.machine.quick and not product.repeats  # runs in a row stay as many
+    least, enough = (
+        (QUICK_LEAST_RUNS, QUICK_ENOUGH_SECONDS) if quick else (LEAST_RUNS, ENOUGH_SECONDS)
+    )
+    errors, first = _verified(system, product, precision, clock)
     step()
-    seconds: list[float] = []
-    for run in range(repeats):
-        if len(seconds) >= LEAST_RUNS and sum(seconds) > ENOUGH_SECONDS:
+    runs = [first] if quick and not system.warms_up and first.seconds > enough else []
+    while len(runs) < repeats:
+        if len(runs) >= least and sum(run.seconds for run in runs) > enough:
             break
-        operands = system.operands(product, precision, seed=run + 1)
-        system.before()
-        wall, start = time.time(), clock()
-        result = system.multiply(operands, precision)
-        seconds.append(clock() - start)
-        last = (wall, wall + seconds[-1])
-        system.after(result)
-        if run + 1 < repeats:
+        operands = system.operands(product, precision, seed=len(runs) + 1)
+        result, run = _timed(system, operands, precision, clock)
+        runs.append(run)
+        if len(runs) < repeats:
             del operands, result
         step()
+    last = (runs[-1].start, runs[-1].start + runs[-1].seconds)
     facts = system.facts(product, precision, last)
-    return {"seconds": seconds, "errors": errors.recorded(), **facts}
+    return {"seconds": [run.seconds for run in runs], "errors": errors.recorded(), **facts}
 
 
-def _verified(system: System, product: Product, precision: str) -> Errors:
+def _verified(
+    system: System, product: Product, precision: str, clock: Callable[[], float]
+) -> tuple[Errors, Run]:
     """Also warms up: kernels are compiled, connections made."""
     system.prepare(product, precision)
     operands = system.operands(product, precision, seed=0)
-    system.before()
-    result = system.multiply(operands, precision)
-    system.after(result)
-    at = sampling.choose(product.m, product.n, product.k)
+    result, run = _timed(system, operands, precision, clock)
+    elements = sampling.QUICK_ELEMENTS if system.machine.quick else sampling.ELEMENTS
+    at = sampling.choose(product.m, product.n, product.k, elements=elements)
     left, right, found = system.sample(operands, result, at)
     errors = sampling.check(left, right, found, precision)
     system.verify(operands, result, precision)
-    return errors
+    return errors, run
+
+
+def _timed(
+    system: System, operands: Any, precision: str, clock: Callable[[], float]
+) -> tuple[Any, Run]:
+    system.before()
+    wall, start = time.time(), clock()
+    result = system.multiply(operands, precision)
+    seconds = clock() - start
+    system.after(result)
+    return result, Run(seconds, wall)
 
 
 def crossing(a: Array, b: Array, c: Array, at: Sample) -> tuple[Array, Array, Array]:

@@ -22,6 +22,7 @@ class CublasXt(NumpyMatmul):
     needs: ClassVar = {"gpu": ("cupy",)}
     runs_on = None
     spreads = True
+    warms_up = True  # contexts on all GPUs
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)

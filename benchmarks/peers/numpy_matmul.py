@@ -20,6 +20,7 @@ class NumpyMatmul(System):
     needs: ClassVar = {"cpu": (), "gpu": ()}
     runs_on: ClassVar[str | None] = "cpu"
     spreads = False
+    warms_up = False
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)

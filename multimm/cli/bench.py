@@ -38,7 +38,8 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
 
     Every product is verified before it is timed. After an interruption the same command goes on,
     and --close, with no other option than --output, records what there is: for what it lacks it
-    says that it was interrupted. Runs from a checkout of the repository. Exit code 1 if a product
+    says that it was interrupted. With --quick, what two minutes are too short for is left out, and
+    counted in the verdict. Runs from a checkout of the repository. Exit code 1 if a product
     is wrong or a case failed.
     """
     find_benchmarks("bench")
