@@ -122,6 +122,7 @@ class SplitEntry(NamedTuple):
     name: str
     config: SplitConfig
     clocks: int  #: of a block, per slab
+    long_clocks: int  #: the same where it takes longer than `LONG_SECONDS`
     why: str
 
 
@@ -136,13 +137,19 @@ CLOCK, PACK_SECONDS = 1.6e9, 3e-12
 LAUNCH_SECONDS = 16e-6
 ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 
-# Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
-# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them.
+#: A product that takes longer meets the power limit, where narrow tiles, whose operands travel
+#: more, lose more than wide ones: arbitrary.
+LONG_SECONDS = 1e-3
+
+# Clocks are from products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
+# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them. Long
+# ones are measured beside the wide tiles', in triangles of 512 to 4096 with k of 262144, held for
+# 0.3 s: 1.32 to 1.48 times half of them, and for tf32 1.25.
 SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
-    SplitEntry("split_wide", SplitConfig(3, 128, 6, 8), 1745, "least traffic per product"),
-    SplitEntry("split_narrow", SplitConfig(3, 64, 9, 8), 960, "D of few tiles"),
-    SplitEntry("tf32_wide", SplitConfig(1, 256, 4, 12), 1263, "least traffic per product"),
-    SplitEntry("tf32_narrow", SplitConfig(1, 128, 7, 12), 660, "D of few tiles"),
+    SplitEntry("split_wide", SplitConfig(3, 128, 6, 8), 1745, 1745, "least traffic per product"),
+    SplitEntry("split_narrow", SplitConfig(3, 64, 9, 8), 960, 1250, "D of few tiles"),
+    SplitEntry("tf32_wide", SplitConfig(1, 256, 4, 12), 1263, 1263, "least traffic per product"),
+    SplitEntry("tf32_narrow", SplitConfig(1, 128, 7, 12), 660, 790, "D of few tiles"),
 )
 
 
@@ -264,7 +271,10 @@ def _fastest(
 
     def clocks(entry: SplitEntry) -> int:
         turns = -(-entry.config.tiles(m, n, lower) * slices // multiprocessors)
-        return turns * (length * entry.clocks + TILE_CLOCKS)
+        short, long = (
+            turns * (length * slab + TILE_CLOCKS) for slab in (entry.clocks, entry.long_clocks)
+        )
+        return short if short <= LONG_SECONDS * CLOCK else long
 
     able = [entry for entry in SPLIT_REGISTRY if entry.config.products == products]
     if not able:
