@@ -170,7 +170,7 @@ def test_the_plan_of_a_single_product_says_what_it_is_expected_to_run_on(size, t
     ],
 )
 def test_what_is_packed_of_shapes_alone(precision, dtype, device, packs):
-    spec = MatrixSpec((16384, 16384), dtype, np.dtype(dtype).itemsize)
+    spec = MatrixSpec((65536, 65536), dtype, np.dtype(dtype).itemsize)
     cluster = ClusterSpec.homogeneous(device, 2)
     assert (
         bool(multimm.plan(spec, spec, precision=precision, cluster=cluster).layout.packed) == packs
@@ -178,6 +178,6 @@ def test_what_is_packed_of_shapes_alone(precision, dtype, device, packs):
 
 
 def test_blocks_in_host_memory_are_not_packed_on_a_cluster_of_gpus():
-    x = da.ones((16384, 16384), chunks=4096, dtype="float32")
+    x = da.ones((65536, 65536), chunks=16384, dtype="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
     assert not multimm.plan(x, x, cluster=cluster).layout.packed

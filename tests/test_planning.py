@@ -283,16 +283,17 @@ TABLE = {
     "tiny": ((300, 300, 300, 1), {2: "1 x 1 x 1", 4: "1 x 1 x 1", 8: "1 x 1 x 1"}),
     "awkward": ((30011, 20011, 40009, 1), {2: "1 x 2 x 1", 4: "2 x 2 x 1", 8: "2 x 4 x 1"}),
 }
+#: Others, where every product packs its blocks.
+WITHIN = {("small square", 8): "2 x 2 x 2"}
 
 
 @pytest.mark.parametrize("pack", ["", "float32"])
 @pytest.mark.parametrize(
-    ("shape", "workers", "grid"),
-    [(shape, w, grid) for shape, grids_of in TABLE.values() for w, grid in grids_of.items()],
-    ids=[f"{name}-{w}" for name, (_, grids_of) in TABLE.items() for w in grids_of],
+    ("name", "workers"), [(name, w) for name, (_, grids_of) in TABLE.items() for w in grids_of]
 )
-def test_the_arrangement_of_each_shape_and_its_traffic(shape, workers, grid, pack):
-    m, k, n, matrices = shape
+def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
+    (m, k, n, matrices), grids_of = TABLE[name]
+    grid = (WITHIN if pack else {}).get((name, workers), grids_of[workers])
     stack = (matrices,) if matrices > 1 else ()
     wanted = Problem(MatrixSpec((*stack, m, k)), MatrixSpec((*stack, k, n)), pack=pack)
     plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
@@ -329,12 +330,25 @@ def test_stacks_stay_where_they_are():
 
 
 def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
-    packed = Problem(MatrixSpec((16384, 2**21)), MatrixSpec((2**21, 16384)), pack="float32")
+    packed = Problem(MatrixSpec((65536, 2**19)), MatrixSpec((2**19, 65536)), pack="float32")
     tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))
     ample = plan_matmul(packed, ClusterSpec.homogeneous(H200, 16))
     assert not tight.layout.packed
     assert not tight.time_terms["spilling"]
     assert ample.layout.packed
+
+
+@pytest.mark.parametrize(("size", "once"), [(8192, False), (16384, False), (65536, True)])
+def test_small_blocks_are_packed_by_each_product_that_uses_them(size, once):
+    """A task that packs takes longer than packing; large blocks are packed once for many."""
+    wanted = Problem(MatrixSpec((size, size)), MatrixSpec((size, size)), pack="float32")
+    plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, 2))
+    assert bool(plan.layout.packed) == once
+    packs = sum(len(plan.layout.slabs) * count for count in (
+        len(plan.layout.m_blocks), len(plan.layout.n_blocks)))  # fmt: skip
+    assert plan.tasks == plan.layout.blocks * len(plan.layout.slabs) + packs * once
+    given = plan_matmul(wanted, plan.cluster, options=Options(blocks=size // 2))
+    assert given.layout.packed, "kernels must not depend on the workers"
 
 
 def test_tall_matrix_moves_only_the_small_operand():

@@ -49,7 +49,7 @@ FINALISTS = 4
 
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
 #: predictions are no better.
-NEARLY = 1.005
+NEARLY = 1.02
 #: Among those, bytes of a plan with parts of k count so many times: its sums are rounded once more,
 #: and travel when all else is done. Arbitrary.
 SPLIT = 2
@@ -136,7 +136,24 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         layout = lay_out(problem, cluster, finalist.grid, options, cut)
         if layout not in ranks:
             ranks[layout] = _rank(layout, cluster)
-    return ranks
+    if options.blocks is not None:
+        return ranks  # the bits must not depend on the workers, nor may the kernels
+    return ranks | _packed_within(ranks, cluster)
+
+
+def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid, with blocks packed by every product that uses them.
+
+    Packing a block where it is kept is one task more, and of blocks that are used a few times the
+    task takes longer than the packing: 31 against 18 ms for 8192 on two H200s, 27 against 22 for
+    16384 in tf32.
+    """
+    of_grid: dict[Grid, list[Layout]] = {}
+    for layout in sorted(ranks, key=ranks.__getitem__):
+        if layout.packed:
+            of_grid.setdefault(layout.grid, []).append(layout)
+    within = [replace(x, pack_once=False) for found in of_grid.values() for x in found[:FINALISTS]]
+    return {layout: _rank(layout, cluster) for layout in within}
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
