@@ -212,7 +212,9 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
             continue
         if product.kind == "weak" and asked.quick and machine.workers not in asked.counts:
             continue  # another size than that of all others
-        reason = missing or _too_large(one, product, machine) or _too_long(asked, product, machine)
+        reason = (
+            missing or _too_large(one, product, machine) or _too_long(asked, one, product, machine)
+        )
         for precision in precisions[:1] if product.kind == "steady" else precisions:
             repeats = product.repeats or asked.repeats
             yield Item(name, machine, product, precision, repeats, reason)
@@ -225,12 +227,12 @@ def _too_large(one: Any, product: Product, machine: Machine) -> str:
         return str(error)
 
 
-def _too_long(asked: Asked, product: Product, machine: Machine) -> str:
+def _too_long(asked: Asked, one: Any, product: Product, machine: Machine) -> str:
     gflops = machine.workers * H200.gflops if machine.device == "gpu" else machine.gflops
-    seconds = product.flops / (gflops * 1e9)
+    seconds = one.longest * product.flops / (gflops * 1e9)
     if asked.longest is None or seconds <= asked.longest:
         return ""
-    return f"FP32 units would take {seconds:.0f} s for a run, more than --longest {asked.longest:g}"
+    return f"a run may take {seconds:.0f} s, more than --longest {asked.longest:g}"
 
 
 def check_disk(folder: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import distributed
 import numpy as np
 import pytest
 
@@ -367,6 +368,15 @@ def spoil(block):
     out = block.copy()
     out[0, 0] += 100
     return out
+
+
+@pytest.mark.parametrize(("name", "waits"), [("multimm", 0), ("dask.array", 1)])
+def test_gpus_are_waited_for_where_tasks_return_early(name, waits, monkeypatch):
+    monkeypatch.setattr(distributed, "wait", lambda result: None)
+    one, seen = system(name)(GPU), []
+    one.client = SimpleNamespace(run=seen.append)
+    assert one.run(SimpleNamespace(persist=lambda: "there")) == "there"
+    assert len(seen) == waits
 
 
 def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):

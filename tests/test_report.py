@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from scaling_records import save, swept
+from scaling_records import entry, save, swept, without_result
 
 import multimm.cli
 from benchmarks import kernels, records
@@ -57,6 +57,28 @@ def test_a_sweep_over_cpu_workers_is_no_figure_of_speed(tmp_path):
     assert Runs(tmp_path).of("scaling") == []
     save(tmp_path, swept())
     assert Runs(tmp_path).of("scaling")[0]["date"] == "2026-01-01T00:00:00Z"
+
+
+def test_sweeps_of_one_commit_are_one(tmp_path, monkeypatch):
+    """Each with counts or peers that the other lacks; a figure is not replaced by its absence."""
+    first = [entry("strong square 65536", "multimm", "float32", workers) for workers in (1, 2)]
+    again = [
+        entry("strong square 65536", "multimm", "float32", 2) | {"tflops": 7.0},
+        entry("strong square 65536", "multimm", "float32", 4),
+        without_result("strong square 65536", "multimm", 1, "failed", "interrupted"),
+        without_result("strong square 65536", "numpy", 1, "absent", "too slow"),
+    ]
+    monkeypatch.setenv("MULTIMM_COMMIT", "c1")
+    save(tmp_path, first, "2026-01-01T00:00:00Z")
+    save(tmp_path, again, "2026-01-02T00:00:00Z")
+    found = Runs(tmp_path).of("scaling")
+    where = {(r["system"], r["detail"]["workers"]): r["detail"]["status"] for r in found}
+    assert where == {("multimm", 1): "done", ("multimm", 2): "done", ("multimm", 4): "done",
+                     ("numpy", 1): "absent"}  # fmt: skip
+    assert [r["tflops"] for r in found if r["detail"]["workers"] == 2] == [7.0]
+    monkeypatch.setenv("MULTIMM_COMMIT", "c2")
+    save(tmp_path, first[:1], "2026-01-03T00:00:00Z")
+    assert len(Runs(tmp_path).of("scaling")) == 1
 
 
 def test_a_file_that_is_no_run_is_named(tmp_path):

@@ -59,6 +59,8 @@ class System:
     runs_on: ClassVar[str | None] = None
     #: Whether it can use several workers.
     spreads: ClassVar[bool] = True
+    #: Its longest run of a product, the first one included, over what FP32 units would take.
+    longest: ClassVar[float] = 1.0
     #: Whether the first run of a product prepares those that follow.
     warms_up: ClassVar[bool] = True
 

@@ -19,6 +19,7 @@ class JaxHighest(System):
     """jax.lax.Precision.HIGHEST: float32 products."""
 
     needs: ClassVar = {"cpu": ("jax",), "gpu": ("jax",)}
+    longest = 25.0  # XLA tries cuBLAS's algorithms on the sizes themselves: 20 to 35 on H200s
     precision = "HIGHEST"
 
     def __init__(self, machine: Machine) -> None:
@@ -109,4 +110,5 @@ class JaxDefault(JaxHighest):
 
     needs: ClassVar = {"gpu": ("jax",)}
     promise = "tf32"
+    longest = 5.0
     precision = "DEFAULT"

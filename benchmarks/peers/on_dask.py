@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product as pairs
-from typing import Any
+from typing import Any, ClassVar
 
 import dask.array as da
 import numpy as np
@@ -28,6 +28,9 @@ class RunError(Exception):
 
 class OnDask(System):
     """Workers of `multimm.cluster.start`: one per GPU, or CPU processes."""
+
+    #: Whether tasks return before their kernels have run.
+    returns_early: ClassVar[bool] = True
 
     def __init__(self, machine: Any) -> None:
         super().__init__(machine)
@@ -77,12 +80,12 @@ class OnDask(System):
         return da.Array(layers, name, (rows, columns), meta=empty(self.gpu))
 
     def run(self, product: da.Array) -> da.Array:
-        """Compute a lazy product and wait for the workers, and for their GPUs."""
+        """Compute a lazy product and wait for the workers, and for GPUs that are not done then."""
         from distributed import wait
 
         result: da.Array = product.persist()
         wait(result)
-        if self.gpu:
+        if self.gpu and self.returns_early:
             self.client.run(synchronize)
         return result
 

@@ -27,6 +27,7 @@ class Multimm(OnDask):
 
     promise = None
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
+    returns_early = False  # `multimm.graph.tasks.finished` waits for every task's stream
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)

@@ -1,4 +1,8 @@
-"""The newest run of every suite in a folder of records."""
+"""The newest run of every suite in a folder of records.
+
+Sweeps of one commit on one model of GPU count as one run: each may have had another number of GPUs,
+or other peers.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +46,26 @@ class Runs:
                 records = _load(path)
                 if records and (suite != SCALING or _from_gpus(records)):
                     gpu = records[0]["machine"]["gpu"] or ""
-                    found.pop(gpu, None)
-                    found[gpu] = records
+                    older = found.pop(gpu, [])
+                    found[gpu] = _together(older, records) if suite == SCALING else records
             self._found[suite] = found
         return self._found[suite]
 
     @cached_property
     def _found(self) -> dict[str, dict[str, list[Record]]]:
         return {}
+
+
+def _together(older: list[Record], newer: list[Record]) -> list[Record]:
+    """Both, if they are of one commit; of what both have, the newer, or what was measured."""
+    if not older or older[0]["commit"] != newer[0]["commit"]:
+        return newer
+    found: dict[tuple[str, str, int, str], Record] = {}
+    for record in (*older, *newer):
+        key = (record["case"], record["system"], record["detail"]["workers"], record["precision"])
+        if record["detail"]["status"] == "done" or key not in found:
+            found[key] = record
+    return list(found.values())
 
 
 def _load(path: Path) -> list[Record]:
@@ -83,6 +99,6 @@ def origin(records: list[Record]) -> str:
     first = records[0]
     machine = first["machine"]
     where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
-    count = machine["count"] or 1
+    count = max(record["machine"]["count"] or 1 for record in records)
     many = f"{count} x " if count > 1 else ""
     return f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}."

@@ -22,7 +22,7 @@ WIDTH = 160
 @click.option("--peers", metavar="NAME,...", help='Systems to compare with; "none". Default: all.')
 @click.option("--precisions", metavar="NAME,...", help="Default: all on GPUs, else float32.")
 @click.option("--repeats", type=int, metavar="N", help="Timed runs of each case.")
-@click.option("--longest", type=float, metavar="SECONDS", help="Leave out longer runs (FP32).")
+@click.option("--longest", type=float, metavar="SECONDS", help="Leave out longer runs.")
 @click.option("--quick", is_flag=True, help="Small cases: a verdict in two minutes.")
 @click.option(
     "--output",
