@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.describe import describe, local
+from multimm.cluster.describe import Holders, described, listed_with, local
 from multimm.gpu import reference
 from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.operand import peel, reader_of
-from multimm.graph.owners import owners_of, where_blocks_lie
+from multimm.graph.owners import block_futures, owners_of, where_blocks_lie
 from multimm.operands import Array, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
@@ -56,9 +56,9 @@ class Factors:
         """Those that are more than a spec."""
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec) -> Problem:
+    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec, held: Holders) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
-        a, b = _spec(self.a, cluster), _spec(self.b, cluster)
+        a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
         return Problem(
             a.T if self.step.trans_a else a,
             b.T if self.step.trans_b else b,
@@ -95,10 +95,12 @@ def planned(
 ) -> MatmulPlan:
     """The plan for some workers, by default those of the current client, or this process."""
     gpu = any(on_gpu(x) for x in factors.arrays)
-    on = cluster or _cluster(gpu)
+    known = cluster is not None and not cluster.addresses  # no workers that live
+    found, held = (None, {}) if known else _workers(factors.arrays)
+    on = cluster or found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     pack = _pack_scheme(factors, on, gpu or not factors.arrays)
-    problem = factors.problem(reads_c, pack, on)
+    problem = factors.problem(reads_c, pack, on, held)
     return plan_matmul(problem, on, precision=factors.step.precision, options=options)
 
 
@@ -113,22 +115,19 @@ def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
     return is_dask(a) and is_dask(b) and bool(a.name == b.name)
 
 
-def _spec(x: Array | MatrixSpec, cluster: ClusterSpec) -> MatrixSpec:
+def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Holders) -> MatrixSpec:
     if isinstance(x, MatrixSpec):
         return x
     lazy = is_dask(x)
-    owners = _owners(x, cluster) if lazy and cluster.workers > 1 else ()
+    owners = _owners(x, cluster, held) if lazy and cluster.workers > 1 else ()
     return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
 
 
-def _owners(x: Array, cluster: ClusterSpec) -> tuple[int, ...]:
+def _owners(x: Array, cluster: ClusterSpec, held: Holders) -> tuple[int, ...]:
     """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
     if owners := owners_of(x, cluster.workers):
         return owners
-    client = current_client()
-    if x.ndim != 2 or client is None or client.asynchronous or not cluster.addresses:
-        return ()
-    return where_blocks_lie(client, x, cluster.addresses)
+    return where_blocks_lie(x, held, cluster.addresses) if held and x.ndim == 2 else ()
 
 
 def _rereadable(x: Array | MatrixSpec) -> bool:
@@ -180,8 +179,12 @@ def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
     return step.precision if able and float32 and step.precision != "ieee" else ""
 
 
-def _cluster(gpu: bool) -> ClusterSpec:
-    """The workers that a computation started now would run on."""
+def _workers(operands: list[Array]) -> tuple[ClusterSpec | None, Holders]:
+    """The workers that a computation started now would run on, and what they have of operands."""
     client = current_client()
-    spec = describe(client) if client is not None else None
-    return spec or local(gpu=gpu)
+    if client is None:
+        return None, {}
+    matrices = [x for x in operands if is_dask(x) and x.ndim == 2]
+    keys = dict.fromkeys(future.key for x in matrices for future in block_futures(x))
+    workers, held = listed_with(client, list(keys))
+    return described(client, workers), held

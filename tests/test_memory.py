@@ -178,7 +178,7 @@ def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
     specs = [
-        MatrixSpec(x.shape, chunks=x.chunks, owners=where_blocks_lie(client, x, ranks))
+        MatrixSpec(x.shape, chunks=x.chunks, owners=where_blocks_lie(x, client.who_has(), ranks))
         for x in (a, b)
     ]
     problem = Problem(*specs)

@@ -173,12 +173,26 @@ def test_operands_that_are_still_being_made_lie_nowhere(client):
 
 
 def test_the_scheduler_is_not_asked_about_lazy_operands(client, monkeypatch):
-    def refuse(*args, **kwargs):
+    async def refuse(*args, **kwargs):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(Client, "who_has", refuse)
+    monkeypatch.setattr(client.scheduler, "who_has", refuse, raising=False)
     a, b = matrix(12)[1], matrix(13)[1]
     multimm.matmul(multimm.matmul(a, b, **FIXED), b + 1, **FIXED)
+    kept = b.persist()
+    with pytest.raises(AssertionError, match="asked"):
+        multimm.matmul(kept, kept, **FIXED)
+
+
+def test_the_scheduler_is_asked_once(client, monkeypatch):
+    """For its workers and for the blocks of both operands: each question takes a millisecond."""
+    a, b = (matrix(seed)[1].map_blocks(np.negative, dtype="f4").persist() for seed in (14, 15))
+    wait([a, b])
+    multimm.plan(a, b, **FIXED)  # workers that are new are asked, too
+    questions, sync = [], client.sync
+    monkeypatch.setattr(client, "sync", lambda *call: questions.append(call) or sync(*call))
+    assert multimm.plan(a, b, **FIXED).layout.lying.keys() == {"a", "b"}
+    assert len(questions) == 1
 
 
 # Plans on paper --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,9 @@ class Answer(NamedTuple):
     cores: int  #: cores that its block products keep busy
     host_memory: int  #: all memory of its host, bytes
 
+
+#: Addresses of the workers that have a result, by its key.
+Holders = Mapping[Any, Sequence[str]]
 
 #: Answers by worker address: a process never changes what it is.
 _answers: WeakKeyDictionary[Client, dict[str, Answer]] = WeakKeyDictionary()
@@ -84,7 +87,11 @@ def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
         from multimm.cluster.measure import measure_rates
 
         rates.keep(measure_rates(client))
-    workers = listed(client)
+    return described(client, listed(client))
+
+
+def described(client: Client, workers: Mapping[str, Any]) -> ClusterSpec | None:
+    """`describe` of workers that the scheduler has just listed."""
     if not workers:
         return None
     spec = as_shipped(client, workers)
@@ -94,18 +101,34 @@ def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
 
 def listed(client: Client) -> Mapping[str, Any]:
     """The workers as the scheduler lists them, by address; empty once the client is closed."""
+    workers, _ = listed_with(client, ())
+    return workers
+
+
+def listed_with(client: Client, keys: Sequence[Any]) -> tuple[Mapping[str, Any], Holders]:
+    """The workers as the scheduler lists them, and who has the results of some keys.
+
+    An asynchronous client is not asked for keys. What the scheduler is asked for before a product
+    is sent is asked at once: each question takes a millisecond.
+    """
     if client.status != "running":
-        return {}
-    if not client.asynchronous:
+        return {}, {}
+    if client.asynchronous:
+        # The client itself knows the number of its workers only, a cluster object all of them.
+        return getattr(client.cluster, "scheduler_info", {}).get("workers", {}), {}
+    scheduler: Any = client.scheduler
+
+    async def ask() -> tuple[Mapping[str, Any], Holders]:
         # Not scheduler_info: what the client keeps of it is written over in the background, and
         # lacks the workers for a moment.
-        scheduler: Any = client.scheduler
-        info = dict(client.sync(scheduler.identity, n_workers=-1))
-    else:
-        # The client itself knows the number of its workers only, a cluster object all of them.
-        info = getattr(client.cluster, "scheduler_info", {})
-    workers: Mapping[str, Any] = info.get("workers", {})
-    return workers
+        questions = [scheduler.identity(n_workers=-1)]
+        if keys:
+            questions.append(scheduler.who_has(keys=list(keys)))
+        info, *held = await asyncio.gather(*questions)
+        return info.get("workers", {}), held[0] if held else {}
+
+    answer: tuple[Mapping[str, Any], Holders] = client.sync(ask)
+    return answer
 
 
 def as_shipped(client: Client, workers: Mapping[str, Any]) -> ClusterSpec:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -11,9 +11,6 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from multimm.graph.tasks import BlockTask, Key
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 
 class ProductLayer(MaterializedLayer):
@@ -59,14 +56,27 @@ def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
     return ()
 
 
-def where_blocks_lie(client: Client, array: da.Array, addresses: Sequence[str]) -> tuple[int, ...]:
+def block_futures(array: da.Array) -> list[Any]:
+    """The futures of a persisted array's blocks, row by row; none unless every block is one."""
+    from distributed import Future
+
+    layer = array.dask.layers.get(array.name)
+    if layer is None or not layer.is_materialized():
+        return []
+    blocks = [layer.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
+    return blocks if all(isinstance(block, Future) for block in blocks) else []
+
+
+def where_blocks_lie(
+    array: da.Array, held: Mapping[Key, Sequence[str]], addresses: Sequence[str]
+) -> tuple[int, ...]:
     """The workers that hold the blocks of a persisted array, by their place in `addresses`.
 
     Parameters
     ----------
-    client : distributed.Client
-        Synchronous. The scheduler is asked once, if all blocks are the client's futures.
     array : dask.array.Array
+    held : mapping
+        By key of `block_futures`: the addresses of those that have the block.
     addresses : sequence of str
 
     Returns
@@ -74,20 +84,9 @@ def where_blocks_lie(client: Client, array: da.Array, addresses: Sequence[str]) 
     tuple of int
         By block, row by row. Empty unless every block is in memory on one of the workers.
     """
-    from distributed import Future
-
-    layer = array.dask.layers.get(array.name)
-    if layer is None or not layer.is_materialized():
-        return ()
-    futures = [layer.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
-    if not all(isinstance(future, Future) for future in futures):
-        return ()
-    held = client.who_has(futures)
     ranks = {address: rank for rank, address in enumerate(addresses)}
     found = [
-        min(
-            (ranks[address] for address in held.get(future.key, ()) if address in ranks), default=-1
-        )
-        for future in futures
+        min((ranks[at] for at in held.get(future.key, ()) if at in ranks), default=-1)
+        for future in block_futures(array)
     ]
     return () if -1 in found else tuple(found)
