@@ -1,7 +1,8 @@
 """The newest run of every suite in a folder of records.
 
 Sweeps of one commit on one model of GPU count as one run: each may have had another number of GPUs,
-or other peers.
+or other peers. What the newest did not measure of a peer is taken from an older one, of whatever
+commit, where machine and versions are the same: it takes minutes, and no commit of ours changes it.
 """
 
 from __future__ import annotations
@@ -57,15 +58,25 @@ class Runs:
 
 
 def _together(older: list[Record], newer: list[Record]) -> list[Record]:
-    """Both, if they are of one commit; of what both have, the newer, or what was measured."""
-    if not older or older[0]["commit"] != newer[0]["commit"]:
-        return newer
-    found: dict[tuple[str, str, int, str], Record] = {}
-    for record in (*older, *newer):
-        key = (record["case"], record["system"], record["detail"]["workers"], record["precision"])
-        if record["detail"]["status"] == "done" or key not in found:
-            found[key] = record
+    """Both, if they are of one commit; of what both have, the newer, or what was measured.
+
+    Of another commit, what it measured of peers.
+    """
+    found = {_key(record): record for record in newer}
+    first = newer[0]
+    for record in older:
+        ours = record["system"] == "multimm"
+        of_both = ("commit",) if ours else ("machine", "versions")
+        same = all(record[name] == first[name] for name in of_both)
+        other = found.get(_key(record))
+        lacking = other is None or other["detail"]["status"] != "done"
+        if same and lacking and (record["detail"]["status"] == "done" or other is None):
+            found[_key(record)] = record
     return list(found.values())
+
+
+def _key(record: Record) -> tuple[str, str, int, str]:
+    return record["case"], record["system"], record["detail"]["workers"], record["precision"]
 
 
 def _load(path: Path) -> list[Record]:
@@ -101,4 +112,10 @@ def origin(records: list[Record]) -> str:
     where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
     count = max(record["machine"]["count"] or 1 for record in records)
     many = f"{count} x " if count > 1 else ""
-    return f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}."
+    text = f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}"
+    done = [record for record in records if record.get("seconds")]
+    older = dict.fromkeys((r["commit"][:8], r["system"]) for r in done
+                          if r["commit"] != first["commit"])  # fmt: skip
+    commits = {commit: [s for c, s in older if c == commit] for commit, _ in older}
+    beside = "; ".join(f"{' and '.join(names)} in part at {c}" for c, names in commits.items())
+    return f"{text}{f' ({beside})' if beside else ''}."
