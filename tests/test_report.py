@@ -19,7 +19,7 @@ from benchmarks.report import (
     files,
     gallery,
 )
-from benchmarks.report.runs import Runs
+from benchmarks.report.runs import Runs, origin
 
 NO_SWEEP = "No records of suite scaling from a GPU machine yet: `multimm bench`."
 
@@ -79,6 +79,27 @@ def test_sweeps_of_one_commit_are_one(tmp_path, monkeypatch):
     monkeypatch.setenv("MULTIMM_COMMIT", "c2")
     save(tmp_path, first[:1], "2026-01-03T00:00:00Z")
     assert len(Runs(tmp_path).of("scaling")) == 1
+
+
+def test_what_a_sweep_lacks_of_peers_is_taken_from_an_older_one(tmp_path, monkeypatch):
+    """No commit of ours makes another product of dask.array; another driver may."""
+    case = "strong square 65536"
+    older = [entry(case, system, "float32", 2) for system in ("multimm", "dask.array")]
+    newer = [
+        entry(case, "multimm", "float32", 1),
+        without_result(case, "dask.array", 2, "failed", "interrupted"),
+    ]
+    monkeypatch.setenv("MULTIMM_COMMIT", "c1")
+    save(tmp_path, older, "2026-01-01T00:00:00Z")
+    monkeypatch.setenv("MULTIMM_COMMIT", "c2")
+    path = save(tmp_path, newer, "2026-01-02T00:00:00Z")
+    found = Runs(tmp_path).of("scaling")
+    where = {(r["system"], r["detail"]["workers"]): r["detail"]["status"] for r in found}
+    assert where == {("multimm", 1): "done", ("dask.array", 2): "done"}
+    assert origin(found) == "8 x toy, 2026-01-02, commit c2 (dask.array in part at c1)."
+    text = path.read_text().replace('"count": 8', '"count": 8, "driver": "another"')
+    path.write_text(text)
+    assert [r["detail"]["status"] for r in Runs(tmp_path).of("scaling")] == ["done", "failed"]
 
 
 def test_a_file_that_is_no_run_is_named(tmp_path):

@@ -62,7 +62,7 @@ def test_figures_are_the_same_file_in_every_process(sweeps):
 def test_scaling_is_drawn_beside_the_ideal_and_the_peers(sweeps):
     text = gallery.find("strong-scaling").svg(sweeps)
     for words in (
-        "strong square 32768", "strong square 65536", "accuracy of TF32", "ideal: every GPU",
+        "strong square 32768, FP32", "strong square 65536, TF32", "ideal: every GPU",
         "dask.array", "JAX, HIGHEST", "JAX, default (relative error 3e-04)",
     ):  # fmt: skip
         assert words in text, words

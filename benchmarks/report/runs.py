@@ -62,15 +62,15 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
 
     Of another commit, what it measured of peers.
     """
-    found = {_key(record): record for record in newer}
-    first = newer[0]
+    found, first = {_key(record): record for record in newer}, newer[0]
     for record in older:
-        ours = record["system"] == "multimm"
-        of_both = ("commit",) if ours else ("machine", "versions")
-        same = all(record[name] == first[name] for name in of_both)
-        other = found.get(_key(record))
-        lacking = other is None or other["detail"]["status"] != "done"
-        if same and lacking and (record["detail"]["status"] == "done" or other is None):
+        other, measured = found.get(_key(record)), record["detail"]["status"] == "done"
+        if record["commit"] == first["commit"]:
+            fits = measured or other is None
+        else:
+            alike = all(record[name] == first[name] for name in ("machine", "versions"))
+            fits = measured and alike and record["system"] != "multimm"
+        if fits and (other is None or other["detail"]["status"] != "done"):
             found[_key(record)] = record
     return list(found.values())
 

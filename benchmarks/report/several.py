@@ -49,7 +49,7 @@ def _scaling(figure: Figure, records: list[Record], *, per_worker: bool) -> None
         for axes, promise in zip(row, promises, strict=True):
             here = [r for r in records if (r["case"], sweep.promise(r)) == (case, promise)]
             _panel(axes, here, per_worker)
-            axes.set_title(f"{case}, accuracy of {promise}")
+            axes.set_title(f"{case}, {promise}")
             style.counts(axes, counts, "GPUs")
             if per_worker:
                 style.from_zero(axes)

@@ -7,6 +7,7 @@ print without colour. The same records give the same file, byte for byte.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -98,8 +99,10 @@ def from_zero(axes: Axes) -> None:
 
 
 def doubling(axes: Axes) -> None:
-    """Make y logarithmic, with a tick for each doubling, written out."""
+    """Make y logarithmic, from one tick to another, with one for each doubling, written out."""
     axes.set_yscale("log", base=2)
+    low, high = (math.log2(end) for end in axes.get_ylim())
+    axes.set_ylim(2.0 ** math.floor(low), 2.0 ** math.ceil(high))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
