@@ -201,9 +201,9 @@ class MatmulPlan:
 
     def _packed_text(self) -> str:
         packed = names(self.layout.packed)
-        return f", {packed} packed where {'it is' if len(packed) == 1 else 'they are'} kept" * bool(
-            packed
-        )
+        if packed:
+            return f", {packed} packed where {'it is' if len(packed) == 1 else 'they are'} kept"
+        return ", packed by every product" if self.layout.on_tensor_cores else ""
 
     def _product_line(self) -> str:
         problem = self.layout.problem
