@@ -127,7 +127,7 @@ def _owners(x: Array, cluster: ClusterSpec, held: Holders) -> tuple[int, ...]:
     """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
     if owners := owners_of(x, cluster.workers):
         return owners
-    return where_blocks_lie(x, held, cluster.addresses) if held and x.ndim == 2 else ()
+    return where_blocks_lie(x, held, cluster.addresses) if held else ()
 
 
 def _rereadable(x: Array | MatrixSpec) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import dask
 import dask.array as da
@@ -373,6 +374,23 @@ def test_a_gram_product_is_predicted_to_take_little_more_than_half(m, k, pack, l
     assert gram.strategy.startswith("Gram, ")
     assert "one triangle of C computed and mirrored" in str(gram)
     assert gram.peak_bytes <= gram.budget_bytes
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 8, 1), (3, 3, 1)])
+def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
+    layout = layout_of(blocks=6, grid=grid, slabs=8)
+    held = Counter()
+    for (block, size), (slab, length) in product(
+        enumerate(layout.m_blocks), enumerate(layout.slabs)
+    ):
+        held[layout.grid.rank(layout.home("a", 0, block, slab))] += 4 * size * length
+    assert layout.at_home == {"a": max(held.values())}
+
+
+def test_where_k_alone_is_divided_a_whole_block_is_fewer_tasks():
+    plan = plan_matmul(gram_problem(8192, 2**20), ClusterSpec.homogeneous(H200, 2))
+    assert str(plan.grid) == "1 x 1 x 2"
+    assert plan.layout.m_blocks == (8192,)
 
 
 def test_where_one_block_is_enough_nothing_is_mirrored():

@@ -221,3 +221,13 @@ def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkey
     found = gram_tasks._lower(gpu(x), None, Step("float64", "float64", trans_b=True))
     np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
     assert len(seen) == len(triangle(20, "float64")) > 1
+
+
+def test_pieces_of_other_dtypes_are_large():
+    """A library is to fill a GPU with them."""
+    x, seen = np.zeros((2048, 1)), []
+    step = Step("float64", "float64", trans_b=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gram_tasks, "gemm", lambda a, b, *_, **__: seen.append(len(a)) or a @ b.T)
+        gram_tasks.multiply_diagonal(x, step=step)
+    assert seen == [1024] * 3

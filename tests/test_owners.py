@@ -193,6 +193,11 @@ def test_the_scheduler_is_asked_once(client, monkeypatch):
     monkeypatch.setattr(client, "sync", lambda *call: questions.append(call) or sync(*call))
     assert multimm.plan(a, b, **FIXED).layout.lying.keys() == {"a", "b"}
     assert len(questions) == 1
+    workers = multimm.cluster.describe(client)
+    assert multimm.plan(a, b, cluster=workers, **FIXED).layout.lying.keys() == {"a", "b"}
+    del questions[:]
+    multimm.plan(a, b, cluster=cpus(4), **FIXED)  # on paper
+    assert questions == []
 
 
 # Plans on paper --------------------------------------------------------------------------

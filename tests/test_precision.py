@@ -145,6 +145,17 @@ def test_what_is_decided_is_kept_by_precision(kernels, promise):
     assert kernels.kept == [promise]
 
 
+def test_lower_products_are_asked_of_kernels_that_know_them(kernels, monkeypatch):
+    a, b = operands()
+    monkeypatch.setattr(precision.recall, "again", lambda *known: "all of it, as before")
+    gemm(a, b, precision="ieee", lower=True)
+    assert kernels.ran == ["ffma lower"]
+    gemm(a, b, lower=True)
+    assert kernels.ran[1:] == ["split float32"], "packed for one product: multiplied whole"
+    with pytest.raises(ShapeError, match="only a square one has a lower triangle"):
+        gemm(a, gpu(np.ones((SIDE, 2 * SIDE), "f4")), lower=True)
+
+
 def test_stacks_are_never_packed(kernels):
     a, b = operands()
     gemm(a[None], b)
@@ -180,6 +191,8 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
               for side, x in (("a", a), ("b", b))]  # fmt: skip
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
     assert kernels.ran == ["ffma"]
+    gemm(*blocks, lower=True)
+    assert kernels.ran[1:] == ["ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
 
 

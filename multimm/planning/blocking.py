@@ -157,7 +157,7 @@ def _blocks(
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
     if problem.gram:
-        rows = cols = max(rows, cols, grid.p_m, grid.p_n)
+        rows = cols = max(rows, cols)
     length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
     slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
     if grid.workers > 1 and problem.k // (2 * slabs) >= least:
