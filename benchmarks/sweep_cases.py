@@ -72,7 +72,9 @@ class Sizes:
 
 #: By device, and whether it is to be over soon. Those of CPU take seconds on a few cores.
 SIZES = {
-    ("gpu", False): Sizes((32768, 65536, 131072), 32768, ((1048576, 8192), (8388608, 8192)),
+    # Of tall ones, what eight GPUs have together, and what one of them has of it.
+    ("gpu", False): Sizes((32768, 65536, 131072), 32768,
+                          ((1048576, 8192), (8388608, 8192), (4194304, 2048), (33554432, 2048)),
                           ((65536, 16384, 65536), (16384, 16384, 262144)), 32768, "GPU"),
     ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),), 16384, "GPU"),
     ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),), 1024, "worker"),
