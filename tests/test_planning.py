@@ -283,8 +283,6 @@ TABLE = {
     "tiny": ((300, 300, 300, 1), {2: "1 x 1 x 1", 4: "1 x 1 x 1", 8: "1 x 1 x 1"}),
     "awkward": ((30011, 20011, 40009, 1), {2: "1 x 2 x 1", 4: "2 x 2 x 1", 8: "2 x 4 x 1"}),
 }
-#: Others, where every product packs its blocks.
-WITHIN = {("small square", 8): "2 x 2 x 2"}
 
 
 @pytest.mark.parametrize("pack", ["", "float32"])
@@ -293,11 +291,10 @@ WITHIN = {("small square", 8): "2 x 2 x 2"}
 )
 def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
     (m, k, n, matrices), grids_of = TABLE[name]
-    grid = (WITHIN if pack else {}).get((name, workers), grids_of[workers])
     stack = (matrices,) if matrices > 1 else ()
     wanted = Problem(MatrixSpec((*stack, m, k)), MatrixSpec((*stack, k, n)), pack=pack)
     plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
-    assert str(plan.grid) == grid
+    assert str(plan.grid) == grids_of[workers]
     assert plan.bytes_received <= 1.05 * plan.bytes_bound
     assert plan.bytes_received <= 1.05 * traffic.volume(wanted, plan.grid)
     assert plan.peak_bytes <= plan.budget_bytes
@@ -336,6 +333,19 @@ def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled()
     assert not tight.layout.packed
     assert not tight.time_terms["spilling"]
     assert ample.layout.packed
+
+
+@pytest.mark.parametrize(
+    ("gram", "parts", "steps"), [(False, 1, 1), (False, 2, 2), (False, 8, 4), (True, 1, 2)]
+)
+def test_what_is_held_up_by_other_tasks_waits_for_the_scheduler(gram, parts, steps):
+    """For packed blocks, for the sums of all other parts of k, and for the mirror image."""
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    problem = Problem(MatrixSpec((65536, 65536)), MatrixSpec((65536, 65536)), pack="float32",
+                      gram=gram)  # fmt: skip
+    options = Options(blocks=16384, slabs=8192, p_k=parts)
+    plan = plan_matmul(problem, cluster, options=options)
+    assert plan.time_terms["from step to step"] == pytest.approx(steps * 3e-3)
 
 
 @pytest.mark.parametrize(("size", "once"), [(8192, False), (16384, False), (65536, True)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, log2
 
 from multimm.planning import traffic
 from multimm.planning.layout import Layout
@@ -19,6 +19,11 @@ BEFORE = 0.2
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
+#: From the end of a task to the beginning of what it alone held up, as a multiple of the same: 3
+#: ms, for the scheduler sends what it has for a worker every 5 ms. A product has such steps where
+#: blocks are packed once, cut anew, added up or mirrored: 2 to 5 ms each on two H200s, in squares
+#: of 16384 to 32768.
+STEP = 6
 #: A task that packs a block or cuts one anew, beside its bytes; and, for packing, bytes read and
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
@@ -83,6 +88,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks, switch = layout.tasks + cuts, SWITCH[device.kind] * cluster.task_overhead_s
+    steps = bool(layout.packed) + bool(cuts) + ceil(log2(layout.parts)) + layout.mirrors
     return {
         "block products": flops / (product_gflops(p, device) * 1e9),
         "transfers": moved / rate,
@@ -92,6 +98,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
         "between tasks": ceil(tasks / cluster.workers) / cluster.threads * switch,
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
+        "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
         "last sums": sums / rate,
         "mirroring": mirrored / (device.copy_gbps * 1e9),
@@ -158,7 +165,7 @@ FRICTION = 0.1
 #: What one thread of a worker does.
 IN_TURN = ("block products", "packing", "cutting", "between tasks")
 #: What comes before the first block product, after the last, or stops all.
-AROUND = ("starting", "first blocks", "last sums", "mirroring", "spilling")
+AROUND = ("starting", "from step to step", "first blocks", "last sums", "mirroring", "spilling")
 
 
 def total_seconds(terms: Terms) -> float:
