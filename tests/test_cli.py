@@ -23,6 +23,7 @@ from foreign_files import get, names, put
 import multimm
 from multimm.cli import Commands, main
 from multimm.cli import run as cli_run
+from multimm.cluster.describe import listed
 from multimm.errors import KernelError, MultimmError
 
 FORMATS = ["npy", "zarr", "h5"]
@@ -346,7 +347,7 @@ def test_a_run_without_workers_is_given_up(factors, tmp_path, cli, monkeypatch):
 
         def lose(client, array, label):
             cluster.scale(0)
-            while client.scheduler_info()["workers"]:
+            while listed(client):
                 time.sleep(0.05)
             return compute(client, array, label)
 

@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, Security, wait
 
 import multimm.cluster as mc
 from multimm.cluster import devices, options
-from multimm.cluster.describe import Answer, answer, spec_of
+from multimm.cluster.describe import Answer, answer, listed, spec_of
 from multimm.cluster.devices import Gpu
 from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
 from multimm.errors import ClusterError, OptionError
@@ -65,7 +65,7 @@ def touch(*blocks: np.ndarray) -> int:
 
 
 def test_workers_run_with_the_options_given(client):
-    workers = client.scheduler_info()["workers"].values()
+    workers = listed(client).values()
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, GIB)] * 2
 
 
@@ -244,13 +244,13 @@ def test_visible_devices_follow_cudas_rule(mask, visible):
 # ------------------------------------------------------------------- describe
 
 
-def listed(**changes):
+def an_entry(**changes):
     return {"host": "10.0.0.1", "nthreads": 2, "memory_limit": 6 * GIB, **changes}
 
 
 def test_describe_reads_the_live_cluster(client):
     spec = mc.describe(client)
-    assert spec.addresses == tuple(sorted(client.scheduler_info()["workers"]))
+    assert spec.addresses == tuple(sorted(listed(client)))
     assert [(d.kind, d.memory_bytes, d.spills) for d in spec.devices] == [("cpu", GIB, True)] * 2
     assert spec.link == LOCAL_TCP
     assert spec.threads == 1
@@ -286,7 +286,7 @@ def test_describe_of_an_asynchronous_client_asks_nobody():
 
 def test_cpu_workers_on_a_host_with_gpus_stay_cpu_workers():
     gpu = {"name": "NVIDIA H200", "memory-total": 140 * GIB}
-    workers = {"tcp://10.0.0.1:1": listed(gpu=gpu)}
+    workers = {"tcp://10.0.0.1:1": an_entry(gpu=gpu)}
     for answers in ({}, {"tcp://10.0.0.1:1": Answer(None, 4, 64 * GIB)}):
         spec = spec_of(workers, answers)
         assert spec.devices[0].kind == "cpu"
@@ -305,7 +305,7 @@ def test_gpu_workers_are_those_that_dask_cuda_started():
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():
-    workers = {f"ucxx://10.0.0.1:{port}": listed(nthreads=1) for port in (9, 8)}
+    workers = {f"ucxx://10.0.0.1:{port}": an_entry(nthreads=1) for port in (9, 8)}
     spec = spec_of(workers, {address: Answer(H200, 1, 64 * GIB) for address in workers})
     assert spec.devices == (H200, H200)
     assert spec.link == NVLINK
@@ -317,7 +317,7 @@ def test_gpu_answers_decide_over_the_host_memory_limit():
 )
 def test_hosts_with_equally_many_workers_are_nodes(ports, per_node):
     workers = {
-        f"tcp://10.0.0.{i}:{port}": listed(host=f"10.0.0.{i}")
+        f"tcp://10.0.0.{i}:{port}": an_entry(host=f"10.0.0.{i}")
         for i, host in enumerate(ports)
         for port in host
     }
@@ -328,14 +328,14 @@ def test_hosts_with_equally_many_workers_are_nodes(ports, per_node):
 
 def test_a_silent_worker_is_a_gpu_worker_only_over_ucxx():
     gpu = {"name": "NVIDIA L40", "memory-total": 48 * GIB}
-    spec = spec_of({"ucxx://10.0.0.1:8": listed(gpu=gpu)}, {})
+    spec = spec_of({"ucxx://10.0.0.1:8": an_entry(gpu=gpu)}, {})
     assert (spec.devices[0].kind, spec.devices[0].memory_bytes) == ("gpu", 48 * GIB)
-    assert spec_of({"ucxx://10.0.0.1:8": listed()}, {}).link == LOCAL_TCP
+    assert spec_of({"ucxx://10.0.0.1:8": an_entry()}, {}).link == LOCAL_TCP
 
 
 def test_unlimited_memory_is_an_even_share_of_the_host():
-    workers = {f"tcp://10.0.0.1:{port}": listed(memory_limit=0) for port in (1, 2, 3)}
-    workers["tcp://10.0.0.2:1"] = listed(host="10.0.0.2", memory_limit=None)
+    workers = {f"tcp://10.0.0.1:{port}": an_entry(memory_limit=0) for port in (1, 2, 3)}
+    workers["tcp://10.0.0.2:1"] = an_entry(host="10.0.0.2", memory_limit=None)
     answers = {address: Answer(None, 2, 30 * GIB) for address in workers}
     spec = spec_of(workers, answers)
     assert [d.memory_bytes // GIB for d in spec.devices] == [10, 10, 10, 30]
@@ -430,13 +430,13 @@ def test_tls_from_start_to_connect():
 
 def move(client, mebibytes: int, seed: int) -> None:
     """Make a block on the first worker and use it on the second."""
-    first, second = sorted(client.scheduler_info()["workers"])
+    first, second = sorted(listed(client))
     made = client.submit(block, mebibytes, seed, workers=[first], pure=False)
     assert client.submit(touch, made, workers=[second], pure=False).result() == mebibytes * 2**20
 
 
 def test_received_bytes_are_exact_past_the_length_of_dasks_log(client):
-    first, second = sorted(client.scheduler_info()["workers"])
+    first, second = sorted(listed(client))
     reset_received_bytes(client)
     for seed in range(12):
         move(client, 1 + seed % 2, seed)
@@ -448,7 +448,7 @@ def test_received_bytes_are_exact_past_the_length_of_dasks_log(client):
 
 
 def test_blocks_fetched_together_all_count(client):
-    first, second = sorted(client.scheduler_info()["workers"])
+    first, second = sorted(listed(client))
     made = [client.submit(block, 1, i, workers=[first], pure=False) for i in range(10)]
     wait(made)
     reset_received_bytes(client)
@@ -457,7 +457,7 @@ def test_blocks_fetched_together_all_count(client):
 
 
 def test_replicas_count_and_scattered_data_does_not(client):
-    first, second = sorted(client.scheduler_info()["workers"])
+    first, second = sorted(listed(client))
     reset_received_bytes(client)
     held = client.scatter(block(1, 1), workers=[first], hash=False)
     assert received_bytes(client) == {first: 0, second: 0}
@@ -470,7 +470,7 @@ def test_installing_twice_counts_once(client):
 
     prepare(client)
     prepare(client)
-    _, second = sorted(client.scheduler_info()["workers"])
+    _, second = sorted(listed(client))
     reset_received_bytes(client)
     move(client, 1, 7)
     assert received_bytes(client)[second] == 2**20

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.errors import ShapeError
 from multimm.graph import gram_tasks, tasks
 from multimm.graph.build import build
@@ -505,7 +506,7 @@ def test_on_workers_blocks_lie_as_planned_and_move_as_counted():
         wait(c)
         assert 0 < sum(received_bytes(client).values()) <= 1.05 * plan.bytes_received
         held = {str(key): tuple(at) for key, at in client.who_has(c).items()}
-        ranks = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        ranks = sorted(listed(client))
         for i, j in plan.layout.pairs:
             owner = ranks[plan.grid.rank(plan.layout.owner(i, j, 0))]
             assert owner in held[str((c.name, i, j))]

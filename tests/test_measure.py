@@ -18,6 +18,7 @@ import multimm
 import multimm.cluster as mc
 from multimm.cli import main
 from multimm.cluster import measure, probes, rates
+from multimm.cluster.describe import listed
 from multimm.cluster.measure import measure_rates, neighbours
 from multimm.cluster.probes import Effort, fetch_seconds, product_gflops
 from multimm.cluster.rates import DeviceRates
@@ -381,7 +382,7 @@ def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, rates_file
         return 1.0
 
     with mc.start(workers=2, memory_limit="1GiB") as client:
-        named = {w["name"]: address for address, w in client.scheduler_info()["workers"].items()}
+        named = {w["name"]: address for address, w in listed(client).items()}
         with monkeypatch.context() as patch:
             patch.setattr(measure, "product_rate", die)
             started = time.monotonic()

@@ -16,6 +16,7 @@ from distributed import Client, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.graph import placement
 from multimm.graph.tasks import BlockTask
 from multimm.planning.grid import Coordinate, Grid
@@ -91,7 +92,7 @@ def misplaced(recorder, collection, grid, workers):
 
 
 def workers_of(client):
-    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+    return sorted(listed(client))
 
 
 def compute_and_listen(collection):

@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster
 import multimm.cluster as mc
 from multimm.cluster import transport, warm
 from multimm.cluster.client import prepare
+from multimm.cluster.describe import listed
 from multimm.cluster.transport import Overlap, obstacles
 from multimm.cluster.warm import WarmUp, wait_until_warm
 
@@ -177,7 +178,7 @@ def met(client):
 def test_start_returns_when_all_pairs_have_met(client):
     plugins = client.run(lambda dask_worker: sorted(dask_worker.plugins))
     assert all({transport.NAME, warm.NAME} <= set(names) for names in plugins.values())
-    addresses = client.scheduler_info()["workers"]
+    addresses = listed(client)
     # Not waited for: they have met by now.
     found = client.run(warm._met)
     assert {address: set(peers) for address, peers in found.items()} == everybody(addresses)
@@ -186,11 +187,11 @@ def test_start_returns_when_all_pairs_have_met(client):
 
 
 def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
-    before = set(client.scheduler_info()["workers"])
+    before = set(listed(client))
     victim = max(before)
     os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while len(now := set(client.scheduler_info()["workers"])) < 3 or now == before:
+    while len(now := set(listed(client))) < 3 or now == before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (new,) = now - before
@@ -249,7 +250,7 @@ def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
         Client(cluster) as client,
     ):
         client.register_plugin(WarmUp())
-        assert met(client) == everybody(client.scheduler_info()["workers"])
+        assert met(client) == everybody(listed(client))
         assert client.submit(lambda: 42).result() == 42
 
 

@@ -15,6 +15,7 @@ from benchmarks.peers import trace
 from benchmarks.peers.base import Array, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
+from multimm.cluster.describe import listed
 from multimm.cluster.probes import normal
 
 Blocks = tuple[int, ...]
@@ -47,7 +48,7 @@ class OnDask(System):
         workers = None if self.gpu else self.machine.workers
         with multimm.cluster.start(gpus=gpus, workers=workers) as self.client:
             self.client.register_plugin(trace.Trace())
-            self.addresses = sorted(self.client.scheduler_info(-1)["workers"])
+            self.addresses = sorted(listed(self.client))
             yield
 
     @property

@@ -13,6 +13,7 @@ import pytest
 from distributed import wait
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.cluster.transport import obstacles
 from multimm.cluster.warm import wait_until_warm
 from multimm.cluster.worker import received_bytes, reset_received_bytes
@@ -66,7 +67,7 @@ def client():
 
 
 def workers(client):
-    return sorted(client.scheduler_info()["workers"])
+    return sorted(listed(client))
 
 
 def test_all_pairs_have_met(client):
