@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from multimm.cluster.describe import Holders, described, listed_with, local
+from multimm.cluster.describe import described, listed_with, local
 from multimm.gpu import reference
 from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.operand import peel, reader_of
-from multimm.graph.owners import block_futures, owners_of, where_blocks_lie
+from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
@@ -22,6 +23,8 @@ from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
 Scalar = complex
+#: By the name of an array whose blocks are in memory: the addresses that have each of them.
+Held = Mapping[str, Sequence[Sequence[str]]]
 NOTHING_FIXED = Options()
 
 
@@ -56,7 +59,7 @@ class Factors:
         """Those that are more than a spec."""
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec, held: Holders) -> Problem:
+    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec, held: Held) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
         return Problem(
@@ -95,9 +98,8 @@ def planned(
 ) -> MatmulPlan:
     """The plan for some workers, by default those of the current client, or this process."""
     gpu = any(on_gpu(x) for x in factors.arrays)
-    known = cluster is not None and not cluster.addresses  # no workers that live
-    found, held = (None, {}) if known else _workers(factors.arrays)
-    on = cluster or found or local(gpu=gpu)
+    found, held = _workers(cluster, factors.arrays)
+    on = found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     pack = _pack_scheme(factors, on, gpu or not factors.arrays)
     problem = factors.problem(reads_c, pack, on, held)
@@ -115,7 +117,7 @@ def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
     return is_dask(a) and is_dask(b) and bool(a.name == b.name)
 
 
-def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Holders) -> MatrixSpec:
+def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Held) -> MatrixSpec:
     if isinstance(x, MatrixSpec):
         return x
     lazy = is_dask(x)
@@ -123,11 +125,11 @@ def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Holders) -> MatrixS
     return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
 
 
-def _owners(x: Array, cluster: ClusterSpec, held: Holders) -> tuple[int, ...]:
+def _owners(x: Array, cluster: ClusterSpec, held: Held) -> tuple[int, ...]:
     """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
     if owners := owners_of(x, cluster.workers):
         return owners
-    return where_blocks_lie(x, held, cluster.addresses) if held else ()
+    return where_blocks_lie(held.get(x.name, ()), cluster.addresses)
 
 
 def _rereadable(x: Array | MatrixSpec) -> bool:
@@ -179,12 +181,14 @@ def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
     return step.precision if able and float32 and step.precision != "ieee" else ""
 
 
-def _workers(operands: list[Array]) -> tuple[ClusterSpec | None, Holders]:
-    """The workers that a computation started now would run on, and what they have of operands."""
+def _workers(cluster: ClusterSpec | None, operands: list[Array]) -> tuple[ClusterSpec | None, Held]:
+    """The given workers, or those that a computation started now would run on; what they have."""
     client = current_client()
-    if client is None:
-        return None, {}
-    matrices = [x for x in operands if is_dask(x) and x.ndim == 2]
-    keys = dict.fromkeys(future.key for x in matrices for future in block_futures(x))
-    workers, held = listed_with(client, list(keys))
-    return described(client, workers), held
+    on_paper = cluster is not None and not cluster.addresses
+    if client is None or on_paper:
+        return cluster, {}
+    keys = {x.name: block_keys(x) for x in operands if is_dask(x) and x.ndim == 2}
+    asked = list(dict.fromkeys(key for own in keys.values() for key in own))
+    workers, holders = listed_with(client, asked)
+    held = {name: [holders.get(key, ()) for key in own] for name, own in keys.items()}
+    return cluster or described(client, workers), held

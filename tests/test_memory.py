@@ -16,7 +16,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from multimm.graph import tasks
 from multimm.graph.build import build
-from multimm.graph.owners import where_blocks_lie
+from multimm.graph.owners import block_keys, where_blocks_lie
 from multimm.graph.placement import BlockPlacement
 from multimm.graph.tasks import Step
 from multimm.io import open_array
@@ -169,6 +169,11 @@ def test_streamed_operands_are_alive_for_a_few_slabs(client, tmp_path, gram):
     np.testing.assert_array_equal(c.compute(), x @ (x.T if gram else y))
 
 
+def lying(client, x, addresses):
+    held = client.who_has()
+    return where_blocks_lie([held[key] for key in block_keys(x)], addresses)
+
+
 def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
     """Operands lie where they were made; what a worker holds beyond its own is a few slabs."""
     a, b = (
@@ -177,10 +182,7 @@ def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
     )
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
-    specs = [
-        MatrixSpec(x.shape, chunks=x.chunks, owners=where_blocks_lie(x, client.who_has(), ranks))
-        for x in (a, b)
-    ]
+    specs = [MatrixSpec(x.shape, chunks=x.chunks, owners=lying(client, x, ranks)) for x in (a, b)]
     problem = Problem(*specs)
     plan, c = compute(a, b, PLAIN, problem, 10**9, blocks=50, slabs=50)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import dask.array as da
 import numpy as np
@@ -56,27 +55,29 @@ def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
     return ()
 
 
-def block_futures(array: da.Array) -> list[Any]:
-    """The futures of a persisted array's blocks, row by row; none unless every block is one."""
+def block_keys(array: da.Array) -> list[Key]:
+    """The keys of a persisted array's futures, row by row; none unless every block is a future."""
     from distributed import Future
 
     layer = array.dask.layers.get(array.name)
     if layer is None or not layer.is_materialized():
         return []
-    blocks = [layer.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
-    return blocks if all(isinstance(block, Future) for block in blocks) else []
+    keys = []
+    for index in np.ndindex(*array.numblocks):
+        block = layer.get((array.name, *index))
+        if not isinstance(block, Future):
+            return []
+        keys.append(block.key)
+    return keys
 
 
-def where_blocks_lie(
-    array: da.Array, held: Mapping[Key, Sequence[str]], addresses: Sequence[str]
-) -> tuple[int, ...]:
+def where_blocks_lie(holders: Sequence[Sequence[str]], addresses: Sequence[str]) -> tuple[int, ...]:
     """The workers that hold the blocks of a persisted array, by their place in `addresses`.
 
     Parameters
     ----------
-    array : dask.array.Array
-    held : mapping
-        By key of `block_futures`: the addresses of those that have the block.
+    holders : sequence of sequence of str
+        Of each of `block_keys`: the addresses of those that have the block.
     addresses : sequence of str
 
     Returns
@@ -85,8 +86,5 @@ def where_blocks_lie(
         By block, row by row. Empty unless every block is in memory on one of the workers.
     """
     ranks = {address: rank for rank, address in enumerate(addresses)}
-    found = [
-        min((ranks[at] for at in held.get(future.key, ()) if at in ranks), default=-1)
-        for future in block_futures(array)
-    ]
+    found = [min((ranks[at] for at in those if at in ranks), default=-1) for those in holders]
     return () if -1 in found else tuple(found)
