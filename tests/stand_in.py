@@ -85,6 +85,11 @@ def memory(pointer: int, shape: tuple[int, ...], steps: tuple[int, ...], kind: s
     return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
 
+def below(m: int, n: int, height: int, width: int) -> np.ndarray:
+    """Where the tiles are that reach the diagonal of an m x n matrix."""
+    return np.arange(n) // width * width < np.arange(m)[:, None] // height * height + height
+
+
 class Kernel:
     """What kernels/transpose.cu, transpose_skewed.cu and add_partials.cu compute, in NumPy."""
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in import below
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, launch, recall, slices, tuning
@@ -87,8 +88,7 @@ class Kernel:
         total = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
         made = np.ones((m, n), bool)
         if "LOWER" in self.defines:
-            height, width = self.defines["BLOCK_M"], self.defines["BLOCK_N"]
-            made = np.arange(n) // width * width < (np.arange(m)[:, None] // height + 1) * height
+            made = below(m, n, self.defines["BLOCK_M"], self.defines["BLOCK_N"])
         at(4, m, n)[made] = total[made]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import stand_in
-from stand_in import GPUArray, gpu, laid_out, memory, standing_in
+from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, slices, split
@@ -66,11 +66,6 @@ class Kernel(stand_in.Kernel):
                 total += beta * matrix(c, ldc)
             made = below(m, n, 128, self.defines["TILE_N"]) if lower else np.ones((m, n), bool)
             matrix(d + 4 * i * apart, ldd)[made] = total[made]
-
-
-def below(m, n, height, width):
-    """Where the tiles are that reach the diagonal."""
-    return np.arange(n) // width * width < np.arange(m)[:, None] // height * height + height
 
 
 @pytest.fixture(autouse=True)

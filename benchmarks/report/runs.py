@@ -11,6 +11,7 @@ import json
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks.agenda import key_of
 from benchmarks.records import RESULTS, Record, load
 from multimm.errors import OptionError
 
@@ -62,21 +63,17 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
 
     Of another commit, what it measured of peers.
     """
-    found, first = {_key(record): record for record in newer}, newer[0]
+    found, first = {key_of(record): record for record in newer}, newer[0]
     for record in older:
-        other, measured = found.get(_key(record)), record["detail"]["status"] == "done"
+        other, measured = found.get(key_of(record)), record["detail"]["status"] == "done"
         if record["commit"] == first["commit"]:
             fits = measured or other is None
         else:
             alike = all(record[name] == first[name] for name in ("machine", "versions"))
             fits = measured and alike and record["system"] != "multimm"
         if fits and (other is None or other["detail"]["status"] != "done"):
-            found[_key(record)] = record
+            found[key_of(record)] = record
     return list(found.values())
-
-
-def _key(record: Record) -> tuple[str, str, int, str]:
-    return record["case"], record["system"], record["detail"]["workers"], record["precision"]
 
 
 def _load(path: Path) -> list[Record]:

@@ -65,7 +65,7 @@ def gemm(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together.
     """
-    xp = _module(a=a, b=b, c=c, partial=partial)
+    xp = module_of(a=a, b=b, c=c, partial=partial)
     shape = product_shape(a.shape, b.shape, trans_a, trans_b)
     for name, addend in (("c", c), ("partial", partial)):
         if addend is not None:
@@ -122,7 +122,7 @@ def add_partials(
     if not parts:
         raise ShapeError("add_partials got no parts: at least one is needed")
     named = {f"part {i}": part for i, part in enumerate(parts)}
-    xp = _module(**named, c=c)
+    xp = module_of(**named, c=c)
     shape = parts[0].shape
     for name, part in (*named.items(), ("c", c)):
         if part is not None and part.shape != shape:
@@ -154,13 +154,13 @@ def transpose(a: Array) -> Array:
     ShapeError
         Fewer than 2 dimensions.
     """
-    _module(a=a)
+    module_of(a=a)
     if a.ndim < 2:
         raise ShapeError(f"a has shape {a.shape}: a matrix or a stack of them is needed")
     return a.swapaxes(-1, -2).copy(order="C")
 
 
-def _module(**operands: Array) -> ModuleType:
+def module_of(**operands: Array) -> ModuleType:
     """Return the one module that all operands are arrays of."""
     kinds = {name: _kind(name, x) for name, x in operands.items() if x is not None}
     if len(set(kinds.values())) > 1:

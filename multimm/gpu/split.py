@@ -37,9 +37,8 @@ from multimm.gpu.split_config import (
     TILE_ROWS,
     SplitConfig,
     choose_split,
-    lower_slices,
+    slices_of,
     split_config_named,
-    split_slices,
 )
 
 logger = logging.getLogger(__name__)
@@ -279,10 +278,7 @@ def _plan(
         ident, "sgemm_split.cu", "sgemm_split", (*config.defines().items(), *LOWER * lower),
         shared_bytes=config.shared_bytes, specific=True,
     )  # fmt: skip
-    if lower:
-        slices, length = lower_slices(m, k, products, device.multiprocessors)
-    else:
-        slices, length = split_slices(m, n, k, device.multiprocessors)
+    slices, length = slices_of(m, n, k, products, device.multiprocessors, lower)
     plan = _Plan(kernel, config.shared_bytes, (m, n, -(-k // SLAB)), config.tiles(m, n, lower),
                  slices, length, device.multiprocessors)  # fmt: skip
     logger.debug("k=%d %s: %s", k, config, plan)

@@ -141,10 +141,10 @@ ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 #: more, lose more than wide ones: arbitrary.
 LONG_SECONDS = 1e-3
 
-# Clocks are from products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
-# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them. Long
-# ones are measured beside the wide tiles', in triangles of 512 to 4096 with k of 262144, held for
-# 0.3 s: 1.32 to 1.48 times half of them, and for tf32 1.25.
+# Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
+# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them. In
+# triangles of 512 to 4096 with k of 262144, held for 0.3 s, narrow tiles took 1.32 to 1.48 times
+# half of what wide ones did, and 1.25 times for tf32: hence their long clocks.
 SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
     SplitEntry("split_wide", SplitConfig(3, 128, 6, 8), 1745, 1745, "least traffic per product"),
     SplitEntry("split_narrow", SplitConfig(3, 64, 9, 8), 960, 1250, "D of few tiles"),
@@ -201,6 +201,15 @@ def lower_slices(size: int, k: int, products: int, multiprocessors: int) -> tupl
     return min((_even(slabs, wanted) for wanted in range(1, most + 1)), key=seconds)
 
 
+def slices_of(
+    m: int, n: int, k: int, products: int, multiprocessors: int, lower: bool
+) -> tuple[int, int]:
+    """`split_slices`, or `lower_slices` where only the lower triangle of D is computed."""
+    if lower:
+        return lower_slices(m, k, products, multiprocessors)
+    return split_slices(m, n, k, multiprocessors)
+
+
 def choose_split(
     m: int, n: int, k: int, products: int, multiprocessors: int, lower: bool = False
 ) -> tuple[SplitConfig, str]:
@@ -230,17 +239,14 @@ def choose_split(
     KernelError
         If no configuration makes that many products.
     """
-    if lower:
-        slices, length = lower_slices(m, k, products, multiprocessors)
-    else:
-        slices, length = split_slices(m, n, k, multiprocessors)
-    best, _ = _fastest(m, n, (slices, length), products, multiprocessors, lower)
+    cut = slices_of(m, n, k, products, multiprocessors, lower)
+    best, _ = _fastest(m, n, cut, products, multiprocessors, lower)
     reason = (
         f"{best.name}: {best.config.tiles(m, n, lower)} tiles of {TILE_M}x{best.config.tile_n} on "
         f"{multiprocessors} multiprocessors ({best.why})"
     )
-    if slices > 1:
-        reason += f", k cut into {slices} slices"
+    if cut[0] > 1:
+        reason += f", k cut into {cut[0]} slices"
     logger.debug("m=%d n=%d k=%d: %s", m, n, k, reason)
     return best.config, reason
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from typing import Any
 
+from multimm.gpu.reference import module_of
 from multimm.graph.tasks import (
     Block,
     Step,
@@ -48,7 +47,7 @@ def _lower(a: Block, partial: Block, step: Step) -> Block:
 def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
     """By products of a library, which knows no triangles."""
     size = a.shape[-1 if step.trans_a else -2]
-    result = _module_of(a).zeros((*a.shape[:-2], size, size), step.dtype)
+    result = module_of(a=a).zeros((*a.shape[:-2], size, size), step.dtype)
     for rows, columns in triangle(size, step.accumulate):
         p = None if partial is None else partial[..., rows, columns]
         left, right = (a[..., x] if step.trans_a else a[..., x, :] for x in (rows, columns))
@@ -63,13 +62,9 @@ def _as_right(block: Block) -> Block:
     return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
 
 
-def _module_of(block: Block) -> Any:
-    return sys.modules[type(block).__module__.partition(".")[0]]
-
-
 def reflect(block: Block) -> Block:
     """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
-    xp = _module_of(block)
+    xp = module_of(block=block)
     with stream_for(block):
         lower = xp.tri(block.shape[-1], dtype=bool)
         return finished(xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2))))
