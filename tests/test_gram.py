@@ -21,7 +21,7 @@ from multimm.graph.build import build
 from multimm.graph.operand import peel
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
-from multimm.planning import cost, traffic
+from multimm.planning import cost, strategy, traffic
 from multimm.planning.blocking import Options
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
@@ -398,6 +398,17 @@ def test_where_one_block_is_enough_nothing_is_mirrored():
     plan = plan_matmul(gram_problem(500, 20_000_000), ClusterSpec.homogeneous(H200, 8))
     assert type(plan.layout) is Layout
     assert plan.strategy == "split k"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize(("m", "k"), [(1024, 131_072), (3000, 2048), (4096, 16384), (65536, 4096)])
+def test_all_of_c_is_looked_at_where_it_may_be_as_fast(monkeypatch, workers, m, k):
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    chosen = plan_matmul(gram_problem(m, k, pack="float32"), cluster).layout
+    plan_matmul.cache_clear()
+    monkeypatch.setattr(strategy, "_ahead_of_all", lambda *_: False)
+    assert plan_matmul(gram_problem(m, k, pack="float32"), cluster).layout == chosen
+    assert chosen.mirrors == (m == 65536)
 
 
 def test_different_matrices_are_no_gram_product():

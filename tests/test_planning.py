@@ -326,6 +326,17 @@ def test_stacks_stay_where_they_are():
     assert plan_matmul(shared, cpus(8)).bytes_received == 7 * 999 * 999 * 4
 
 
+def test_what_does_not_fit_is_spilled_and_read_back():
+    plan = plan_matmul(
+        Problem(MatrixSpec((2**17, 2**17)), MatrixSpec((2**17, 2**17))),
+        ClusterSpec.homogeneous(H200, 2),
+    )
+    beyond = plan.peak_bytes + sum(plan.spill_terms.values()) - plan.budget_bytes
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert beyond > 0
+    assert plan.time_terms["spilling"] == pytest.approx(2 * beyond / cost.SPILL_RATE["gpu"])
+
+
 def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
     packed = Problem(MatrixSpec((65536, 2**19)), MatrixSpec((2**19, 65536)), pack="float32")
     tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))

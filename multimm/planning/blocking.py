@@ -109,41 +109,36 @@ def lay_out(
     kind = cluster.slowest.kind
     edge = EDGE[kind]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
-    if layout.packed and not all(problem.rereadable) and not _holds(layout, cluster):
+    held = cost.memory(layout, cluster)
+    if layout.packed and not all(problem.rereadable) and cost.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
-    while not _fits(layout, cluster) and edge > LEAST_EDGE[kind] // 2:
+        held = cost.memory(layout, cluster)
+    while not _fits(layout, held, cluster) and edge > LEAST_EDGE[kind] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)
-            continue
         # 2. Work on fewer block rows at once.
-        if layout.band > 1:
+        elif layout.band > 1:
             layout = replace(layout, band=ceil(layout.band / 2))
-            continue
         # 3. Cut blocks and slabs.
-        edge //= 2
-        layout = replace(
-            _blocks(problem, cluster, grid, options, edge, cut),
-            stream=layout.stream,
-            pack_once=layout.pack_once,
-        )
+        else:
+            edge //= 2
+            layout = replace(
+                _blocks(problem, cluster, grid, options, edge, cut),
+                stream=layout.stream,
+                pack_once=layout.pack_once,
+            )
+        held = cost.memory(layout, cluster)
     return layout
 
 
-def _holds(layout: Layout, cluster: ClusterSpec) -> bool:
-    """Nothing has to be spilled."""
-    stay, spill = cost.memory(layout, cluster)
-    return sum(stay.values()) + sum(spill.values()) <= cluster.budget_bytes
-
-
-def _fits(layout: Layout, cluster: ClusterSpec) -> bool:
-    """All that is needed stays in memory; spilling is what the loop above tries to avoid."""
-    stay, spill = cost.memory(layout, cluster)
-    kept = 0.0 if layout.stream else sum(spill.values())
-    if not all(layout.problem.rereadable):
-        kept = 0.0  # operands that cannot be read again are Dask's to spill
-    return sum(stay.values()) + kept <= cluster.budget_bytes
+def _fits(layout: Layout, held: tuple[cost.Terms, cost.Terms], cluster: ClusterSpec) -> bool:
+    """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
+    # Operands that cannot be read again are Dask's to spill.
+    if layout.stream or not all(layout.problem.rereadable):
+        held = held[0], {}
+    return not cost.excess(held, cluster)
 
 
 def _blocks(

@@ -69,8 +69,14 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     return stay, {name: size for name, size in spill.items() if size > 0}
 
 
-def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
-    """Seconds of the slowest worker, by name; `moved` is what it receives, in bytes.
+def excess(held: tuple[Terms, Terms], cluster: ClusterSpec) -> float:
+    """Bytes of `memory` beyond what the smallest worker may use."""
+    stay, spill = held
+    return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
+
+
+def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
+    """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
     A worker packs, multiplies and goes from task to task in turn. That, transfers and the
     scheduler run side by side: the longest of the three counts. On top of it the product is
@@ -83,8 +89,6 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
-    stay, spill = memory(layout, cluster)
-    excess = max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
     sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks, switch = layout.tasks + cuts, SWITCH[device.kind] * cluster.task_overhead_s
@@ -102,7 +106,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float) -> Terms:
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
         "last sums": sums / rate,
         "mirroring": mirrored / (device.copy_gbps * 1e9),
-        "spilling": 2 * excess / SPILL_RATE[device.kind],
+        "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
 
 

@@ -60,6 +60,13 @@ class Deal:
         By wave and place: the cells.
     users : dict
         By batch block and block row of op(A), then by wave: the places that use it.
+    computed_in_all, most_computed : int
+        Elements of C that are computed, by all places and by the busiest one.
+    wave_sums : int
+        Elements of the blocks that the busiest place computes in one wave.
+    most_summed, most_kept : int
+        Elements of the blocks that the busiest place computes, whole ones on the diagonal; and
+        with the mirror images of the others.
     """
 
     def __init__(
@@ -74,23 +81,33 @@ class Deal:
         self.plane = p_m, p_n
         self.blocks = blocks
         self.batch_sizes = batch_sizes
-        self.dtype = dtype
         self.owners: dict[Cell, Place] = {}
         self.computed: dict[int, dict[Place, list[Cell]]] = {}
         self.users: dict[tuple[int, int], dict[int, set[Place]]] = {}
-        load: Counter[Place] = Counter()
+        work: Counter[Place] = Counter()
+        summed: Counter[Place] = Counter()
+        kept: Counter[Place] = Counter()
+        in_wave: Counter[tuple[int, Place]] = Counter()
         for flat, i, j in self._cells():
-            row = flat * len(blocks) + i
-            choices = (row, j), (flat * len(blocks) + j, i)
+            first = flat * len(blocks)
+            here, there = (first + i, j), (first + j, i)
+            place, other = self.wrap(here), self.wrap(there)
+            at, wave = here, here[0] // rows_per_wave
             # Equal places share: which one is asked first changes from block to block.
-            at = min(choices[:: 1 - 2 * ((i + j) % 2)], key=lambda at: load[self.wrap(at)])
-            place, wave = self.wrap(at), row // rows_per_wave
-            load[place] += self.work(row, j)
-            self.owners[row, j] = at
-            self.computed.setdefault(wave, {}).setdefault(place, []).append((row, j))
-            for block in (i, j):
-                waves = self.users.setdefault((flat, block), {})
-                waves.setdefault(wave, set()).add(place)
+            if work[other] < work[place] + (i + j) % 2:
+                at, place = there, other
+            size = batch_sizes[flat] * blocks[i] * blocks[j]
+            work[place] += size if i != j else batch_sizes[flat] * computed(blocks[i], dtype)
+            summed[place] += size
+            kept[place] += size if i == j else 2 * size
+            in_wave[wave, place] += size
+            self.owners[here] = at
+            self.computed.setdefault(wave, {}).setdefault(place, []).append(here)
+            for block in {i, j}:
+                self.users.setdefault((flat, block), {}).setdefault(wave, set()).add(place)
+        self.computed_in_all, self.most_computed = sum(work.values()), max(work.values())
+        self.wave_sums = max(in_wave.values())
+        self.most_summed, self.most_kept = max(summed.values()), max(kept.values())
 
     def _cells(self) -> Iterator[tuple[int, int, int]]:
         """Batch block, block row, block column: the diagonals first, for they have no choice."""
@@ -103,57 +120,6 @@ class Deal:
     def wrap(self, at: Place) -> Place:
         """A place inside the grid."""
         return at[0] % self.plane[0], at[1] % self.plane[1]
-
-    def size(self, row: int, j: int) -> int:
-        """Elements of one block of C."""
-        flat, i = divmod(row, len(self.blocks))
-        return self.batch_sizes[flat] * self.blocks[i] * self.blocks[j]
-
-    def work(self, row: int, j: int) -> int:
-        """Elements of one block of C that are computed."""
-        flat, i = divmod(row, len(self.blocks))
-        if i != j:
-            return self.size(row, j)
-        return self.batch_sizes[flat] * computed(self.blocks[i], self.dtype)
-
-    @cached_property
-    def computed_in_all(self) -> int:
-        """Elements of C that are computed."""
-        return sum(self.work(*cell) for cell in self.owners)
-
-    @cached_property
-    def most_computed(self) -> int:
-        """Elements that the busiest place computes."""
-        found: Counter[Place] = Counter()
-        for cell, at in self.owners.items():
-            found[self.wrap(at)] += self.work(*cell)
-        return max(found.values())
-
-    @cached_property
-    def wave_sums(self) -> int:
-        """Elements that the busiest place computes in one wave."""
-        return max(
-            sum(self.size(*cell) for cell in cells)
-            for places in self.computed.values()
-            for cells in places.values()
-        )
-
-    @cached_property
-    def most_summed(self) -> int:
-        """Elements of the blocks that the busiest place computes, whole ones on the diagonal."""
-        return self._share(1)
-
-    @cached_property
-    def most_kept(self) -> int:
-        """The same, with the mirror images of blocks off the diagonal."""
-        return self._share(2)
-
-    def _share(self, off_diagonal: int) -> int:
-        found: Counter[Place] = Counter()
-        for (row, j), at in self.owners.items():
-            times = 1 if row % len(self.blocks) == j else off_diagonal
-            found[self.wrap(at)] += times * self.size(row, j)
-        return max(found.values())
 
     @cached_property
     def panel(self) -> int:
@@ -219,16 +185,24 @@ class GramLayout(Layout):
     def _kept(self, role: str) -> int:
         if role in self.lying or len(self.spec(role).shape) > 2:
             return super()._kept(role)
-        held: Counter[int] = Counter()
-        for part, (first, end) in enumerate(pairwise(self.first_slab)):
-            longest = max(self.slabs[first:end]) * self.spec(role).itemsize
+        # Slab by slab a block goes round its users, each block from the next one on: see `_home`.
+        # Parts of k that begin alike hold alike.
+        lengths = {len(users) for users in self._homes.values()}
+        alike = {(end - first, *(first % length for length in lengths)): (first, end)
+                 for first, end in pairwise(self.first_slab)}  # fmt: skip
+        most = 0
+        for first, end in alike.values():
+            held: Counter[Place] = Counter()
             for block, size in enumerate(self.m_blocks):
                 users = self._homes[0, block]
-                for i, place in enumerate(users):  # has the slabs for which `_home` says so
-                    slabs = range(first + (i - block - first) % len(users), end, len(users))
-                    rank = self.grid.rank(Coordinate(*place, part))
-                    held[rank] += len(slabs) * size * longest
-        return max(held.values())
+                rounds, rest = divmod(end - first, len(users))
+                start = (first + block) % len(users)
+                for place in (users[start:] + users[:start])[:rest]:
+                    held[place] += size
+                if rounds:
+                    held.update(dict.fromkeys(users, rounds * size))
+            most = max(most, max(held.values()) * max(self.slabs))
+        return most * self.spec(role).itemsize
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps."""
@@ -254,13 +228,12 @@ class GramLayout(Layout):
         """The block rows and columns whose sums a gate waits for."""
         yield from self.deal.computed[gate.wave][gate.row, gate.col]
 
-    def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
-        """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
+    def operand_panels(self) -> set[tuple[str, int, int, int]]:
+        """Role, wave (0 unless streamed), matrix and block of all that is read or packed."""
         return {
-            ("a", wave, flat, block, slab)
+            ("a", wave, flat, block)
             for (flat, block), waves in self.deal.users.items()
             for wave in (waves if self.stream else (0,))
-            for slab in range(len(self.slabs))
         }
 
     @property

@@ -155,16 +155,17 @@ class Layout(Partition):
     @cached_property
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
-        products = self.blocks * (len(self.slabs) + self.parts - 1) + self.finishing
-        blocks = self.operand_blocks() if self.stream or self.packed else set()
-        packs = sum(role in self.packed for role, *_ in blocks)
+        slabs = len(self.slabs)
+        products = self.blocks * (slabs + self.parts - 1) + self.finishing
+        panels = self.operand_panels() if self.stream or self.packed else set()
+        packs = slabs * sum(role in self.packed for role, *_ in panels)
         if not self.stream:
             return products + packs + self.openings
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
-            for role, wave, flat, block, slab in blocks
+            for (role, wave, flat, block), slab in product(panels, range(slabs))
         }
-        return products + packs + len(blocks) + len(gates - {None})
+        return products + packs + slabs * len(panels) + len(gates - {None})
 
     @property
     def openings(self) -> int:
@@ -176,13 +177,12 @@ class Layout(Partition):
         rows = sum(min(self.grid.p_m, len(self.row_sizes) - start) for start in starts)
         return rows * cols * self.parts
 
-    def operand_blocks(self) -> set[tuple[str, int, int, int, int]]:
-        """Role, wave (0 unless streamed), matrix, block and slab of all that is read or packed."""
+    def operand_panels(self) -> set[tuple[str, int, int, int]]:
+        """Role, wave (0 unless streamed), matrix and block of all that is read or packed."""
         rows = {
             (self.wave(row) if self.stream else 0, *divmod(row, len(self.m_blocks)))
             for row in range(len(self.row_sizes))
         }
         used = {("a", wave, self._own(flat, "a"), i) for wave, flat, i in rows}
         users_of_b = {(wave, self._own(flat, "b")) for wave, flat, _ in rows}
-        used |= {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
-        return {(*block, slab) for block, slab in product(used, range(len(self.slabs)))}
+        return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}

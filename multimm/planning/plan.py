@@ -103,7 +103,8 @@ class MatmulPlan:
         """Predicted seconds of the slowest worker, by name."""
         busiest = max(self.received.values(), default=0)
         shared = self.bytes_recut / self.cluster.workers
-        return cost.seconds(self.layout, self.cluster, busiest + shared)
+        spilled = cost.excess(self._memory, self.cluster)
+        return cost.seconds(self.layout, self.cluster, busiest + shared, spilled)
 
     @property
     def seconds(self) -> float:

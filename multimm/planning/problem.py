@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from math import prod
 
@@ -23,7 +24,7 @@ _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
 PACKED_SLAB, PACKED_SIDE = 256, 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """op(A) of m x k times op(B) of k x n, `batch` times, in blocks that already exist.
 
@@ -91,7 +92,7 @@ class Problem:
         """Length of the contraction."""
         return self.a.cols
 
-    @property
+    @cached_property
     def batch_shape(self) -> tuple[int, ...]:
         """The broadcast batch dimensions."""
         pairs = zip_longest(self.a.shape[-3::-1], self.b.shape[-3::-1], fillvalue=1)
@@ -124,7 +125,7 @@ class Problem:
         """Bytes of C."""
         return self.batch * self.m * self.n * self.out_bytes
 
-    @property
+    @cached_property
     def packable(self) -> bool:
         """Whether the product is large enough for blocks that are packed."""
         large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE

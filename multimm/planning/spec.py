@@ -7,6 +7,7 @@ Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 
@@ -18,7 +19,7 @@ GB = 10**9
 MEMORY_SHARE = 0.6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MatrixSpec:
     """A matrix (or a stack of them) without its values.
 
@@ -69,7 +70,7 @@ class MatrixSpec:
         """Columns of each matrix."""
         return self.shape[-1]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all matrices."""
         *_, size = accumulate(self.shape, lambda x, y: x * y, initial=1)
@@ -159,7 +160,7 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterSpec:
     """The workers that a product is planned for.
 
@@ -225,12 +226,12 @@ class ClusterSpec:
         """How many workers share a node."""
         return self.per_node or self.workers
 
-    @property
+    @cached_property
     def slowest(self) -> DeviceSpec:
         """The device whose rate bounds an even division of the work."""
         return min(self.devices, key=lambda device: device.gflops)
 
-    @property
+    @cached_property
     def budget_bytes(self) -> int:
         """Bytes that a plan may use at once on the smallest worker."""
         return min(device.budget_bytes for device in self.devices)

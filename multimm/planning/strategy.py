@@ -94,7 +94,7 @@ def plan_matmul(
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
-        alone = cost.seconds(layout, cluster, 0)["block products"]
+        alone = cost.seconds(layout, cluster, 0, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
@@ -115,9 +115,16 @@ def _candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dic
         found = _searched(problem, cluster, options)
         halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
-    if halves and options.blocks is not None:
+    if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
     return halves | _searched(replace(problem, gram=False), cluster, options)
+
+
+def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
+    """One takes less than the block products of all of C would, on all workers."""
+    best = min(ranks.values())
+    rate = cluster.workers * cost.product_gflops(problem, cluster.slowest) * 1e9
+    return not best.too_large and NEARLY * best.seconds < problem.flops / rate
 
 
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
@@ -218,11 +225,11 @@ def _preferred(ranks: dict[Layout, Rank]) -> Layout:
 
 def _rank(layout: Layout, cluster: ClusterSpec) -> Rank:
     moved = traffic.moved(layout, cluster.workers)
-    stay, _ = cost.memory(layout, cluster)
-    terms = cost.seconds(layout, cluster, moved / layout.grid.workers)
-    too_large = sum(stay.values()) > cluster.budget_bytes
-    seconds = cost.total_seconds(terms)
-    return Rank(too_large, seconds, moved, layout.parts, layout.grid.p_n)
+    stay, spill = cost.memory(layout, cluster)
+    too_large = cost.excess((stay, {}), cluster) > 0
+    spilled = cost.excess((stay, spill), cluster)
+    terms = cost.seconds(layout, cluster, moved / layout.grid.workers, spilled)
+    return Rank(too_large, cost.total_seconds(terms), moved, layout.parts, layout.grid.p_n)
 
 
 def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank]) -> str:
