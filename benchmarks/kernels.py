@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="toy sizes, few repetitions")
     parser.add_argument("--output", type=Path, help="the folder of the records")
     given = parser.parse_args(arguments)
-    _print_log()
+    print_log()
     gpu = gpu_found()
     available = suites(given.quick, gpu)
     wanted = SUITES if given.suite == "all" else (given.suite,)
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     return min(failed, 1)
 
 
-def _print_log() -> None:
+def print_log() -> None:
     """Print what the benchmarks log, and no library's."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -167,7 +167,7 @@ def measure(
         if len(runs) >= least and sum(run.seconds for run in runs) > enough:
             break
         operands = system.operands(product, precision, seed=len(runs) + 1)
-        result, run = _timed(system, operands, precision, clock)
+        result, run = timed(system, operands, precision, clock)
         runs.append(run)
         if len(runs) < repeats:
             del operands, result
@@ -183,7 +183,7 @@ def _verified(
     """Also warms up: kernels are compiled, connections made."""
     system.prepare(product, precision)
     operands = system.operands(product, precision, seed=0)
-    result, run = _timed(system, operands, precision, clock)
+    result, run = timed(system, operands, precision, clock)
     elements = sampling.QUICK_ELEMENTS if system.machine.quick else sampling.ELEMENTS
     at = sampling.choose(product.m, product.n, product.k, elements=elements)
     left, right, found = system.sample(operands, result, at)
@@ -192,9 +192,10 @@ def _verified(
     return errors, run
 
 
-def _timed(
-    system: System, operands: Any, precision: str, clock: Callable[[], float]
+def timed(
+    system: System, operands: Any, precision: str, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Any, Run]:
+    """Return a product, and when and how long it was computed."""
     system.before()
     wall, start = time.time(), clock()
     result = system.multiply(operands, precision)

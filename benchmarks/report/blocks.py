@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.records import ROOT, Record
 from benchmarks.report import gallery, prediction, scaling_tables, tables
-from benchmarks.report.runs import SCALING, Runs, missing, origin
+from benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing, origin
 from benchmarks.report.split_tables import accuracy, split
 
 README = tuple(ROOT / name for name in ("README.md", "kernels/README.md", "benchmarks/README.md"))
@@ -42,6 +42,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "starts": (SCALING, scaling_tables.starts),
     "peers": (SCALING, scaling_tables.peers),
     "prediction-check": (SCALING, prediction.check),
+    "rehearsal": (REHEARSAL, prediction.rehearsed),
 }
 #: That of no records.
 PREDICTION = "prediction"

@@ -170,3 +170,21 @@ def check(records: list[Record]) -> str:
     ]  # fmt: skip
     head = ("case", "precision", "GPUs", "predicted, s", "measured, s", "measured / predicted")
     return markdown(head, rows, words=2)
+
+
+def rehearsed(records: list[Record]) -> str:
+    """What products took whose kernels waited as long as predicted."""
+    rows: Rows = []
+    for r in records:
+        detail, expected = r["detail"], r["detail"]["predicted_seconds"]
+        bytes_ratio = r["bytes_received"] / r["bytes_predicted"] if r["bytes_predicted"] else 1.0
+        rows.append((
+            r["case"], r["precision"], f"{detail['workers']}", f"{detail['tasks']}",
+            figures(expected), figures(r["median"]), f"{r['median'] / expected:.2f}",
+            f"{max(r['seconds']) / r['median']:.2f}", f"{1e3 * detail['first_task_s']:.1f}",
+            f"{bytes_ratio:.4f}",
+        ))  # fmt: skip
+    head = ("case", "precision", "workers", "tasks", "predicted, s", "rehearsed, s",
+            "rehearsed / predicted", "slowest / median", "first task, ms",
+            "bytes / predicted")  # fmt: skip
+    return markdown(head, rows, words=2)

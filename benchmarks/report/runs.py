@@ -18,6 +18,7 @@ from multimm.errors import OptionError
 #: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
 #: nothing about speed.
 SCALING = "scaling"
+REHEARSAL = "rehearsal"
 
 
 class Runs:
@@ -92,6 +93,8 @@ def _from_gpus(records: list[Record]) -> bool:
 
 def command(suite: str) -> str:
     """Return what measures a suite."""
+    if suite == REHEARSAL:
+        return "python -m benchmarks.rehearsal"
     return "multimm bench" if suite == SCALING else f"python -m benchmarks.kernels {suite}"
 
 
