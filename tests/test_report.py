@@ -119,14 +119,12 @@ def test_a_suite_that_was_never_run_has_a_table_that_says_so(name, tmp_path):
     text = f"<!-- table: {name} -->\n<!-- end of table -->\n"
     filled = blocks.render(text, Runs(tmp_path))
     suite = blocks.TABLES[name][0]
-    said = (
-        NO_SWEEP
-        if suite == "scaling"
-        else f"Not measured yet: `python -m benchmarks.kernels {suite}`."
-    )
+    module = "rehearsal" if suite == "rehearsal" else f"kernels {suite}"
+    measured = f"Not measured yet: `python -m benchmarks.{module}`."
+    said = NO_SWEEP if suite == "scaling" else measured
     assert said in filled
     assert blocks.render(filled, Runs(tmp_path)) == filled
-    assert suite in (*kernels.SUITES, "scaling")
+    assert suite in (*kernels.SUITES, "scaling", "rehearsal")
 
 
 def test_markers_are_filled_from_the_newest_run(tmp_path):
