@@ -84,7 +84,7 @@ class Layout(Partition):
         """
         if role in self.lying:
             at = (block, slab) if role == "a" else (slab, block)
-            cols = len(self.operand_chunks(role)[-1])
+            cols = len(self.slabs if role == "a" else self.n_blocks)
             return self.grid.place(self.lying[role][at[0] * cols + at[1]])
         return self._home(role, flat, block, slab)
 
