@@ -24,7 +24,8 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     workers : int
         Dealt out to the GPUs in turn.
     """
-    import multimm
+    from multimm.cluster.client import ClusterClient, prepare
+    from multimm.cluster.start import CONNECT_SECONDS
 
     gpus = visible_gpus()
     most = -(-workers // len(gpus))
@@ -40,8 +41,12 @@ def shared_gpus(workers: int) -> Iterator[Any]:
         rmm_allocator_external_lib_list="cupy",
         dashboard_address="127.0.0.1:0",
     )
-    with cluster, multimm.cluster.connect(cluster.scheduler_address, overlap=True) as client:
+    client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
+    try:
+        prepare(client, overlap=True)
         yield client
+    finally:
+        client.close()  # and the cluster
 
 
 def _cluster_class() -> Any:

@@ -114,7 +114,7 @@ class ToyCluster:
 
     def __init__(self, *, CUDA_VISIBLE_DEVICES, n_workers, **options):
         self.cuda_visible_devices, self.options = CUDA_VISIBLE_DEVICES, options
-        self.worker_spec, self.scheduler_address = {}, "ucxx://127.0.0.1:1"
+        self.worker_spec = {}
         while len(self.worker_spec) < n_workers:
             self.worker_spec.update(self.new_worker_spec())
 
@@ -123,13 +123,6 @@ class ToyCluster:
         first = self.cuda_visible_devices.index(name)
         turned = self.cuda_visible_devices[first:] + self.cuda_visible_devices[:first]
         return {name: {"sees": turned}}
-
-    def __enter__(self):
-        made.append(self)
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 made: list[ToyCluster] = []
@@ -141,26 +134,22 @@ def test_workers_share_gpus_and_their_memory(monkeypatch):
     monkeypatch.setitem(sys.modules, "dask_cuda", toy)
     gpus = tuple(Gpu(ident, "H200", 100 * GB) for ident in "012")
     monkeypatch.setattr(shared_gpus, "visible_gpus", lambda: gpus)
-    asked = {}
-
-    class Client(SimpleNamespace):
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    def connect(address, *, overlap):
-        asked.update(address=address, overlap=overlap)
-        return Client()
-
-    monkeypatch.setattr(multimm.cluster, "connect", connect)
-    with shared_gpus.shared_gpus(8):
-        pass
+    prepared, closed = [], []
+    client = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(
+        "multimm.cluster.client.ClusterClient", lambda cluster, **_: made.append(cluster) or client
+    )
+    monkeypatch.setattr(
+        "multimm.cluster.client.prepare", lambda c, *, overlap: prepared.append((c, overlap))
+    )
+    with shared_gpus.shared_gpus(8) as found:
+        assert found is client
+        assert not closed
     cluster = made.pop()
     sees = [spec["sees"] for spec in cluster.worker_spec.values()]
     assert sees == [["012"[(i + j) % 3] for j in range(3)] for i in range(8)]
     assert list(cluster.worker_spec) == list(range(8))
     # Three workers on the fullest GPU.
     assert 0.8 * 100 * GB < 3 * cluster.options["rmm_pool_size"] < 0.9 * 100 * GB
-    assert asked == {"address": "ucxx://127.0.0.1:1", "overlap": True}
+    assert prepared == [(client, True)]
+    assert closed
