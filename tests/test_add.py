@@ -77,7 +77,8 @@ def test_the_tree_is_that_of_the_plan(count):
     parts = [normal(i, 3, 4) for i in range(count)]
     sums = dict(enumerate(parts))
     for merge in merges(count, 0):
-        sums[merge.left] = sums[merge.left] + sums[merge.right]
+        left, right = merge.addends
+        sums[left] = sums[left] + sums[right]
     result = add_partials([gpu(part) for part in parts])
     assert same_bits(np.asarray(result), sums[0])
     assert len(Kernel.launches) == (1 if count <= 64 else -(-count // 64) + (count % 64 != 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -58,15 +59,33 @@ def test_one_task_per_block_and_slab():
     assert len(names) == 3 * 2 * 5
 
 
-def test_parts_of_k_are_added_in_a_tree():
+@pytest.mark.parametrize(
+    ("fan_in", "sums", "last"), [(2, [(0, 1), (0, 2), (2, 3)], 2), (4, [(0, 3)], 2), (8, [], 5)]
+)
+def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     a = b = da.ones((20, 60), chunks=20, dtype="float32")
-    c = multimm.matmul(a, b.T, blocks=20, slabs=10, p_k=5)
+    plan = plan_of(a, b.T, blocks=20, slabs=10, p_k=5)
+    plan = replace(plan, layout=replace(plan.layout, fan_in=fan_in))
+    c = product_of(a, b.T, plan)
     tasks = block_tasks(c)
-    sums = sorted(key[3:] for key in tasks if "-sum-" in key[0])
-    assert sums == [(0, 1), (0, 2), (2, 3)]
+    assert sorted(key[3:] for key in tasks if "-sum-" in key[0]) == sums
     final = next(task for key, task in tasks.items() if "-matmul-" in key[0])
-    assert len(final.dependencies) == 2
+    assert len(final.dependencies) == last
+    assert len(tasks) == plan.tasks
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((20, 20), 60.0))
+
+
+def test_bits_do_not_depend_on_how_many_sums_are_added_at_once():
+    rng = np.random.default_rng(6)
+    x, y = (rng.standard_normal((40, 700), dtype="float32") for _ in range(2))
+    a, b = da.from_array(x, chunks=40), da.from_array(y.T, chunks=40)
+    plan = plan_of(a, b, blocks=40, slabs=50, p_k=7)
+    results = [
+        product_of(a, b, replace(plan, layout=replace(plan.layout, fan_in=fan_in))).compute()
+        for fan_in in (2, 4, 8)
+    ]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
 
 
 def test_block_tasks_survive_fusion_renaming_and_copies():

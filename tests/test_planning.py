@@ -108,23 +108,33 @@ def test_no_worker_is_asked_for_everything_in_one_step():
         assert max(asked.values()) <= 2
 
 
-@given(st.integers(1, 40), st.integers(0, 100))
-def test_merges_add_every_part_once_in_an_order_that_turn_does_not_change(parts, turn):
+def pairwise_sum(addends: list[str]) -> str:
+    """As `add_partials` adds."""
+    while len(addends) > 1:
+        pairs = [f"({x}+{y})" for x, y in zip(addends[::2], addends[1::2], strict=False)]
+        addends = [*pairs, *addends[2 * len(pairs) :]]
+    return addends[0]
+
+
+@given(st.integers(1, 40), st.integers(0, 100), st.sampled_from([2, 4, 8, 16]))
+def test_merges_add_every_part_once_whoever_keeps_the_sums_and_however_many_at_once(
+    parts, turn, fan_in
+):
     sums = {part: str(part) for part in range(parts)}
     owners = dict(enumerate(range(parts)))
-    for merge in merges(parts, turn):
-        assert merge.keeper != merge.sender
-        assert {merge.keeper, merge.sender} == {owners[merge.left], owners.pop(merge.right)}
-        owners[merge.left] = merge.keeper
-        sums[merge.left] = f"({sums[merge.left]}+{sums.pop(merge.right)})"
-    assert set(sums) == {0}
-    assert [(m.left, m.right) for m in merges(parts, turn)] == [
-        (m.left, m.right) for m in merges(parts, 0)
-    ]
+    for merge in merges(parts, turn, fan_in):
+        assert 2 <= len(merge.addends) <= fan_in
+        assert sorted((merge.keeper, *merge.senders)) == sorted(
+            owners.pop(x) for x in merge.addends
+        )
+        owners[merge.addends[0]] = merge.keeper
+        sums[merge.addends[0]] = pairwise_sum([sums.pop(part) for part in merge.addends])
+    assert sums == {0: pairwise_sum([str(part) for part in range(parts)])}
 
 
-def test_merges_spread_the_sums_over_the_parts():
-    last = Counter(merges(4, turn)[-1].keeper for turn in range(16))
+@pytest.mark.parametrize("fan_in", [2, 4])
+def test_merges_spread_the_sums_over_the_parts(fan_in):
+    last = Counter(merges(4, turn, fan_in)[-1].keeper for turn in range(16))
     assert last == dict.fromkeys(range(4), 4)
 
 
@@ -347,16 +357,37 @@ def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled()
 
 
 @pytest.mark.parametrize(
-    ("gram", "parts", "steps"), [(False, 1, 1), (False, 2, 2), (False, 8, 4), (True, 1, 2)]
+    ("gram", "parts", "steps"), [(False, 1, 1), (False, 2, 2), (False, 8, 2), (True, 1, 2)]
 )
 def test_what_is_held_up_by_other_tasks_waits_for_the_scheduler(gram, parts, steps):
-    """For packed blocks, for the sums of all other parts of k, and for the mirror image."""
+    """For packed blocks, for sums of other parts of k, all at once, and for the mirror image."""
     cluster = ClusterSpec.homogeneous(H200, 8)
     problem = Problem(MatrixSpec((65536, 65536)), MatrixSpec((65536, 65536)), pack="float32",
                       gram=gram)  # fmt: skip
     options = Options(blocks=16384, slabs=8192, p_k=parts)
     plan = plan_matmul(problem, cluster, options=options)
     assert plan.time_terms["from step to step"] == pytest.approx(steps * 3e-3)
+
+
+@pytest.mark.parametrize(("fan_in", "levels", "blocks"), [(2, 3, 3), (4, 2, 4), (8, 1, 7)])
+def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, levels, blocks):
+    """Of the one block of C, by the worker that keeps it."""
+    cluster = ClusterSpec.homogeneous(H200, 8, Link("wire", 1.0, 1.0))
+    layout = Layout(problem(10, 80, 10), Grid(1, 1, 8), (), (10,), (10,), (10,) * 8, band=1)
+    layout = replace(layout, fan_in=fan_in)
+    terms = cost.seconds(layout, cluster, 0)
+    assert terms["from step to step"] == pytest.approx(levels * 3e-3)
+    assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * 400 / 1e9)
+    stay, _ = cost.memory(layout, cluster)
+    assert stay["sums received"] == (fan_in - 1 + 1) * 400
+
+
+def test_the_next_task_of_a_lone_chain_is_waited_for():
+    cluster, lone = ClusterSpec.homogeneous(H200, 2), problem(10, 80, 10)
+    one = Layout(lone, Grid(1, 1, 2), (), (10,), (10,), (10,) * 8, band=1)
+    two = Layout(lone, Grid(1, 1, 2), (), (5, 5), (10,), (10,) * 8, band=2)
+    between = [cost.seconds(x, cluster, 0)["between tasks"] for x in (one, two)]
+    assert between == pytest.approx([(5 * 0.4 + 3 * 3.6) * 0.5e-3, 9 * 0.4 * 0.5e-3])
 
 
 @pytest.mark.parametrize(("size", "once"), [(8192, False), (16384, False), (65536, True)])
@@ -573,7 +604,8 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
     assert layout.first_slab[0] == 0
     assert layout.first_slab[-1] == len(layout.slabs)
     assert list(layout.part_of) == sorted(layout.part_of)
-    assert plan.tasks == layout.blocks * (len(layout.slabs) + layout.parts - 1)
+    sums = len(merges(layout.parts, 0, layout.fan_in))
+    assert plan.tasks == layout.blocks * (len(layout.slabs) + sums)
     assert plan.seconds > 0
     assert str(plan)
 

@@ -6,9 +6,8 @@ Keys of one product, with β the indices along the batch dimensions:
     (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
-    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, plus those from r
-    (multimm-half-T, β, i, j)                              a sum of a Gram product, not yet mirrored
-    (multimm-even-T, β, i, i)                              the same, symmetric
+    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
+    (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
     (multimm-matmul-T, β, i, j)                            C's blocks
 
 T is a token of the operands, the plan and the scalars, so that the same call gives the same
@@ -27,7 +26,7 @@ from dask._task_spec import TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram, reflect, scale
+from multimm.graph.gram_tasks import add_diagonal, multiply_diagonal, multiply_gram, scale
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import (
@@ -48,7 +47,7 @@ from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 1
+KEY_VERSION = 2
 
 Index = tuple[int, ...]
 Verb = Callable[..., Block]
@@ -142,7 +141,8 @@ class Builder:
             order = (layout.wave(row), s - layout.first_slab[part], row, j)
             place = self._place(layout.owner(row, j, part), order, tuple(inputs))
             if layout.mirrors and i == j:
-                self._add(key, multiply_diagonal, [inputs[0][0], previous], place)
+                more = {"complete": True} if key == self._sum_key(batch, i, j) else {}
+                self._add(key, multiply_diagonal, [inputs[0][0], previous], place, **more)
             else:
                 func = multiply_gram if layout.mirrors else multiply
                 self._add(key, func, [inputs[0][0], inputs[-1][0], previous], place)
@@ -156,7 +156,7 @@ class Builder:
 
     def _sum_key(self, batch: Index, i: int, j: int) -> Key:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
-        unfinished = self.layout.mirrors and (i == j or self.c is not None)
+        unfinished = self.layout.mirrors and self.c is not None
         return (self.name("half" if unfinished else "matmul"), *batch, i, j)
 
     def _merge(self, batch: Index, i: int, j: int) -> None:
@@ -167,38 +167,37 @@ class Builder:
             part: self._chain_key(batch, i, j, layout.first_slab[part + 1] - 1)
             for part in range(layout.parts)
         }
-        tree = merges(layout.parts, row + j)
+        tree = merges(layout.parts, row + j, layout.fan_in)
         for merge in tree:
-            key: Key = (self.name("sum"), *batch, i, j, merge.left, merge.right)
+            left, *_, right = merge.addends
+            key: Key = (self.name("sum"), *batch, i, j, left, right)
+            func: Verb = add
             if merge is tree[-1]:
                 key = self._sum_key(batch, i, j)
+                func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.owner(row, j, merge.keeper)
             order = (layout.wave(row), layout.steps, row, j)
             place = self._place(owner, order)
-            self._add(key, add, [sums[merge.left], sums[merge.right]], place)
-            sums[merge.left] = key
+            self._add(key, func, [sums[part] for part in merge.addends], place)
+            sums[left] = key
 
     def _mirror(self, batch: Index, i: int, j: int) -> None:
         """Make both blocks (i, j) and (j, i) of C from one sum, where it lies.
 
-        C enters after the sum was mirrored: it need not be symmetric.
+        What is on the diagonal is symmetric already. C enters last: it need not be.
         """
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         order = (layout.wave(row), layout.steps + 1, row, j)
         place = self._place(layout.keeper(row, j), order)
         source, name = self._sum_key(batch, i, j), self.name("matmul")
-        if i == j:
-            key = (name if self.c is None else self.name("even"), *batch, i, i)
-            self.made[key] = BlockTask(key, reflect, TaskRef(source), place=place)
-            source = key
-        elif self.c is None:
-            key = (name, *batch, j, i)
-            self.made[key] = BlockTask(key, transpose, TaskRef(source), place=place)
         if self.c is not None:
             self._add((name, *batch, i, j), scale, [source], place, turned=False)
             if i != j:
                 self._add((name, *batch, j, i), scale, [source], place, turned=True)
+        elif i != j:
+            key = (name, *batch, j, i)
+            self.made[key] = BlockTask(key, transpose, TaskRef(source), place=place)
 
     def _place(
         self, owner: Coordinate, order: Index, inputs: tuple[tuple[Key, Coordinate], ...] = ()
@@ -209,7 +208,7 @@ class Builder:
         """One task; the one that makes a block of C applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
         last = key[0] == self.name("matmul")
-        if last or (key[0] == self.name("half") and self.c is None):
+        if last:
             args["step"] = self.step
         if last and self.c is not None:
             c_key = (self.c.name, *key[1:])

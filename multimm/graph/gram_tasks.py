@@ -8,6 +8,7 @@ from multimm.gpu.reference import module_of
 from multimm.graph.tasks import (
     Block,
     Step,
+    add,
     finished,
     gemm,
     is_gpu,
@@ -27,10 +28,19 @@ def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> B
     return multiply(a, _as_right(b), partial, step=step)
 
 
-def multiply_diagonal(a: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply_gram` of a block and itself; what is above the diagonal is not to be looked at."""
+def multiply_diagonal(
+    a: Block, partial: Block = None, *, step: Step, complete: bool = False
+) -> Block:
+    """`multiply_gram` of a block and itself; unless complete, nothing above the diagonal counts."""
     with stream_for(a):
-        return finished(_lower(a, partial, step))
+        sums = _lower(a, partial, step)
+        return finished(_mirrored(sums) if complete else sums)
+
+
+def add_diagonal(*parts: Block, step: Step) -> Block:
+    """The complete sum of the parts of k of a block on the diagonal."""
+    with stream_for(parts[0]):
+        return finished(_mirrored(summed(parts, None, step)))
 
 
 def _lower(a: Block, partial: Block, step: Step) -> Block:
@@ -62,14 +72,13 @@ def _as_right(block: Block) -> Block:
     return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
 
 
-def reflect(block: Block) -> Block:
+def _mirrored(block: Block) -> Block:
     """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
     xp = module_of(block=block)
-    with stream_for(block):
-        lower = xp.tri(block.shape[-1], dtype=bool)
-        return finished(xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2))))
+    lower = xp.tri(block.shape[-1], dtype=bool)
+    return xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2)))
 
 
 def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
     """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
-    return summed([block.swapaxes(-1, -2) if turned else block], c, step)
+    return add(block.swapaxes(-1, -2) if turned else block, c=c, step=step)

@@ -41,7 +41,7 @@ def compile_kernels() -> None:
         partial = multiply(a, b, step=step)
         multiply(a, b, partial, step=step)
         gram = replace(step, trans_b=True)
-        multiply_diagonal(a, partial, step=gram)
+        multiply_diagonal(a, partial, step=gram, complete=True)
         if precision != "ieee":
             packed_a, packed_b = pack(a, role="a", step=step), pack(b, role="b", step=step)
             multiply(packed_a, packed_b, partial, step=step)

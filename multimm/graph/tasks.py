@@ -6,7 +6,7 @@ no CuPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -196,23 +196,20 @@ def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     )
 
 
-def add(left: Block, right: Block, c: Block = None, *, step: Step) -> Block:
-    """alpha (L + R) + beta C: one addition of the tree over the parts of k."""
-    return summed([left, right], c, step)
-
-
-def summed(parts: list[Block], c: Block, step: Step) -> Block:
-    """alpha (P0 + ... ) + beta C, finished."""
+def add(*parts: Block, c: Block = None, step: Step) -> Block:
+    """alpha ((P0 + P1) + ...) + beta C: an addition of the tree over the parts of k."""
     with stream_for(parts[0]):
-        if is_gpu(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
-            from multimm.gpu.add import add_partials
+        return finished(summed(parts, c, step))
 
-            beta = 0.0 if c is None else step.beta
-            return finished(add_partials(parts, alpha=step.alpha, beta=beta, c=c))
-        result = reference.add_partials(
-            parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype
-        )
-        return finished(result)
+
+def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
+    """`add` in the order of the current stream."""
+    if is_gpu(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
+        from multimm.gpu.add import add_partials
+
+        beta = 0.0 if c is None else step.beta
+        return add_partials(parts, alpha=step.alpha, beta=beta, c=c)
+    return reference.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
 
 
 def transpose(block: Block) -> Block:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil
 
 from multimm.planning import traffic
 from multimm.planning.layout import Layout
@@ -19,6 +19,9 @@ BEFORE = 0.2
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
+#: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
+#: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s, with C in a block.
+CHAINED = {"gpu": 3.6, "cpu": 0.0}
 #: From the end of a task to the beginning of what it alone held up, as a multiple of the same: 3
 #: ms, for the scheduler sends what it has for a worker every 5 ms. A product has such steps where
 #: blocks are packed once, cut anew, added up or mirrored: 2 to 5 ms each on two H200s, in squares
@@ -37,7 +40,7 @@ SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, grid = layout.problem, layout.grid
-    block = max(layout.row_sizes) * max(layout.n_blocks)
+    block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
     slab = max(layout.slabs)
     panel_a, panel_b = layout.panels
     crowd = ceil(grid.workers / cluster.workers)  # ranks per worker: 1, but for a large p_k
@@ -47,10 +50,12 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
         "A in flight": crowd * WINDOW * panel_a * slab * layout.width("a"),
     }
     if layout.parts > 1 and cluster.workers > 1:
-        # Of each two workers with a part of the same sum, one receives the other's.
-        # Those of a wave are still being added when the next one begins.
-        waves = 1.5 if layout.waves > 1 else 0.5
-        stay["sums received"] = crowd * (waves * layout.wave_sums + block) * p.sum_bytes
+        # Of the workers with a part of the same sum, one receives the others', and another one of
+        # the next sum. Those of a wave are still being added when the next one begins.
+        at_once = min(layout.fan_in, layout.parts)
+        received = (at_once - 1) * ceil(layout.wave_sums / (block * at_once)) * block
+        waiting = layout.wave_sums if layout.waves > 1 else 0
+        stay["sums received"] = crowd * (received + waiting + block) * p.sum_bytes
     if not layout.mirrors:
         stay["B in flight"] = crowd * WINDOW * panel_b * slab * layout.width("b")
     if layout.problem.packable:
@@ -89,25 +94,41 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
-    sums = layout.share_sums * p.sum_bytes * (layout.parts - 1) / layout.parts
+    levels, sums = _sums(layout)
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
-    tasks, switch = layout.tasks + cuts, SWITCH[device.kind] * cluster.task_overhead_s
-    steps = bool(layout.packed) + bool(cuts) + ceil(log2(layout.parts)) + layout.mirrors
+    tasks = layout.tasks + cuts
+    chains = ceil(layout.blocks * layout.parts / cluster.workers)
+    links = layout.steps - 1 if chains <= cluster.threads else 0
+    switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
+    mirrors = layout.mirrors and layout.finishing > 0
+    steps = bool(layout.packed) + bool(cuts) + levels + mirrors
     return {
         "block products": flops / (product_gflops(p, device) * 1e9),
         "transfers": moved / rate,
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
         + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
-        "between tasks": ceil(tasks / cluster.workers) / cluster.threads * switch,
+        "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
-        "last sums": sums / rate,
+        "last sums": sums * p.sum_bytes / rate + levels * cluster.link.latency_s,
         "mirroring": mirrored / (device.copy_gbps * 1e9),
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
+
+
+def _sums(layout: Layout) -> tuple[int, int]:
+    """Levels of the tree over the parts of k, and elements that the busiest worker receives."""
+    block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
+    parts, blocks, levels, received = layout.parts, ceil(layout.share_sums / block), 0, 0
+    while parts > 1:
+        at_once = min(layout.fan_in, parts)
+        blocks = ceil(blocks / at_once)
+        received += (at_once - 1) * blocks * block
+        parts, levels = ceil(parts / layout.fan_in), levels + 1
+    return levels, received
 
 
 def _packing(layout: Layout, cluster: ClusterSpec) -> float:

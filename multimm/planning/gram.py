@@ -160,9 +160,17 @@ class GramLayout(Layout):
         return tuple((i, j) for i in range(len(self.m_blocks)) for j in range(i + 1))
 
     @property
+    def blocks(self) -> int:
+        """Blocks of C that are computed."""
+        return len(self.batch_sizes) * len(self.m_blocks) * (len(self.m_blocks) + 1) // 2
+
+    @property
     def finishing(self) -> int:
-        """Tasks that mirror the computed blocks, and add C where there is one."""
-        return self.blocks * (2 if self.problem.reads_c else 1)
+        """Tasks that mirror blocks off the diagonal, and that add C where there is one."""
+        rows, matrices = len(self.m_blocks), len(self.batch_sizes)
+        if self.problem.reads_c:
+            return matrices * rows * rows
+        return matrices * rows * (rows - 1) // 2
 
     def owner(self, row: int, j: int, part: int) -> Coordinate:
         """Who computes a block of C, for one part of k."""

@@ -148,31 +148,34 @@ def largest_share(blocks: Sequence[int], workers: int) -> int:
 class Merge(NamedTuple):
     """One addition of the tree that sums the parts of k."""
 
-    left: int  #: first part under the left operand; it names the sum as well
-    right: int  #: first part under the right operand
-    keeper: int  #: part whose worker holds one operand, receives the other and keeps the sum
-    sender: int  #: part whose worker holds the other
+    addends: Blocks  #: first part under each of them; the first one names the sum as well
+    keeper: int  #: part whose worker holds one of them, receives the others and keeps the sum
+    senders: Blocks  #: parts whose workers hold the others
 
 
-def merges(parts: int, turn: int) -> tuple[Merge, ...]:
+def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
     """The additions that sum `parts` partial results, in order: a fixed tree of neighbours.
 
-    ((P0 + P1) + (P2 + P3)) + P4, whatever the number of workers. Of the two owners the one
-    that keeps a sum depends on the bits of `turn`, so that different C blocks end on
-    different workers.
+    ((P0 + P1) + (P2 + P3)) + P4, whatever the number of workers. Up to `fan_in` addends, a power of
+    two, are whole branches of that tree: added pairwise they have the bits of smaller additions.
+    Who keeps a sum depends on the digits of `turn`, so that different C blocks end on different
+    workers.
 
-    >>> [(merge.left, merge.right) for merge in merges(5, 0)]
+    >>> [merge.addends for merge in merges(5, 0)]
     [(0, 1), (2, 3), (0, 2), (0, 4)]
+    >>> [merge.addends for merge in merges(5, 0, fan_in=4)]
+    [(0, 1, 2, 3), (0, 4)]
     """
     found: list[Merge] = []
     slots = [(part, part) for part in range(parts)]  # (first part below, owner)
     while len(slots) > 1:
-        joined = []
-        for (left, left_owner), (right, right_owner) in zip(slots[::2], slots[1::2], strict=False):
-            owners = (right_owner, left_owner) if turn & 1 else (left_owner, right_owner)
-            keeper, sender = owners
-            found.append(Merge(left, right, keeper, sender))
-            joined.append((left, keeper))
-        slots = joined + slots[len(joined) * 2 :]
-        turn >>= 1
+        groups = [slots[i : i + fan_in] for i in range(0, len(slots), fan_in)]
+        slots = []
+        for group in groups:
+            addends, owners = zip(*group, strict=True)
+            at = turn % len(group)
+            slots.append((addends[0], owners[at]))
+            if len(group) > 1:
+                found.append(Merge(addends, owners[at], owners[:at] + owners[at + 1 :]))
+        turn //= fan_in
     return tuple(found)

@@ -41,7 +41,7 @@ class Layout(Partition):
     @property
     def blocks(self) -> int:
         """Blocks of C that are computed."""
-        return len(self.batch_sizes) * len(self.pairs)
+        return len(self.batch_sizes) * len(self.m_blocks) * len(self.n_blocks)
 
     @property
     def finishing(self) -> int:
@@ -54,7 +54,7 @@ class Layout(Partition):
 
     def keeper(self, row: int, j: int) -> Coordinate:
         """Who has the complete sum of a computed block of C."""
-        tree = merges(self.parts, row + j)
+        tree = merges(self.parts, row + j, self.fan_in)
         return self.owner(row, j, tree[-1].keeper if tree else 0)
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
@@ -156,7 +156,8 @@ class Layout(Partition):
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
         slabs = len(self.slabs)
-        products = self.blocks * (slabs + self.parts - 1) + self.finishing
+        sums = len(merges(self.parts, 0, self.fan_in))
+        products = self.blocks * (slabs + sums) + self.finishing
         panels = self.operand_panels() if self.stream or self.packed else set()
         packs = slabs * sum(role in self.packed for role, *_ in panels)
         if not self.stream:

@@ -50,6 +50,8 @@ class Partition:
     pack_once : bool
         Blocks that are used more than once may be packed where they are at home; else each
         product packs its own, which takes less memory.
+    fan_in : int
+        Sums of parts of k that one task adds, at most: a power of two.
     """
 
     problem: Problem
@@ -61,6 +63,7 @@ class Partition:
     band: int
     stream: bool = False
     pack_once: bool = True
+    fan_in: int = 2
 
     @cached_property
     def batch_sizes(self) -> Blocks:

@@ -231,7 +231,9 @@ class MatmulPlan:
         waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
         reads = ", operand blocks read slab by slab" if layout.stream else ""
         half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
-        return f"{self.tasks} tasks in {waves}{reads}{half}"
+        at_once = min(layout.fan_in, layout.parts)
+        sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
+        return f"{self.tasks} tasks in {waves}{reads}{half}{sums}"
 
     def _moved_line(self) -> str:
         recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(

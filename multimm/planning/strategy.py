@@ -41,7 +41,7 @@ from multimm.planning.spec import ClusterSpec
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
 #: triangle is shared more evenly; in coarser ones, where only k is divided among workers, it is
 #: fewer tasks.
-SOME_SLABS, SLABS = (0.125, 0.5), (0.25, 1, 2, 4)
+SOME_SLABS, SLABS = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways; and twice as many of
@@ -49,6 +49,8 @@ FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: search of everything, which takes twice as long, found three better ones, by 1.5 % at most.
 FINALISTS = 4
 
+#: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
+FAN_IN = (4, 8, 16)
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
 #: predictions are no better.
 NEARLY = 1.02
@@ -156,9 +158,26 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
         for grid in finalists:
             cut_as(grid, Cut(given=True))
+    ranks |= _added_at_once(ranks, cluster)
     if options.blocks is not None:
         return ranks  # the bits must not depend on the workers, nor may the kernels
     return ranks | _packed_within(ranks, cluster)
+
+
+def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid, with more than two sums of parts of k added by one task.
+
+    That is fewer steps at the end, and more bytes to one worker at a time: best for a small C. The
+    bits are the same.
+    """
+    split = [layout for layout in ranks if layout.parts > 2]
+    wider = [
+        replace(layout, fan_in=fan_in)
+        for layout in _best_of_each_grid(split, ranks, 2)
+        for fan_in in FAN_IN
+        if fan_in < 2 * layout.parts
+    ]
+    return {layout: _rank(layout, cluster) for layout in wider}
 
 
 def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -168,12 +187,16 @@ def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
     task takes longer than the packing: 31 against 18 ms for 8192 on two H200s, 27 against 22 for
     16384 in tf32.
     """
-    of_grid: dict[Grid, list[Layout]] = {}
-    for layout in sorted(ranks, key=ranks.__getitem__):
-        if layout.packed:
-            of_grid.setdefault(layout.grid, []).append(layout)
-    within = [replace(x, pack_once=False) for found in of_grid.values() for x in found[:FINALISTS]]
+    packed = [layout for layout in ranks if layout.packed]
+    within = [replace(x, pack_once=False) for x in _best_of_each_grid(packed, ranks, FINALISTS)]
     return {layout: _rank(layout, cluster) for layout in within}
+
+
+def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
+    of_grid: dict[Grid, list[Layout]] = {}
+    for layout in sorted(layouts, key=ranks.__getitem__):
+        of_grid.setdefault(layout.grid, []).append(layout)
+    return [layout for found in of_grid.values() for layout in found[:most]]
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:

@@ -158,10 +158,10 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
     for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
         row = layout.row(flat, i)
         size = layout.row_sizes[row] * layout.n_blocks[j] * layout.problem.sum_bytes
-        for merge in merges(layout.parts, row + j):
+        for merge in merges(layout.parts, row + j, layout.fan_in):
             keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
-            sender = layout.grid.rank(layout.owner(row, j, merge.sender))
-            yield sender, {keeper}, size
+            for sender in merge.senders:
+                yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
 
 
 def _batch_blocks(layout: Layout, shape: tuple[int, ...]) -> list[tuple[list[int], int]]:
