@@ -25,6 +25,8 @@ def calls(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(kernels, "SIDE", 24)
     monkeypatch.setattr(kernels, "K", 16)
+    monkeypatch.setattr(kernels, "TALL_SIDE", 8)
+    monkeypatch.setattr(kernels, "TALL_K", 64)
     seen = []
 
     def recorded(name):
@@ -48,9 +50,10 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
-        # Of a block as it is, and of a packed one.
+        # Of a block as it is, and of a packed one; and of a tall one.
         halves = calls.count(("multiply_diagonal", 2, precision))
         assert halves == (1 if precision == "ieee" else 2)
+        assert calls.count(("multiply_diagonal", 1, precision)) == 1
     kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose"}
     assert {name for name, *_ in calls} == kinds
 

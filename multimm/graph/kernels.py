@@ -17,6 +17,8 @@ from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, trans
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.
 SIDE, K = 8192, 2048
+#: The same of a tall Gram product, whose sums are cut into slices of k.
+TALL_SIDE, TALL_K = 2048, 32768
 PRECISIONS = ("float32", "tf32", "ieee")
 #: Beside ones, too small for a packed operand's parts.
 SMALL = 1e-12
@@ -35,11 +37,14 @@ def compile_kernels() -> None:
     import cupy
 
     a, b = _operand(cupy, (SIDE, K)), _operand(cupy, (K, SIDE))
+    tall = _operand(cupy, (TALL_K, TALL_SIDE))
     cupy.cuda.get_current_stream().synchronize()
     for precision in PRECISIONS:
         step = Step("float32", "float32", precision=precision)
         partial = multiply(a, b, step=step)
         multiply(a, b, partial, step=step)
+        multiply(b, a, step=replace(step, trans_a=True, trans_b=True))
+        multiply_diagonal(tall, step=replace(step, trans_a=True), complete=True)
         gram = replace(step, trans_b=True)
         multiply_diagonal(a, partial, step=gram, complete=True)
         if precision != "ieee":

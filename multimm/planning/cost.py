@@ -20,7 +20,7 @@ BEFORE = 0.2
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
 #: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
-#: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s, with C in a block.
+#: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
 CHAINED = {"gpu": 3.6, "cpu": 0.0}
 #: From the end of a task to the beginning of what it alone held up, as a multiple of the same: 3
 #: ms, for the scheduler sends what it has for a worker every 5 ms. A product has such steps where
