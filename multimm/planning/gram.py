@@ -14,8 +14,11 @@ diagonal, of 256 rows and more.
 
 A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
 stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
-less to do computes the block. Which blocks are computed never depends on the grid, so that the
-bits do not either.
+less to do computes the block. In a grid of few rows and one column anybody may: blocks are dealt
+diagonal by diagonal, each to a place with the least to do, of these to one that needs the fewest
+further operand blocks, and the halves on the diagonal at last. Any number of workers then has even
+shares of as many block rows, or of twice as many: with 8 of each, 3 blocks and 2 halves, or 4.
+Which blocks are computed never depends on the grid, so that the bits do not either.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.partition import WINDOW
 from multimm.planning.triangle import computed
+
+#: Blocks are dealt out freely among at most so many places, of so many block rows for each: every
+#: place is tried for every block, and of finer blocks a cyclic deal is even enough.
+FREE_PLACES, FREE_ROWS = 16, 2
 
 #: Row and column of the grid.
 Place = tuple[int, int]
@@ -55,7 +62,8 @@ class Deal:
     Attributes
     ----------
     owners : dict
-        By cell: its own place (i, j), or the mirrored one (j, i); not wrapped around the grid.
+        By cell: its own place (i, j), or the mirrored one (j, i), not wrapped around the grid; or,
+        dealt out freely, any place.
     computed : dict
         By wave and place: the cells.
     users : dict
@@ -88,14 +96,21 @@ class Deal:
         summed: Counter[Place] = Counter()
         kept: Counter[Place] = Counter()
         in_wave: Counter[tuple[int, Place]] = Counter()
+        needs: dict[Place, set[tuple[int, int]]] = {(row, 0): set() for row in range(p_m)}
         for flat, i, j in self._cells():
             first = flat * len(blocks)
             here, there = (first + i, j), (first + j, i)
-            place, other = self.wrap(here), self.wrap(there)
-            at, wave = here, here[0] // rows_per_wave
-            # Equal places share: which one is asked first changes from block to block.
-            if work[other] < work[place] + (i + j) % 2:
-                at, place = there, other
+            wave, panels = here[0] // rows_per_wave, {(flat, i), (flat, j)}
+            if self.free:
+                at = place = min(
+                    needs, key=lambda x: (work[x], len(panels - needs[x]), len(needs[x]))
+                )
+                needs[place] |= panels
+            else:
+                # Equal places share: which one is asked first changes from block to block.
+                swap = work[self.wrap(there)] < work[self.wrap(here)] + (i + j) % 2
+                at = there if swap else here
+                place = self.wrap(at)
             size = batch_sizes[flat] * blocks[i] * blocks[j]
             work[place] += size if i != j else batch_sizes[flat] * computed(blocks[i], dtype)
             summed[place] += size
@@ -103,23 +118,40 @@ class Deal:
             in_wave[wave, place] += size
             self.owners[here] = at
             self.computed.setdefault(wave, {}).setdefault(place, []).append(here)
-            for block in {i, j}:
-                self.users.setdefault((flat, block), {}).setdefault(wave, set()).add(place)
+            for panel in panels:
+                self.users.setdefault(panel, {}).setdefault(wave, set()).add(place)
         self.computed_in_all, self.most_computed = sum(work.values()), max(work.values())
         self.wave_sums = max(in_wave.values())
         self.most_summed, self.most_kept = max(summed.values()), max(kept.values())
 
+    @property
+    def free(self) -> bool:
+        """Any place may compute any block."""
+        p_m, p_n = self.plane
+        return p_n == 1 and p_m <= FREE_PLACES and len(self.blocks) <= FREE_ROWS * p_m
+
     def _cells(self) -> Iterator[tuple[int, int, int]]:
-        """Batch block, block row, block column: the diagonals first, for they have no choice."""
-        rows = range(len(self.blocks))
-        for flat in range(len(self.batch_sizes)):
-            yield from ((flat, i, i) for i in rows)
-        for flat in range(len(self.batch_sizes)):
-            yield from ((flat, i, j) for i in rows for j in range(i))
+        """Batch block, block row, block column: first what has no choice; last what is small."""
+        rows, flats = range(len(self.blocks)), range(len(self.batch_sizes))
+        diagonal = [(flat, i, i) for flat in flats for i in rows]
+        if self.free:
+            yield from ((flat, j + d, j) for flat in flats for d in rows[1:] for j in rows[:-d])
+            yield from diagonal
+        else:
+            yield from diagonal
+            yield from ((flat, i, j) for flat in flats for i in rows for j in range(i))
 
     def wrap(self, at: Place) -> Place:
         """A place inside the grid."""
         return at[0] % self.plane[0], at[1] % self.plane[1]
+
+    @cached_property
+    def sent(self) -> int:
+        """Elements of op(A), per unit of k, that places receive from where they are kept."""
+        return sum(
+            self.batch_sizes[flat] * self.blocks[block] * (sum(map(len, waves.values())) - 1)
+            for (flat, block), waves in self.users.items()
+        )
 
     @cached_property
     def panel(self) -> int:
@@ -183,29 +215,31 @@ class GramLayout(Layout):
 
     @cached_property
     def _homes(self) -> dict[tuple[int, int], list[Place]]:
-        return {key: sorted(self.users(*key)) for key in self.deal.users}
+        """The users of each block, the one first that keeps its first slab, and few others."""
+        begin: Counter[Place] = Counter()
+        homes = {}
+        for flat, block in sorted(self.deal.users):
+            users = sorted(self.users(flat, block))
+            at = min(range(len(users)), key=lambda i: (begin[users[i]], (i - block) % len(users)))
+            begin[users[at]] += 1
+            homes[flat, block] = users[at:] + users[:at]
+        return homes
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """With one of its users, another one for each slab."""
-        users = self._homes[flat, block]
-        return Coordinate(*users[(slab + block) % len(users)], self.part_of[slab])
+        users, part = self._homes[flat, block], self.part_of[slab]
+        return Coordinate(*users[(slab - self.first_slab[part]) % len(users)], part)
 
     def _kept(self, role: str) -> int:
         if role in self.lying or len(self.spec(role).shape) > 2:
             return super()._kept(role)
-        # Slab by slab a block goes round its users, each block from the next one on: see `_home`.
-        # Parts of k that begin alike hold alike.
-        lengths = {len(users) for users in self._homes.values()}
-        alike = {(end - first, *(first % length for length in lengths)): (first, end)
-                 for first, end in pairwise(self.first_slab)}  # fmt: skip
         most = 0
-        for first, end in alike.values():
+        for steps in {end - first for first, end in pairwise(self.first_slab)}:
             held: Counter[Place] = Counter()
             for block, size in enumerate(self.m_blocks):
                 users = self._homes[0, block]
-                rounds, rest = divmod(end - first, len(users))
-                start = (first + block) % len(users)
-                for place in (users[start:] + users[:start])[:rest]:
+                rounds, rest = divmod(steps, len(users))
+                for place in users[:rest]:
                     held[place] += size
                 if rounds:
                     held.update(dict.fromkeys(users, rounds * size))

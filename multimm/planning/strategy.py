@@ -137,7 +137,7 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
     usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
     ranks = {layout: _rank(layout, cluster) for layout in usual}
-    finalists = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)[:FINALISTS]]
+    finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
@@ -162,6 +162,16 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if options.blocks is not None:
         return ranks  # the bits must not depend on the workers, nor may the kernels
     return ranks | _packed_within(ranks, cluster)
+
+
+def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
+    """The best arrangements; of a Gram product not with their transposes, which are alike."""
+    found: list[Grid] = []
+    for layout in sorted(ranks, key=ranks.__getitem__):
+        grid = layout.grid
+        if not (gram and Grid(grid.p_n, grid.p_m, grid.p_k) in found):
+            found.append(grid)
+    return found[:FINALISTS]
 
 
 def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:

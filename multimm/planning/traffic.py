@@ -26,11 +26,16 @@ def volume(problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None) -
     """
     sums = problem.batch * problem.m * problem.n * problem.sum_bytes
     if problem.gram:
-        sums = problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
+        sums = _triangle(problem)
     stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
     sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
     a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
     return a * (grid.p_n - 1) + b * (sharing - 1) + sums * (grid.p_k - 1)
+
+
+def _triangle(problem: Problem) -> int:
+    """Bytes of the sums of a Gram product."""
+    return problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
 
 
 def share_between_nodes(problem: Problem, grid: Grid, per_node: int) -> float:
@@ -75,6 +80,9 @@ def moved(layout: Layout, workers: int) -> int:
     other, _ = recut(layout)
     if layout.lying:
         return sum(received(layout, workers).values()) + other
+    if isinstance(layout, GramLayout):
+        operand = layout.deal.sent * layout.problem.k * layout.width("a")
+        return operand + _triangle(layout.problem) * (layout.parts - 1) + other
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
