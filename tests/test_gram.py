@@ -324,6 +324,19 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
     assert sum(traffic.received(layout, workers).values()) == traffic.moved(layout, workers)
 
 
+@pytest.mark.parametrize("fan_in", [2, 4])
+@pytest.mark.parametrize("grid", [(4, 4, 4), (2, 2, 2), (8, 1, 4), (3, 2, 4)])
+def test_workers_with_parts_of_the_same_sums_keep_as_many(grid, fan_in):
+    """The places of a cyclic deal see rows and columns of one remainder alone."""
+    layout = replace(layout_of(24, grid, slabs=8), fan_in=fan_in)
+    kept = Counter(layout.grid.rank(layout.keeper(*pair)) for pair in layout.pairs)
+    places = Counter()
+    for rank, count in kept.items():
+        places[layout.grid.place(rank)[:2]] += count
+    for rank, count in kept.items():
+        assert count <= -(-places[layout.grid.place(rank)[:2]] // grid[2]) + 1
+
+
 def test_in_long_columns_and_of_many_blocks_the_deal_is_cyclic():
     assert not layout_of(17, (8, 1, 1)).deal.free
     assert not layout_of(17, (17, 1, 1)).deal.free

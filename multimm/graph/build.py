@@ -42,7 +42,7 @@ from multimm.graph.tasks import (
     transpose,
     wait_for,
 )
-from multimm.planning.grid import Coordinate, merges
+from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
 
@@ -167,7 +167,7 @@ class Builder:
             part: self._chain_key(batch, i, j, layout.first_slab[part + 1] - 1)
             for part in range(layout.parts)
         }
-        tree = merges(layout.parts, row + j, layout.fan_in)
+        tree = layout.merges(row, j)
         for merge in tree:
             left, *_, right = merge.addends
             key: Key = (self.name("sum"), *batch, i, j, left, right)

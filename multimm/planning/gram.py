@@ -156,13 +156,25 @@ class Deal:
     @cached_property
     def panel(self) -> int:
         """Elements of op(A), per unit of k, that the busiest place needs in one wave."""
+        return max(self._needed.values())
+
+    @cached_property
+    def needed(self) -> Counter[Place]:
+        """Elements of op(A), per unit of k, that each place needs in all waves together."""
+        found: Counter[Place] = Counter()
+        for (_, place), size in self._needed.items():
+            found[place] += size
+        return found
+
+    @cached_property
+    def _needed(self) -> Counter[tuple[int, Place]]:
         needed: Counter[tuple[int, Place]] = Counter()
         for (flat, block), waves in self.users.items():
             size = self.batch_sizes[flat] * self.blocks[block]
             for wave, places in waves.items():
                 for place in places:
                     needed[wave, place] += size
-        return max(needed.values())
+        return needed
 
 
 #: Layouts that differ in their slabs only are dealt out alike.
@@ -233,18 +245,28 @@ class GramLayout(Layout):
     def _kept(self, role: str) -> int:
         if role in self.lying or len(self.spec(role).shape) > 2:
             return super()._kept(role)
-        most = 0
-        for steps in {end - first for first, end in pairwise(self.first_slab)}:
-            held: Counter[Place] = Counter()
-            for block, size in enumerate(self.m_blocks):
-                users = self._homes[0, block]
-                rounds, rest = divmod(steps, len(users))
-                for place in users[:rest]:
-                    held[place] += size
-                if rounds:
-                    held.update(dict.fromkeys(users, rounds * size))
-            most = max(most, max(held.values()) * max(self.slabs))
-        return most * self.spec(role).itemsize
+        # Slabs of the longest part; parts are dealt out alike.
+        return max(self._first_kept.values()) * max(self.slabs) * self.spec(role).itemsize
+
+    @cached_property
+    def _first_kept(self) -> Counter[Place]:
+        """Rows of op(A) that each place keeps, over the slabs of the longest part of k."""
+        held: Counter[Place] = Counter()
+        for (flat, block), users in self._homes.items():
+            rounds, rest = divmod(self.steps, len(users))
+            size = self.batch_sizes[flat] * self.m_blocks[block]
+            held.update(dict.fromkeys(users[:rest], size))
+            if rounds:
+                held.update(dict.fromkeys(users, rounds * size))
+        return held
+
+    @property
+    def most_received(self) -> int:
+        """Elements of op(A) that the busiest worker needs and does not keep."""
+        return max(
+            size * self.share_k - self._first_kept[place] * max(self.slabs)
+            for place, size in self.deal.needed.items()
+        )
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps."""

@@ -10,7 +10,7 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from multimm.planning.grid import Coordinate, merges
+from multimm.planning.grid import Coordinate, Merge, merges
 from multimm.planning.partition import WINDOW, Partition
 
 
@@ -54,8 +54,25 @@ class Layout(Partition):
 
     def keeper(self, row: int, j: int) -> Coordinate:
         """Who has the complete sum of a computed block of C."""
-        tree = merges(self.parts, row + j, self.fan_in)
+        tree = self.merges(row, j)
         return self.owner(row, j, tree[-1].keeper if tree else 0)
+
+    def merges(self, row: int, j: int) -> tuple[Merge, ...]:
+        """The additions that sum the parts of a computed block of C."""
+        return merges(self.parts, self._turns[row, j], self.fan_in) if self.parts > 1 else ()
+
+    @cached_property
+    def _turns(self) -> dict[tuple[int, int], int]:
+        """By computed block of C: how many its place has had before, so that keepers take turns."""
+        found: dict[tuple[int, int], int] = {}
+        before: Counter[tuple[int, int]] = Counter()
+        for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
+            row = self.row(flat, i)
+            at = self.owner(row, j, 0)
+            place = at.row % self.grid.p_m, at.col % self.grid.p_n
+            found[row, j] = sum(place) + before[place]
+            before[place] += 1
+        return found
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each block of C, row by row; empty for stacks and where Dask decides."""

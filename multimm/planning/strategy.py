@@ -165,13 +165,13 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
 
 
 def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
-    """The best arrangements; of a Gram product not with their transposes, which are alike."""
-    found: list[Grid] = []
-    for layout in sorted(ranks, key=ranks.__getitem__):
-        grid = layout.grid
-        if not (gram and Grid(grid.p_n, grid.p_m, grid.p_k) in found):
-            found.append(grid)
-    return found[:FINALISTS]
+    """The best arrangements, and of a Gram product, whose transposes are alike, as many others."""
+    grids = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)]
+    best = grids[:FINALISTS]
+    if not gram:
+        return best
+    other = [g for i, g in enumerate(grids) if Grid(g.p_n, g.p_m, g.p_k) not in grids[:i]]
+    return list(dict.fromkeys(best + other[:FINALISTS]))
 
 
 def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -261,7 +261,7 @@ def _rank(layout: Layout, cluster: ClusterSpec) -> Rank:
     stay, spill = cost.memory(layout, cluster)
     too_large = cost.excess((stay, {}), cluster) > 0
     spilled = cost.excess((stay, spill), cluster)
-    terms = cost.seconds(layout, cluster, moved / layout.grid.workers, spilled)
+    terms = cost.seconds(layout, cluster, traffic.busiest(layout, moved), spilled)
     return Rank(too_large, cost.total_seconds(terms), moved, layout.parts, layout.grid.p_n)
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate, product
 from math import ceil, prod
 
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Coordinate, Grid, divisors, merges
+from multimm.planning.grid import Coordinate, Grid, divisors
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 
@@ -80,13 +80,22 @@ def moved(layout: Layout, workers: int) -> int:
     other, _ = recut(layout)
     if layout.lying:
         return sum(received(layout, workers).values()) + other
-    if isinstance(layout, GramLayout):
+    if isinstance(layout, GramLayout) and layout.deal.free:
         operand = layout.deal.sent * layout.problem.k * layout.width("a")
         return operand + _triangle(layout.problem) * (layout.parts - 1) + other
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
     return volume(layout.problem, layout.grid, (a, b)) + other
+
+
+def busiest(layout: Layout, total: int) -> float:
+    """Bytes of `moved` that the busiest worker receives: an even share, but of a Gram product."""
+    if not isinstance(layout, GramLayout) or layout.lying or len(layout.problem.a.shape) > 2:
+        return total / layout.grid.workers
+    other, _ = recut(layout)
+    others = _triangle(layout.problem) * (layout.parts - 1) + other
+    return layout.most_received * layout.width("a") + others / layout.grid.workers
 
 
 def recut(layout: Layout) -> tuple[int, int]:
@@ -166,7 +175,7 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
     for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
         row = layout.row(flat, i)
         size = layout.row_sizes[row] * layout.n_blocks[j] * layout.problem.sum_bytes
-        for merge in merges(layout.parts, row + j, layout.fan_in):
+        for merge in layout.merges(row, j):
             keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
             for sender in merge.senders:
                 yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
