@@ -25,7 +25,7 @@ from benchmarks.agenda import described, machine_of
 from benchmarks.kernels import print_log
 from benchmarks.peers import trace
 from benchmarks.peers.base import timed
-from benchmarks.peers.ours import Multimm
+from benchmarks.peers.ours import MOST_INTERVALS, Multimm
 from benchmarks.records import Record
 from benchmarks.report.runs import REHEARSAL
 from benchmarks.shared_gpus import shared_gpus
@@ -125,6 +125,7 @@ def rehearse(
     facts, seconds = system.facts(product, precision, last), [run.seconds for run in runs]
     detail = {"workers": system.machine.workers, "gpus": gpus, **facts["detail"]}
     del detail["one_worker_tflops"]
+    detail["timeline"] = trace.timeline(system.intervals, run.start, MOST_INTERVALS)
     more = {key: facts[key] for key in ("bytes_received", "bytes_predicted", "plan")}
     shape = (product.m, product.n, product.k)
     return records.record(

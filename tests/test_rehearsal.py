@@ -65,6 +65,10 @@ def test_a_rehearsal_on_cpu_workers_is_recorded(tmp_path, capsys):
         assert record["detail"]["workers"] == 2
         assert record["detail"]["gpus"] == 0
         assert len(record["seconds"]) == 2
+        workers, begin, end, kinds = zip(*record["detail"]["timeline"], strict=True)
+        assert set(workers) == {0, 1}
+        assert 0 < min(begin) < max(end) <= record["seconds"][-1]
+        assert "multiply" in kinds
         assert record["tflops"] is None
         assert record["componentwise_u"] is None
     # Nothing is faster than the block products that it waits for: half of a Gram product's.

@@ -33,7 +33,7 @@ CHAINS = 2
 #: one percent of the operations is at stake.
 MOST_BLOCK_ROWS = 64
 #: Elements of an operand's block, at most: the largest that were ever multiplied, on an H200.
-MOST = 2**31
+MOST_ELEMENTS = 2**31
 #: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
 MOST_CHUNKS = 256
 #: Kernels compute tiles of 128 x 256 and pack slabs of 64; rows that begin on 16 bytes are copied
@@ -160,7 +160,8 @@ def _blocks(
     if grid.workers > 1 and problem.k // (2 * slabs) >= least:
         slabs *= 2  # at least two slabs per part: the second travels while the first is used
     slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
-    slabs = max(slabs, ceil(max(ceil(problem.m / rows), ceil(problem.n / cols)) * problem.k / MOST))
+    longest = max(ceil(problem.m / rows), ceil(problem.n / cols))
+    slabs = max(slabs, ceil(longest * problem.k / MOST_ELEMENTS))
     hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
     if (bool(problem.b.owners), problem.b.nbytes) > (bool(problem.a.owners), problem.a.nbytes):
         hints.reverse()  # the operand that lies somewhere, and the larger one, keeps its chunks

@@ -40,6 +40,8 @@ FREE_PLACES, FREE_ROWS = 16, 2
 
 #: Row and column of the grid.
 Place = tuple[int, int]
+#: Batch block and block row of op(A).
+Panel = tuple[int, int]
 #: Block row, over all matrices, and block column of C.
 Cell = tuple[int, int]
 
@@ -91,36 +93,27 @@ class Deal:
         self.batch_sizes = batch_sizes
         self.owners: dict[Cell, Place] = {}
         self.computed: dict[int, dict[Place, list[Cell]]] = {}
-        self.users: dict[tuple[int, int], dict[int, set[Place]]] = {}
-        work: Counter[Place] = Counter()
+        self.users: dict[Panel, dict[int, set[Place]]] = {}
+        self._panels: dict[Place, set[Panel]] = {(row, 0): set() for row in range(p_m)}
+        self._work: Counter[Place] = Counter()
         summed: Counter[Place] = Counter()
         kept: Counter[Place] = Counter()
         in_wave: Counter[tuple[int, Place]] = Counter()
-        needs: dict[Place, set[tuple[int, int]]] = {(row, 0): set() for row in range(p_m)}
         for flat, i, j in self._cells():
-            first = flat * len(blocks)
-            here, there = (first + i, j), (first + j, i)
-            wave, panels = here[0] // rows_per_wave, {(flat, i), (flat, j)}
-            if self.free:
-                at = place = min(
-                    needs, key=lambda x: (work[x], len(panels - needs[x]), len(needs[x]))
-                )
-                needs[place] |= panels
-            else:
-                # Equal places share: which one is asked first changes from block to block.
-                swap = work[self.wrap(there)] < work[self.wrap(here)] + (i + j) % 2
-                at = there if swap else here
-                place = self.wrap(at)
+            row = flat * len(blocks) + i
+            at = self._freely(flat, i, j) if self.free else self._cyclic(flat, i, j)
+            place, wave = self.wrap(at), row // rows_per_wave
             size = batch_sizes[flat] * blocks[i] * blocks[j]
-            work[place] += size if i != j else batch_sizes[flat] * computed(blocks[i], dtype)
+            self._work[place] += size if i != j else batch_sizes[flat] * computed(blocks[i], dtype)
             summed[place] += size
             kept[place] += size if i == j else 2 * size
             in_wave[wave, place] += size
-            self.owners[here] = at
-            self.computed.setdefault(wave, {}).setdefault(place, []).append(here)
-            for panel in panels:
+            self.owners[row, j] = at
+            self.computed.setdefault(wave, {}).setdefault(place, []).append((row, j))
+            for panel in {(flat, i), (flat, j)}:
                 self.users.setdefault(panel, {}).setdefault(wave, set()).add(place)
-        self.computed_in_all, self.most_computed = sum(work.values()), max(work.values())
+        self.computed_in_all = sum(self._work.values())
+        self.most_computed = max(self._work.values())
         self.wave_sums = max(in_wave.values())
         self.most_summed, self.most_kept = max(summed.values()), max(kept.values())
 
@@ -140,6 +133,21 @@ class Deal:
         else:
             yield from diagonal
             yield from ((flat, i, j) for flat in flats for i in rows for j in range(i))
+
+    def _cyclic(self, flat: int, i: int, j: int) -> Place:
+        """Of a block's own place and the mirrored one, not wrapped, the one with less to do."""
+        first = flat * len(self.blocks)
+        here, there = (first + i, j), (first + j, i)
+        # Equal places share: which one is asked first changes from block to block.
+        least = self._work[self.wrap(here)] + (i + j) % 2
+        return there if self._work[self.wrap(there)] < least else here
+
+    def _freely(self, flat: int, i: int, j: int) -> Place:
+        """Of all places with the least to do, the one that needs the fewest further blocks."""
+        panels, have, work = {(flat, i), (flat, j)}, self._panels, self._work
+        place = min(have, key=lambda at: (work[at], len(panels - have[at]), len(have[at])))
+        have[place] |= panels
+        return place
 
     def wrap(self, at: Place) -> Place:
         """A place inside the grid."""
@@ -226,7 +234,7 @@ class GramLayout(Layout):
         return set().union(*waves.values()) if wave is None else waves.get(wave, set())
 
     @cached_property
-    def _homes(self) -> dict[tuple[int, int], list[Place]]:
+    def _homes(self) -> dict[Panel, list[Place]]:
         """The users of each block, the one first that keeps its first slab, and few others."""
         begin: Counter[Place] = Counter()
         homes = {}
@@ -246,10 +254,10 @@ class GramLayout(Layout):
         if role in self.lying or len(self.spec(role).shape) > 2:
             return super()._kept(role)
         # Slabs of the longest part; parts are dealt out alike.
-        return max(self._first_kept.values()) * max(self.slabs) * self.spec(role).itemsize
+        return max(self._kept_rows.values()) * max(self.slabs) * self.spec(role).itemsize
 
     @cached_property
-    def _first_kept(self) -> Counter[Place]:
+    def _kept_rows(self) -> Counter[Place]:
         """Rows of op(A) that each place keeps, over the slabs of the longest part of k."""
         held: Counter[Place] = Counter()
         for (flat, block), users in self._homes.items():
@@ -264,7 +272,7 @@ class GramLayout(Layout):
     def most_received(self) -> int:
         """Elements of op(A) that the busiest worker needs and does not keep."""
         return max(
-            size * self.share_k - self._first_kept[place] * max(self.slabs)
+            size * self.share_k - self._kept_rows[place] * max(self.slabs)
             for place, size in self.deal.needed.items()
         )
 

@@ -96,7 +96,7 @@ def plan_matmul(
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
-        alone = cost.seconds(layout, cluster, 0, 0)["block products"]
+        alone = cost.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
