@@ -73,7 +73,9 @@ def received(layout: Layout, workers: int) -> Counter[int]:
 
 
 def moved(layout: Layout, workers: int) -> int:
-    """Bytes that all workers together receive: counted where blocks lie, else the closed form.
+    """Bytes that all workers together receive: the closed form, unless blocks lie somewhere.
+
+    Then, and where a Gram product's blocks are dealt out freely, they are counted.
 
     With what moves while an operand is cut into other blocks.
     """
