@@ -446,6 +446,11 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
     assert layout.at_home == {"a": max(held.values())}
 
 
+def test_a_triangle_of_millions_of_blocks_is_not_dealt_out():
+    plan = plan_matmul(gram_problem(2**22, 2048), ClusterSpec.homogeneous(H200, 8))
+    assert not plan.layout.mirrors
+
+
 def test_where_k_alone_is_divided_a_whole_block_is_fewer_tasks():
     plan = plan_matmul(gram_problem(8192, 2**20), ClusterSpec.homogeneous(H200, 2))
     assert str(plan.grid) == "1 x 1 x 2"

@@ -30,7 +30,7 @@ from itertools import product
 from typing import NamedTuple
 
 from multimm.planning import cost, traffic
-from multimm.planning.blocking import MOST_BLOCK_ROWS, Cut, Options, lay_out
+from multimm.planning.blocking import EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
 from multimm.planning.grid import Grid, grids
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan, human
@@ -49,6 +49,9 @@ FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: search of everything, which takes twice as long, found three better ones, by 1.5 % at most.
 FINALISTS = 4
 
+#: Block rows of a Gram product, at most, for every block of its triangle is dealt out: arbitrary, a
+#: C of 17 TB on GPUs. Beyond, it is planned as any other product is.
+MOST_GRAM_ROWS = 128
 #: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
 FAN_IN = (4, 8, 16)
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
@@ -113,7 +116,7 @@ def plan_matmul(
 def _candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
     halves: dict[Layout, Rank] = {}
-    if problem.gram:
+    if problem.gram and problem.m <= MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]:
         found = _searched(problem, cluster, options)
         halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
