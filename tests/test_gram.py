@@ -22,7 +22,7 @@ from multimm.graph.operand import peel
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
 from multimm.planning import cost, strategy, traffic
-from multimm.planning.blocking import Options
+from multimm.planning.blocking import MOST_ELEMENTS, Options
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
 from multimm.planning.layout import Layout
@@ -444,6 +444,30 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
     ):
         held[layout.grid.rank(layout.home("a", 0, block, slab))] += 4 * size * length
     assert layout.at_home == {"a": max(held.values())}
+
+
+@pytest.mark.parametrize("grid", [(2, 4, 1), (8, 1, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("blocks", [8, 12])
+def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, blocks):
+    layout = layout_of(blocks, grid, slabs=8)
+    counted = max(traffic.received(layout, layout.grid.workers).values())
+    found = traffic.busiest(layout, traffic.moved(layout, layout.grid.workers))
+    assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
+
+
+@pytest.mark.parametrize(("pack", "least"), [("float32", 1.75), ("tf32", 1.5), ("", 1.9)])
+def test_eight_gpus_share_a_triangle_without_parts_of_k(pack, least):
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    gram = plan_matmul(gram_problem(65536, 65536, pack=pack), cluster)
+    plain = plan_matmul(replace(gram_problem(65536, 65536, pack=pack), gram=False), cluster)
+    assert gram.grid == (8, 1, 1)
+    assert plain.seconds >= least * gram.seconds
+
+
+def test_a_lone_chain_has_few_slabs_but_none_larger_than_was_ever_multiplied():
+    plan = plan_matmul(gram_problem(2048, 2**21), ClusterSpec.homogeneous(H200, 1))
+    assert plan.layout.slabs == (2**20, 2**20)
+    assert MOST_ELEMENTS == 2048 * 2**20
 
 
 def test_a_triangle_of_millions_of_blocks_is_not_dealt_out():
