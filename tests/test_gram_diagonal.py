@@ -92,7 +92,16 @@ def test_what_is_below_the_diagonal_is_the_product(small_pieces, dtype, turned, 
         assert found[..., 0, -1].ravel()[0] == 0  # not computed
 
 
-@pytest.mark.parametrize("options", [{"blocks": 20}, {"blocks": 60, "slabs": 10}, {"p_k": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"blocks": 20},
+        {"blocks": 60, "slabs": 10},
+        {"p_k": 2},
+        {"blocks": 20, "slabs": 11, "p_k": 2},
+        {"blocks": 60, "slabs": 11, "p_k": 4},
+    ],
+)
 def test_products_are_whole_and_symmetric(small_pieces, options):
     x, c0 = integers((50, 44)), integers((50, 50), seed=2)
     a, c = da.from_array(x, chunks=13), da.from_array(c0, chunks=17)
@@ -109,6 +118,22 @@ def test_one_operand_block_is_all_that_a_task_on_the_diagonal_asks_for():
               if isinstance(t, BlockTask) and t.func is gram_tasks.multiply_diagonal]  # fmt: skip
     assert len(halves) == 2
     assert all(len(task.dependencies) == 1 for task in halves)
+
+
+@pytest.mark.parametrize("p_k", [1, 2])
+def test_a_block_on_the_diagonal_is_mirrored_once_by_the_task_that_completes_it(p_k):
+    a = da.from_array(integers((40, 20)), chunks=10)
+    made = dict(multimm.matmul(a, a.T, blocks=20, slabs=5, p_k=p_k).dask)
+    tasks = {key: task for key, task in made.items() if isinstance(task, BlockTask)}
+    completing = {
+        key[1:]
+        for key, task in tasks.items()
+        if task.func is gram_tasks.add_diagonal or task.kwargs.get("complete")
+    }
+    assert completing == {(0, 0), (1, 1)}
+    products = [t for t in tasks.values() if t.func is gram_tasks.multiply_diagonal]
+    assert len(products) == 2 * 4
+    assert sum("complete" in task.kwargs for task in products) == (2 if p_k == 1 else 0)
 
 
 # Packed blocks, with NumPy for the kernels
