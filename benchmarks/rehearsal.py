@@ -16,21 +16,19 @@ import argparse
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import records
 from benchmarks.agenda import described, machine_of
 from benchmarks.kernels import print_log
-from benchmarks.peers import trace
 from benchmarks.peers.base import timed
-from benchmarks.peers.ours import MOST_INTERVALS, Multimm
+from benchmarks.peers.ours import Multimm
 from benchmarks.records import Record
 from benchmarks.report.runs import REHEARSAL
 from benchmarks.shared_gpus import shared_gpus
 from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, chosen, products
-from multimm.cluster.describe import listed
 from multimm.cluster.devices import visible_gpus
 from multimm.errors import OptionError
 from multimm.planning import cost
@@ -46,16 +44,11 @@ logger = logging.getLogger("benchmarks.rehearsal")  # also where __name__ is __m
 class Rehearsal(Multimm):
     """multimm, whose block products wait."""
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        import multimm
+    drawn = tuple(KINDS)
 
-        count = self.machine.workers
-        started = shared_gpus(count) if self.gpu else multimm.cluster.start(workers=count)
-        with started as self.client:
-            self.client.register_plugin(trace.Trace())
-            self.addresses = sorted(listed(self.client))
-            yield
+    def started(self) -> AbstractContextManager[Any]:
+        """Return a client of workers that share the GPUs."""
+        return shared_gpus(self.machine.workers) if self.gpu else super().started()
 
     def prepare(self, product: Product, precision: str) -> None:
         """Plan; block products wait from now on."""
@@ -125,7 +118,6 @@ def rehearse(
     facts, seconds = system.facts(product, precision, last), [run.seconds for run in runs]
     detail = {"workers": system.machine.workers, "gpus": gpus, **facts["detail"]}
     del detail["one_worker_tflops"]
-    detail["timeline"] = trace.timeline(system.intervals, run.start, MOST_INTERVALS)
     more = {key: facts[key] for key in ("bytes_received", "bytes_predicted", "plan")}
     shape = (product.m, product.n, product.k)
     return records.record(

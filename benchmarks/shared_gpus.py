@@ -25,22 +25,14 @@ def shared_gpus(workers: int) -> Iterator[Any]:
         Dealt out to the GPUs in turn.
     """
     from multimm.cluster.client import ClusterClient, prepare
-    from multimm.cluster.start import CONNECT_SECONDS
+    from multimm.cluster.options import Options
+    from multimm.cluster.start import CONNECT_SECONDS, on_gpus
 
     gpus = visible_gpus()
     most = -(-workers // len(gpus))
     pool = int(POOLS * min(gpu.memory_bytes for gpu in gpus) / most)
-    cluster = _cluster_class()(
-        CUDA_VISIBLE_DEVICES=[gpu.ident for gpu in gpus],
-        n_workers=workers,
-        threads_per_worker=1,
-        memory_limit=HOST_BYTES,
-        protocol="ucxx",
-        host="127.0.0.1",
-        rmm_pool_size=pool,
-        rmm_allocator_external_lib_list="cupy",
-        dashboard_address="127.0.0.1:0",
-    )
+    options = Options(gpus, workers, 1, HOST_BYTES, "ucxx", pool, None, None)
+    cluster = _cluster_class()(n_workers=workers, **on_gpus(options))
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
     try:
         prepare(client, overlap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product as pairs
 from typing import Any, ClassVar
 
@@ -40,13 +40,18 @@ class OnDask(System):
         self.intervals: dict[str, list[trace.Interval]] = {}
         self._executed = 0
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
+    def started(self) -> AbstractContextManager[Any]:
+        """Return a client that owns its workers."""
         import multimm
 
         gpus = self.machine.workers if self.gpu else None
         workers = None if self.gpu else self.machine.workers
-        with multimm.cluster.start(gpus=gpus, workers=workers) as self.client:
+        client: AbstractContextManager[Any] = multimm.cluster.start(gpus=gpus, workers=workers)
+        return client
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        with self.started() as self.client:
             self.client.register_plugin(trace.Trace())
             self.addresses = sorted(listed(self.client))
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -26,6 +27,9 @@ class Multimm(OnDask):
     """Operands lie unpacked, in the blocks and at the homes that the plan gives them."""
 
     promise = None
+    drawn: ClassVar[Collection[str]] = (
+        "strong",
+    )  #: kinds whose last run is recorded as a timeline
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
     returns_early = False  # `multimm.graph.tasks.finished` waits for every task's stream
 
@@ -123,7 +127,7 @@ class Multimm(OnDask):
             | {
                 "predicted_seconds": float(f"{plan.seconds:.6g}"),
                 "one_worker_tflops": self._ideal(precision),
-                **({"timeline": rows} if rows and product.kind == "strong" else {}),
+                **({"timeline": rows} if rows and product.kind in self.drawn else {}),
             },
         }
 

@@ -191,13 +191,18 @@ def _gpu_cluster(options: Options) -> Any:
 
     if options.protocol == "ucxx":
         logger.warning(OPEN_LISTENERS)
-    return LocalCUDACluster(
-        CUDA_VISIBLE_DEVICES=[gpu.ident for gpu in options.gpus],
-        rmm_pool_size=options.rmm_pool,
+    return LocalCUDACluster(**on_gpus(options))
+
+
+def on_gpus(options: Options) -> dict[str, Any]:
+    """What dask-cuda's cluster is given: GPU workers as `start` sets them up."""
+    return {
+        "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
+        "rmm_pool_size": options.rmm_pool,
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
-        rmm_allocator_external_lib_list=None if options.rmm_pool is None else "cupy",
+        "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),
-    )
+    }
 
 
 @contextmanager

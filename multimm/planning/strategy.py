@@ -169,11 +169,11 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
 
 def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
     """The best arrangements, and of a Gram product, whose transposes are alike, as many others."""
-    grids = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)]
-    best = grids[:FINALISTS]
+    ranked = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)]
+    best = ranked[:FINALISTS]
     if not gram:
         return best
-    other = [g for i, g in enumerate(grids) if Grid(g.p_n, g.p_m, g.p_k) not in grids[:i]]
+    other = [g for i, g in enumerate(ranked) if Grid(g.p_n, g.p_m, g.p_k) not in ranked[:i]]
     return list(dict.fromkeys(best + other[:FINALISTS]))
 
 
