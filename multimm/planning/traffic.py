@@ -83,7 +83,7 @@ def moved(layout: Layout, workers: int) -> int:
     if layout.lying:
         return sum(received(layout, workers).values()) + other
     if isinstance(layout, GramLayout) and layout.deal.free:
-        operand = layout.deal.sent * layout.problem.k * layout.width("a")
+        operand = layout.in_waves.sent * layout.problem.k * layout.width("a")
         return operand + _triangle(layout.problem) * (layout.parts - 1) + other
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
