@@ -1,4 +1,4 @@
-// D = alpha (P0 + P1 + ... + P[PARTS-1]) + beta C        elementwise, float32 or float64
+// D = alpha (P0 + P1 + ... + P[count-1]) + beta C        elementwise, float32 or float64
 //
 // The sum is a fixed tree of neighbours, ((P0 + P1) + (P2 + P3)) + P4: the same parts give the
 // same bits, whatever the launch. Each sum and each product is rounded on its own.
@@ -17,18 +17,21 @@
 //          +------------------------+- - - - - - - - - - - - +
 //            VECTOR elements = 16 bytes where all addresses allow it
 //
-// Cost: PARTS + 1 elements of traffic for each of D (PARTS + 2 with C), PARTS - 1 additions.
-// Before a thread stores anything it has UNROLL * min(PARTS, GROUP) loads on their way.
+// One kernel adds up to CAPACITY parts, so that few kernels have to be compiled: what is not there
+// is neither loaded nor added, which all threads know alike.
+//
+// Cost: count + 1 elements of traffic for each of D (count + 2 with C), count - 1 additions.
+// Before a thread stores anything it has UNROLL * min(count, GROUP) loads on their way.
 
 // What AddConfig.defines() sets. An editor, which sees this file alone, gets these.
 #ifdef __CLANGD__
 #define ELEMENT_BYTES 4
-#define PARTS 5
+#define CAPACITY 8
 #define VECTOR 4
 #define UNROLL 1
 #define THREADS 256
 #endif
-#if !defined(ELEMENT_BYTES) || !defined(PARTS) || !defined(VECTOR) || !defined(UNROLL) || \
+#if !defined(ELEMENT_BYTES) || !defined(CAPACITY) || !defined(VECTOR) || !defined(UNROLL) || \
     !defined(THREADS)
 #error "parameters must be defined: see AddConfig.defines()"
 #endif
@@ -57,11 +60,14 @@ template <> struct WordOf<16> { using type = uint4; };
 // clang-format on
 using scalar_t = ScalarOf<ELEMENT_BYTES>::type;
 
+__host__ __device__ constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
+
 constexpr int GROUP = 8;  // parts that a thread loads together: more would cost registers
 constexpr int STEP = THREADS * VECTOR;
 constexpr int SPAN = STEP * UNROLL;
 
-static_assert(PARTS >= 1 && PARTS <= 64, "64 * 24 bytes of parameters; every GPU takes 4096");
+static_assert(CAPACITY >= 1 && CAPACITY <= 64 && (CAPACITY & (CAPACITY - 1)) == 0,
+              "whole trees; 64 * 24 bytes of parameters, every GPU takes 4096");
 static_assert(VECTOR * ELEMENT_BYTES <= 16 && (VECTOR & (VECTOR - 1)) == 0,
               "one instruction moves 16 bytes, or a power of two of elements below that");
 
@@ -76,7 +82,7 @@ struct Matrix {
 };
 
 struct Parts {  // by value: the launch carries it, no table in device memory
-  Matrix part[PARTS];
+  Matrix part[CAPACITY];
 };
 
 // Where a thread works in every matrix.
@@ -122,48 +128,65 @@ __device__ __forceinline__ Vector<WIDTH> scaled(scalar_t factor, Vector<WIDTH> x
   return s;
 }
 
-// The tree splits at the largest power of two below COUNT: what lies left of it is complete.
-__device__ constexpr int left_half(int count) {
-  int half = 1;
-  while (2 * half < count) half *= 2;
-  return half;
+// The sum of SIZE parts from the first on, a power of two, or of those that there are: their tree is
+// what is left of a whole one.
+template <int WIDTH, int SIZE>
+__device__ __forceinline__ Vector<WIDTH> group(const Parts& parts, int first, int count,
+                                               const Place& place) {
+  Vector<WIDTH> x[SIZE];
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) {
+    if (i == 0 || first + i < count) x[i] = load<WIDTH>(parts.part[first + i], place);
+  }
+#pragma unroll
+  for (int gap = 1; gap < SIZE; gap *= 2) {
+#pragma unroll
+    for (int i = 0; i + gap < SIZE; i += 2 * gap) {
+      if (first + i + gap < count) x[i] = sum(x[i], x[i + gap]);
+    }
+  }
+  return x[0];
 }
 
-// The sum of COUNT parts from FIRST on.
-template <int WIDTH, int FIRST, int COUNT>
-__device__ __forceinline__ Vector<WIDTH> tree(const Parts& parts, const Place& place) {
-  if constexpr (COUNT > GROUP) {
-    constexpr int HALF = left_half(COUNT);
-    const Vector<WIDTH> left = tree<WIDTH, FIRST, HALF>(parts, place);
-    return sum(left, tree<WIDTH, FIRST + HALF, COUNT - HALF>(parts, place));
+// The sum of all parts. Groups are added as a binary counter counts: while bit l of their number is
+// set, whole[l] is the sum of 2^l of them.
+template <int WIDTH, int SIZE>
+__device__ __forceinline__ Vector<WIDTH> tree(const Parts& parts, int count, const Place& place) {
+  if constexpr (SIZE <= GROUP) {
+    return group<WIDTH, SIZE>(parts, 0, count, place);
   } else {
-    Vector<WIDTH> x[COUNT];
+    constexpr int LEVELS = log2_of(SIZE / GROUP);
+    Vector<WIDTH> whole[LEVELS], total;
+    const int groups = (count + GROUP - 1) / GROUP;
+#pragma unroll 1
+    for (int g = 0; g < groups; ++g) {
+      total = group<WIDTH, GROUP>(parts, g * GROUP, count, place);
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) x[i] = load<WIDTH>(parts.part[FIRST + i], place);
-#pragma unroll
-    for (int gap = 1; gap < COUNT; gap *= 2) {
-#pragma unroll
-      for (int i = 0; i + gap < COUNT; i += 2 * gap) x[i] = sum(x[i], x[i + gap]);
+      for (int l = 0; l < LEVELS; ++l) {
+        if (((g + 1) & ((2 << l) - 1)) == 1 << l) whole[l] = total;  // bit l is set from now on
+        if (g >> l & 1) total = sum(whole[l], total);  // for the next level, or for the end
+      }
     }
-    return x[0];
+    return total;
   }
 }
 
 // WIDTH neighbouring values of D. alpha and beta are the same in all threads.
 template <int WIDTH>
-__device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& parts, scalar_t beta,
-                                                const Matrix& c, const Place& place) {
+__device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& parts, int count,
+                                                scalar_t beta, const Matrix& c, const Place& place) {
   if (is_zero(beta)) {
     if (is_zero(alpha)) return {};
-    return scaled(alpha, tree<WIDTH, 0, PARTS>(parts, place));
+    return scaled(alpha, tree<WIDTH, CAPACITY>(parts, count, place));
   }
   const Vector<WIDTH> addend = scaled(beta, load<WIDTH>(c, place));
   if (is_zero(alpha)) return addend;
-  return sum(scaled(alpha, tree<WIDTH, 0, PARTS>(parts, place)), addend);
+  return sum(scaled(alpha, tree<WIDTH, CAPACITY>(parts, count, place)), addend);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_partials(index_t cols, scalar_t alpha, scalar_t beta, Parts parts, Matrix c, Matrix d
+    add_partials(index_t cols, scalar_t alpha, scalar_t beta, index_t count, Parts parts, Matrix c,
+                 Matrix d
 #ifdef GUARDED  // needed only if operands are refused, or only if they are not
                  ,
                  const unsigned long long* __restrict__ counts
@@ -172,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #ifdef GUARDED
   if (refused(counts, GUARDED) != REFUSED) return;
 #endif
+  if (count < 1) __builtin_unreachable();  // ptxas spills for sm_120 unless it knows
   // 32-bit division: the grid bounds the number of spans.
   const unsigned spans = static_cast<unsigned>(ceil_div(cols, SPAN));
   const index_t row = blockIdx.x / spans;
@@ -185,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Place next = place;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u, next.col += STEP) {
-      total[u] = values<VECTOR>(alpha, parts, beta, c, next);
+      total[u] = values<VECTOR>(alpha, parts, count, beta, c, next);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u, place.col += STEP) store(d, place, total[u]);
@@ -193,10 +217,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   for (; place.col < cols; place.col += STEP) {  // the end of a row; at most UNROLL times
     if (place.col + VECTOR <= cols) {
-      store(d, place, values<VECTOR>(alpha, parts, beta, c, place));
+      store(d, place, values<VECTOR>(alpha, parts, count, beta, c, place));
     } else {
       for (Place one = place; one.col < cols; ++one.col) {
-        store(d, one, values<1>(alpha, parts, beta, c, one));
+        store(d, one, values<1>(alpha, parts, count, beta, c, one));
       }
     }
   }

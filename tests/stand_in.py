@@ -127,7 +127,7 @@ class Kernel:
     def transpose_skewed(self, z, tiles, *args):
         self.transpose(z, tiles, *args, skew=self.defines["SKEW"])
 
-    def add_partials(self, z, blocks, cols, alpha, beta, parts, c, d):
+    def add_partials(self, z, blocks, cols, alpha, beta, count, parts, c, d):
         kind = {4: "f4", 8: "f8"}[self.defines["ELEMENT_BYTES"]]
         assert alpha.dtype == beta.dtype == kind
         span = self.defines["THREADS"] * self.defines["VECTOR"] * self.defines["UNROLL"]
@@ -143,10 +143,11 @@ class Kernel:
             return memory(first, (rows, int(cols)), (ld, 1), kind)
 
         parts = np.frombuffer(parts.tobytes(), np.uint64).reshape(-1, 3)
-        assert len(parts) == self.defines["PARTS"]
+        assert len(parts) == self.defines["CAPACITY"] >= count > 0
+        assert not parts[count:].any()
         total = None
         if alpha != 0:
-            sums = [at(part) for part in parts]
+            sums = [at(part) for part in parts[:count]]
             while len(sums) > 1:
                 pairs = [x + y for x, y in zip(sums[::2], sums[1::2], strict=False)]
                 sums = pairs + sums[2 * len(pairs) :]

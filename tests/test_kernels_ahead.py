@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.registry import Device, Problem, choose
 from multimm.gpu.split_config import choose_split
 from multimm.gpu.split_reference import pack_reference
@@ -50,12 +51,13 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
-        # Of a block as it is, and of a packed one; and of a tall one.
+        # Of a block as it is, of a tall one, and of a packed one.
         halves = calls.count(("multiply_diagonal", 2, precision))
-        assert halves == (1 if precision == "ieee" else 2)
+        assert halves == (2 if precision == "ieee" else 3)
         assert calls.count(("multiply_diagonal", 1, precision)) == 1
     kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose"}
     assert {name for name, *_ in calls} == kinds
+    assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
 
 
 def test_the_operands_have_elements_that_packed_parts_do_not_carry():

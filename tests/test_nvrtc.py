@@ -10,7 +10,7 @@ import re
 import pytest
 from cuda.bindings import nvrtc
 
-from multimm.gpu.add_config import AddConfig
+from multimm.gpu.add_config import CAPACITIES, AddConfig
 from multimm.gpu.compile import OPTIONS
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.source import kernel_text
@@ -110,7 +110,7 @@ def test_transpose_compiles(words):
     [
         ("transpose.cu", TransposeConfig(4, vector=4, slots=16)),
         ("transpose_skewed.cu", TransposeConfig(4, vector=4, slots=16, threads=128, skew=8)),
-        *(("add_partials.cu", AddConfig(4, parts, 4)) for parts in (2, 8, 64)),
+        *(("add_partials.cu", AddConfig(4, capacity, 4)) for capacity in CAPACITIES),
         ("add_partials.cu", AddConfig(8, 2, 2)),
     ],
     ids=str,

@@ -177,7 +177,7 @@ def prepared_sum(
         out.device.id, "add_partials.cu", "add_partials",
         (*config.defines().items(), *guard),
     )  # fmt: skip
-    factors = (np.int64(cols), out.dtype.type(alpha), out.dtype.type(beta))
+    factors = (int(cols), out.dtype.type(alpha), out.dtype.type(beta), count)
     spans = -(-cols // config.span)
     at_once = max(1, MAX_GRID_X // spans)  # rows
     outer = [range(size) for size, _ in beyond]
@@ -193,12 +193,11 @@ def prepared_sum(
         grid = (min(rows.size - row, at_once) * spans, 1, min(batches.size - z, MAX_GRID_Z))
         logger.debug("launch grid=%s parts=%d cols=%d", grid, count, cols)
         calls.append((grid, offsets))
-    lines = [(0, ld, step) for ld, step in zip(rows.strides, batches.strides, strict=True)]
-    if beta == 0:
-        lines.insert(count, (0, 0, 0))
-    template = np.array(lines, np.int64)
-    places = [*range(len(operands) - 1), len(lines) - 1]
-    cuts = ((0, count), (count, count + 1), (count + 1, count + 2))
+    c, d = config.capacity, config.capacity + 1  # where they lie in the table
+    places = [*range(count), *([] if beta == 0 else [c]), d]
+    template = np.zeros((d + 1, 3), np.int64)
+    template[places, 1], template[places, 2] = rows.strides, batches.strides
+    cuts = ((0, c), (c, d), (d, d + 1))
 
     def run(pointers: Sequence[int]) -> None:
         pointers, counts = pointers[: len(operands)], pointers[len(operands) :]

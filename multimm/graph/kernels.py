@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from multimm.gpu.add_config import CAPACITIES
 from multimm.graph.gram_tasks import multiply_diagonal
 from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, transpose
 
@@ -44,7 +45,8 @@ def compile_kernels() -> None:
         partial = multiply(a, b, step=step)
         multiply(a, b, partial, step=step)
         multiply(b, a, step=replace(step, trans_a=True, trans_b=True))
-        multiply_diagonal(tall, step=replace(step, trans_a=True), complete=True)
+        turned = replace(step, trans_a=True)
+        multiply_diagonal(tall, multiply_diagonal(tall, step=turned), step=turned, complete=True)
         gram = replace(step, trans_b=True)
         multiply_diagonal(a, partial, step=gram, complete=True)
         if precision != "ieee":
@@ -52,6 +54,8 @@ def compile_kernels() -> None:
             multiply(packed_a, packed_b, partial, step=step)
             multiply_diagonal(packed_a, partial, step=gram)
     add(partial, transpose(partial), step=step)
+    for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
+        add(*[partial[:1]] * count, step=step)
 
 
 def _operand(cupy: Any, shape: tuple[int, int]) -> Block:

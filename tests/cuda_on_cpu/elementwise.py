@@ -90,10 +90,10 @@ def tree_sum(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0]
 
 
-def add_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+def add_cases(defines: Mapping[str, int], count: int) -> Iterator[Case]:
     """D = alpha * sum of the parts + beta * C, to the last bit."""
     dtype = f"f{defines['ELEMENT_BYTES']}"
-    vector, count = defines["VECTOR"], defines["PARTS"]
+    vector = defines["VECTOR"]
     span = defines["THREADS"] * vector * defines["UNROLL"]
     rng = np.random.default_rng(5)
     alphas, betas = (1, 0.75, 0, 0, -1.5, 1, 0.3, 1, 1, 2), (0, -0.3, 2, 0, 0, 1, 0.7, 1, 0, 1)
@@ -106,11 +106,11 @@ def add_cases(defines: Mapping[str, int]) -> Iterator[Case]:
                 shape = (1 if operands[i].view.strides[0] == 0 else places.batch,
                          *operands[i].view.shape[1:])  # fmt: skip
                 operands[i] = operands[i].holding(rng.standard_normal(shape).astype(dtype))
-        yield _add_case(operands, (alpha, beta), places, span, defines["THREADS"], seed)
+        yield _add_case(operands, (alpha, beta), places, span, defines, seed)
 
 
 def _add_case(operands: list[Operand | Far], factors: tuple[float, float], places: Places,
-              span: int, threads: int, seed: int) -> Case:  # fmt: skip
+              span: int, defines: Mapping[str, int], seed: int) -> Case:  # fmt: skip
     *parts, c, d = operands
     alpha, beta = (np.dtype(d.view.dtype).type(factor) for factor in factors)
     result = np.zeros_like(d.view) if alpha == 0 else alpha * tree_sum([x.view for x in parts])
@@ -118,9 +118,12 @@ def _add_case(operands: list[Operand | Far], factors: tuple[float, float], place
     # In place where it is allowed: D is the first part, or C.
     at = {1: 0, 3: len(parts)}.get(seed, len(parts) + 1)
     matrices = [x.arguments(i) for i, x in enumerate(operands)]
+    missing = [(None, 0, 0)] * (defines["CAPACITY"] - len(parts))
+    table = [*matrices[: len(parts)], *missing]
     launch = Launch(
-        "add_partials", (places.rows * -(-places.cols // span), 1, places.batch), threads,
-        [places.cols, *factors, Struct(tuple(v for x in matrices[: len(parts)] for v in x)),
+        "add_partials", (places.rows * -(-places.cols // span), 1, places.batch),
+        defines["THREADS"],
+        [places.cols, *factors, len(parts), Struct(tuple(v for x in table for v in x)),
          Struct(matrices[-2] if beta != 0 else (None, 0, 0)), Struct(matrices[at])],
         [x.buffer for x in operands], seed=seed, what=f"add_partials {factors} {places}",
     )  # fmt: skip

@@ -128,16 +128,17 @@ def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 
     return Variant(file, tuple(defines.items()), lambda: transpose_cases(defines))
 
 
-def add(element_bytes: int, parts: int, vector: int, unroll: int, **more: int) -> Variant:
+def add(element_bytes: int, capacity: int, vector: int, unroll: int, parts: int,
+        **more: int) -> Variant:  # fmt: skip
     """The sum of partial products."""
-    defines = {"ELEMENT_BYTES": element_bytes, "PARTS": parts, "VECTOR": vector,
+    defines = {"ELEMENT_BYTES": element_bytes, "CAPACITY": capacity, "VECTOR": vector,
                "UNROLL": unroll, "THREADS": 64, **more}  # fmt: skip
 
     def cases() -> Iterable[Case]:
         return (
-            products.guarded(add_cases(defines), refused=bool(more["REFUSED"]))
+            products.guarded(add_cases(defines, parts), refused=bool(more["REFUSED"]))
             if more
-            else add_cases(defines)
+            else add_cases(defines, parts)
         )
 
     return Variant("add_partials.cu", tuple(defines.items()), cases)
@@ -210,12 +211,13 @@ TABLE: tuple[Variant, ...] = (
     transpose(2, vector=4, slots=16, threads=64, SKEW=16),
     transpose(8, vector=1, slots=32, threads=128, SKEW=4),
     transpose(8, vector=2, slots=8, threads=64, SKEW=4),
-    add(4, 1, 4, 1),
-    add(4, 5, 1, 2),
-    add(4, 13, 4, 2),
-    add(8, 3, 2, 1),
-    add(4, 3, 2, 1, GUARDED=products.CAP, REFUSED=1),
-    add(4, 2, 1, 1, GUARDED=products.CAP, REFUSED=0),
+    add(4, 2, 4, 1, 1),
+    add(4, 8, 1, 2, 5),
+    add(4, 64, 4, 2, 50),
+    add(4, 64, 4, 1, 64),
+    add(8, 8, 2, 1, 3),
+    add(4, 8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
+    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
     pack(1),
     pack(2),
     unpack(1),
