@@ -75,14 +75,13 @@ def received(layout: Layout, workers: int) -> Counter[int]:
 def moved(layout: Layout, workers: int) -> int:
     """Bytes that all workers together receive: the closed form, unless blocks lie somewhere.
 
-    Then, and where a Gram product's blocks are dealt out freely, they are counted.
-
-    With what moves while an operand is cut into other blocks.
+    Then they are counted, and so are those of a Gram product, which serve both sides. With what
+    moves while an operand is cut into other blocks.
     """
     other, _ = recut(layout)
     if layout.lying:
         return sum(received(layout, workers).values()) + other
-    if isinstance(layout, GramLayout) and layout.deal.free:
+    if isinstance(layout, GramLayout):
         operand = layout.in_waves.sent * layout.problem.k * layout.width("a")
         return operand + _triangle(layout.problem) * (layout.parts - 1) + other
     a, b = (
