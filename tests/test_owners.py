@@ -257,10 +257,10 @@ def test_cutting_an_operand_into_other_blocks_is_counted():
     a = MatrixSpec((40, 40), chunks=((40,), (7,) * 5 + (5,)))
     b = MatrixSpec((40, 40), chunks=((20, 20), (10,) * 4))
     layout = plan_matmul(Problem(a, b), cpus(2), options=Options(blocks=10, slabs=20)).layout
-    size, tasks = traffic.recut(layout)
+    size, tasks = layout.recut
     assert size == a.nbytes
     # 4 x 7 pieces of A, for its columns are cut at 7, 14, 20, 21, 28, 35, 40; 4 x 2 blocks.
     assert tasks == 4 * 7 + 4 * 2
     readable = Problem(a, b, rereadable=(True, False))
     layout = plan_matmul(readable, cpus(2), options=Options(blocks=10, slabs=20)).layout
-    assert traffic.recut(layout) == (0, 0)
+    assert layout.recut == (0, 0)

@@ -253,7 +253,7 @@ def test_what_has_to_be_cut_again_is_waited_for():
     a, b = MatrixSpec((4000, 4000), chunks=(pieces, pieces)), MatrixSpec((4000, 4000))
     cluster, even = cpus(2), (2000, 2000)
     layout = Layout(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
-    size, tasks = traffic.recut(layout)
+    size, tasks = layout.recut
     assert (size, tasks) == (a.nbytes, 16 + 4)
     terms = cost.seconds(layout, cluster, 0)
     copied = 2 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
@@ -497,11 +497,11 @@ def test_ill_fitting_chunks_are_replaced_not_cut_into_their_union():
 
 def test_fitting_chunks_are_kept_and_tiny_ones_joined():
     kept = MatrixSpec((4096, 4096), chunks=((1024,) * 4, (1024,) * 4))
-    layout = lay_out(Problem(kept, kept), cpus(4), Grid(2, 2, 1), Options())
+    layout, _ = lay_out(Problem(kept, kept), cpus(4), Grid(2, 2, 1), Options())
     assert layout.m_blocks == (1024,) * 4
     assert layout.n_blocks == (2048,) * 2
     tiny = MatrixSpec((4096, 4096), chunks=((1,) * 4096, (1000,) * 4 + (96,)))
-    layout = lay_out(Problem(tiny, kept), cpus(4), Grid(2, 2, 1), Options())
+    layout, _ = lay_out(Problem(tiny, kept), cpus(4), Grid(2, 2, 1), Options())
     assert len(layout.m_blocks) <= 8
 
 

@@ -103,11 +103,15 @@ AS_USUAL = Cut()
 
 def lay_out(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
-) -> Layout:
-    """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget."""
+) -> tuple[Layout, cost.Held]:
+    """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
+
+    With what `cost.memory` says about them.
+    """
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
-        return Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        layout = Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        return layout, cost.memory(layout, cluster)
     kind = cluster.slowest.kind
     edge = EDGE[kind]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
@@ -132,10 +136,10 @@ def lay_out(
                 pack_once=layout.pack_once,
             )
         held = cost.memory(layout, cluster)
-    return layout
+    return layout, held
 
 
-def _fits(layout: Layout, held: tuple[cost.Terms, cost.Terms], cluster: ClusterSpec) -> bool:
+def _fits(layout: Layout, held: cost.Held, cluster: ClusterSpec) -> bool:
     """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
     # Operands that cannot be read again are Dask's to spill.
     if layout.stream or not all(layout.problem.rereadable):

@@ -11,6 +11,8 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, DeviceSpec
 
 Terms = dict[str, float]
+#: Bytes that must stay, and that may be spilled.
+Held = tuple[Terms, Terms]
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
@@ -37,7 +39,7 @@ PACK_S, PACK_BYTES = 1.5e-3, 4
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 
 
-def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
+def memory(layout: Layout, cluster: ClusterSpec) -> Held:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, grid = layout.problem, layout.grid
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
@@ -74,7 +76,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> tuple[Terms, Terms]:
     return stay, {name: size for name, size in spill.items() if size > 0}
 
 
-def excess(held: tuple[Terms, Terms], cluster: ClusterSpec) -> float:
+def excess(held: Held, cluster: ClusterSpec) -> float:
     """Bytes of `memory` beyond what the smallest worker may use."""
     stay, spill = held
     return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
@@ -89,7 +91,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
-    _, cuts = traffic.recut(layout)
+    _, cuts = layout.recut
     cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
     crowd = ceil(layout.grid.workers / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k

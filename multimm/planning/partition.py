@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from math import ceil, prod
 
 from multimm.planning.grid import Blocks, Grid, even, largest_share, parts_of
@@ -156,6 +156,23 @@ class Partition:
             and any(len(blocks) > 1 for blocks in self.spec(role).chunks)
             and self.spec(role).chunks != self.operand_chunks(role)
         )
+
+    @cached_property
+    def recut(self) -> tuple[int, int]:
+        """Bytes of the operands that are cut again, and tasks that cut them.
+
+        A piece of a block is rarely where it will be needed, unless there is one worker.
+        """
+        size = tasks = 0
+        for role in self.cut_again:
+            spec, needed = self.spec(role), self.operand_chunks(role)
+            pieces = (
+                len({*accumulate(before)} | {*accumulate(after)})
+                for before, after in zip(spec.chunks, needed, strict=True)
+            )
+            size += spec.nbytes if self.grid.workers > 1 else 0
+            tasks += prod(pieces) + prod(map(len, needed))
+        return size, tasks
 
     @cached_property
     def packed(self) -> tuple[str, ...]:

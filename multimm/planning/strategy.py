@@ -24,6 +24,7 @@ Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), with
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -98,7 +99,7 @@ def plan_matmul(
     options = options or Options()
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
-        layout = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
+        layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
         alone = cost.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
@@ -139,14 +140,14 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         # Both operands are A: long, thin arrangements move most, and need as many block rows.
         arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
     usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
-    ranks = {layout: _rank(layout, cluster) for layout in usual}
+    ranks = {layout: _rank(layout, cluster, held) for layout, held in usual}
     finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
-        layout = lay_out(problem, cluster, grid, options, cut)
+        layout, held = lay_out(problem, cluster, grid, options, cut)
         if layout not in ranks:
-            ranks[layout] = _rank(layout, cluster)
+            ranks[layout] = _rank(layout, cluster, held)
         return ranks[layout]
 
     # Blocks are judged by two lengths of slabs, and the best of them cut in all ways.
@@ -190,7 +191,7 @@ def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
         for fan_in in FAN_IN
         if fan_in < 2 * layout.parts
     ]
-    return {layout: _rank(layout, cluster) for layout in wider}
+    return _ranked(wider, cluster)
 
 
 def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -202,7 +203,7 @@ def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
     """
     packed = [layout for layout in ranks if layout.packed]
     within = [replace(x, pack_once=False) for x in _best_of_each_grid(packed, ranks, FINALISTS)]
-    return {layout: _rank(layout, cluster) for layout in within}
+    return _ranked(within, cluster)
 
 
 def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
@@ -259,9 +260,13 @@ def _preferred(ranks: dict[Layout, Rank]) -> Layout:
     return min(near, key=cost_of)
 
 
-def _rank(layout: Layout, cluster: ClusterSpec) -> Rank:
+def _ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    return {layout: _rank(layout, cluster, cost.memory(layout, cluster)) for layout in layouts}
+
+
+def _rank(layout: Layout, cluster: ClusterSpec, held: cost.Held) -> Rank:
     moved = traffic.moved(layout, cluster.workers)
-    stay, spill = cost.memory(layout, cluster)
+    stay, spill = held
     too_large = cost.excess((stay, {}), cluster) > 0
     spilled = cost.excess((stay, spill), cluster)
     terms = cost.seconds(layout, cluster, traffic.busiest(layout, moved), spilled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, product
+from itertools import product
 from math import ceil, prod
 
 from multimm.planning.gram import GramLayout
@@ -78,7 +78,7 @@ def moved(layout: Layout, workers: int) -> int:
     Then they are counted, and so are those of a Gram product, which serve both sides. With what
     moves while an operand is cut into other blocks.
     """
-    other, _ = recut(layout)
+    other, _ = layout.recut
     if layout.lying:
         return sum(received(layout, workers).values()) + other
     if isinstance(layout, GramLayout):
@@ -94,26 +94,9 @@ def busiest(layout: Layout, total: int) -> float:
     """Bytes of `moved` that the busiest worker receives: an even share, but of a Gram product."""
     if not isinstance(layout, GramLayout) or layout.lying or len(layout.problem.a.shape) > 2:
         return total / layout.grid.workers
-    other, _ = recut(layout)
+    other, _ = layout.recut
     others = _triangle(layout.problem) * (layout.parts - 1) + other
     return layout.most_received * layout.width("a") + others / layout.grid.workers
-
-
-def recut(layout: Layout) -> tuple[int, int]:
-    """Bytes of operands that come in other blocks than the layout's, and tasks that cut them.
-
-    A piece of a block is rarely where it will be needed, unless there is one worker.
-    """
-    size = tasks = 0
-    for role in layout.cut_again:
-        spec, needed = layout.spec(role), layout.operand_chunks(role)
-        pieces = (
-            len({*accumulate(before)} | {*accumulate(after)})
-            for before, after in zip(spec.chunks, needed, strict=True)
-        )
-        size += spec.nbytes if layout.grid.workers > 1 else 0
-        tasks += prod(pieces) + prod(map(len, needed))
-    return size, tasks
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
