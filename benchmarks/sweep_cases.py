@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimm.errors import OptionError
-from multimm.planning.spec import MEMORY_SHARE, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import ClusterSpec, MatrixSpec
 
 #: The error that a promise allows, in units of |A||B|, is in `benchmarks.sampling`.
 PRECISIONS = ("float32", "ieee", "tf32")
@@ -158,7 +158,7 @@ def too_large(product: Product, cluster: ClusterSpec) -> str:
     plan = _plan(product, cluster)
     terms = plan.memory_terms | plan.spill_terms
     need = sum(terms.values())
-    have = share(cluster.devices[0])
+    have = cluster.devices[0].budget_bytes
     if need <= have:
         plan.check()
         return ""
@@ -166,12 +166,6 @@ def too_large(product: Product, cluster: ClusterSpec) -> str:
         f"needs {need / 1e9:.3g} GB on each of {cluster.workers} workers; "
         f"{have / 1e9:.3g} GB may be used without spilling"
     )
-
-
-def share(device: DeviceSpec) -> float:
-    """Bytes of a worker that may be filled before anything is spilled."""
-    # A GPU worker's memory pool has this share; what Dask spills from is above it.
-    return device.memory_bytes * (0.75 if device.kind == "gpu" else MEMORY_SHARE)
 
 
 def _plan(product: Product, cluster: ClusterSpec) -> Any:

@@ -191,6 +191,38 @@ def test_counting_block_by_block_gives_the_closed_form(grid):
     assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
 
 
+@pytest.mark.parametrize("band", [4, 2, 1])
+def test_b_is_sent_in_every_wave(band):
+    """And a plan is chosen by that."""
+    shape = problem(240, 480, 360)
+    layout = Layout(shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band)
+    moved = traffic.moved(layout, 4)
+    assert moved == sum(traffic.received(layout, 4).values())
+    assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
+    stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
+    layout = Layout(stack, Grid(2, 2, 1), (even(8, 8),), (50,), (25, 25), (50,), band=band)
+    assert traffic.moved(layout, 4) == sum(traffic.received(layout, 4).values())
+
+
+def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
+    def held(grid, **more):
+        layout = Layout(problem(240, 480, 360), grid, (), even(240, 4), even(360, 4), even(480, 4),
+                        band=4 // grid.p_m, **more)  # fmt: skip
+        stay, spill = cost.memory(layout, cpus(grid.workers))
+        return stay | spill
+
+    column = held(Grid(2, 1, 1))  # A never travels
+    assert column["A in use"] == 120 * 120 * 4
+    assert column["A in use"] + column["A at home"] == 240 * 480 * 4 // 2
+    assert column["B in flight"] == 2 * 120 * 360 * 4
+    assert column["B at home"] == 480 * 360 * 4 // 2
+    assert {"A in flight", "B in use"} <= held(Grid(1, 2, 1)).keys()
+    assert {"A in use", "B in use"} <= held(Grid(1, 1, 2)).keys()
+    assert {"A in flight", "B in flight"} <= held(Grid(2, 2, 1)).keys()
+    # What is read when its slab comes is at home nowhere.
+    assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
+
+
 def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
     stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
     layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)

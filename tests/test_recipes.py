@@ -414,7 +414,7 @@ def test_ssh_workers_get_options_that_travel(monkeypatch):
         assert "'" not in json.dumps(options[part])
         assert options[part]["protocol"] == "tls"
     assert options["worker_class"] == "dask_cuda.CUDAWorker"
-    assert options["worker_options"]["rmm_pool_size"] == 0.75
+    assert options["worker_options"]["rmm_pool_size"] == 0.8
     assert set(options["scheduler_options"]) <= set(inspect.signature(Scheduler).parameters)
     _, options = script.make_cluster(["a", "b"], gpus=False)
     assert options["worker_class"] == "distributed.Nanny"

@@ -16,7 +16,7 @@ from typing import Any
 from distributed import SSHCluster
 
 #: What multimm.cluster.start() takes on one host, too; CuPy and UCXX share the pool.
-GPU_WORKER = {"rmm_pool_size": 0.75, "rmm_allocator_external_lib_list": ["cupy"]}
+GPU_WORKER = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": ["cupy"]}
 
 
 def make_cluster(

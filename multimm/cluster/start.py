@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Share of a GPU's memory that its worker takes at the start and shares between CuPy and
-#: UCXX; arbitrary: it leaves room for the CUDA context and for libraries that allocate past it.
-RMM_POOL_SHARE = 0.75
+#: UCXX: what dask-cuda spills from. It leaves room for the CUDA context and for libraries that
+#: allocate past it; and for the pool, which grows where its memory is in pieces.
+RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

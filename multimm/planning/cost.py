@@ -44,13 +44,18 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
     p, grid = layout.problem, layout.grid
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
     slab = max(layout.slabs)
-    panel_a, panel_b = layout.panels
     crowd = ceil(grid.workers / cluster.workers)  # ranks per worker: 1, but for a large p_k
     stay: Terms = {
         "partial sums": crowd * layout.wave_sums * p.sum_bytes,
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
-        "A in flight": crowd * WINDOW * panel_a * slab * layout.width("a"),
     }
+    used = {}  # of what is at home: cannot be spilled meanwhile
+    for role, panel in zip(layout.at_home, layout.panels, strict=False):
+        size = crowd * panel * slab * layout.width(role)
+        if layout.arrives(role):
+            stay[f"{role.upper()} in flight"] = WINDOW * size
+        else:
+            stay[f"{role.upper()} in use"] = used[role] = size
     if layout.parts > 1 and cluster.workers > 1:
         # Of the workers with a part of the same sum, one receives the others', and another one of
         # the next sum. Those of a wave are still being added when the next one begins.
@@ -58,19 +63,19 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
         received = (at_once - 1) * ceil(layout.wave_sums / (block * at_once)) * block
         waiting = layout.wave_sums if layout.waves > 1 else 0
         stay["sums received"] = crowd * (received + waiting + block) * p.sum_bytes
-    if not layout.mirrors:
-        stay["B in flight"] = crowd * WINDOW * panel_b * slab * layout.width("b")
     if layout.problem.packable:
         sides = (max(layout.row_sizes) + max(layout.n_blocks)) * p.packed_itemsize
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:
-        home = {role: crowd * size for role, size in layout.at_home.items()}
-        spill |= {f"{role.upper()} at home": size for role, size in home.items()}
-        if layout.packed:
-            names = " and ".join(role.upper() for role in layout.packed)
-            elements = sum(home[role] // layout.spec(role).itemsize for role in layout.packed)
-            spill[f"packed {names}"] = elements * p.packed_itemsize * layout.padding
+        for role, size in layout.at_home.items():
+            home, name, rest = crowd * size, role.upper(), used.get(role, 0)
+            if role in layout.packed:
+                elements = home // layout.spec(role).itemsize
+                packed = elements * p.packed_itemsize * layout.padding
+                spill |= {f"{name} at home": home, f"packed {name}": packed - rest}
+            else:
+                spill[f"{name} at home"] = home - rest
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}

@@ -105,6 +105,17 @@ class Layout(Partition):
             return self.grid.place(self.lying[role][at[0] * cols + at[1]])
         return self._home(role, flat, block, slab)
 
+    def arrives(self, role: str) -> bool:
+        """Whether blocks of an operand come from other workers, or are read, during the product.
+
+        A stays where it is kept in a grid of one column, and B in one of one row.
+        """
+        if self.mirrors:
+            crossed = self.grid.p_m * self.grid.p_n if role == "a" else 1
+        else:
+            crossed = self.grid.p_n if role == "a" else self.grid.p_m
+        return self.stream or crossed > 1 or role in self.cut_again or role in self.lying
+
     @cached_property
     def at_home(self) -> dict[str, int]:
         """Bytes of each operand on the worker that keeps the most of it, by role, at most."""

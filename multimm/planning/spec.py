@@ -14,9 +14,10 @@ from math import prod
 from multimm.errors import OptionError, ShapeError
 
 GB = 10**9
-#: Share of a worker's memory that a plan may use; the rest is for Python, for buffers of
-#: the transport and for results that other work keeps. Dask spills from the same mark.
-MEMORY_SHARE = 0.6
+#: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
+#: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
+#: memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
+MEMORY_SHARE = {"gpu": 0.75, "cpu": 0.6}
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class DeviceSpec:
     @property
     def budget_bytes(self) -> int:
         """Bytes that a plan may use at once."""
-        return int(self.memory_bytes * MEMORY_SHARE)
+        return int(self.memory_bytes * MEMORY_SHARE[self.kind])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,13 @@ from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 
 
-def volume(problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None) -> int:
+def volume(
+    problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None, waves: int = 1
+) -> int:
     """Bytes that all workers together receive, from the closed form.
 
-    `sizes` are those of A and B on their way, where they are packed for it.
+    `sizes` are those of A and B on their way, where they are packed for it. Copies are let go when
+    a wave is over: a B that all rows of C need is sent in every one.
 
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
@@ -30,7 +33,8 @@ def volume(problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None) -
     stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
     sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
     a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
-    return a * (grid.p_n - 1) + b * (sharing - 1) + sums * (grid.p_k - 1)
+    times = 1 if stacked else waves
+    return a * (grid.p_n - 1) + b * times * (sharing - 1) + sums * (grid.p_k - 1)
 
 
 def _triangle(problem: Problem) -> int:
@@ -87,7 +91,7 @@ def moved(layout: Layout, workers: int) -> int:
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
-    return volume(layout.problem, layout.grid, (a, b)) + other
+    return volume(layout.problem, layout.grid, (a, b), layout.waves) + other
 
 
 def busiest(layout: Layout, total: int) -> float:
