@@ -52,7 +52,7 @@ def make_cluster(
         protocol=protocol,
         interface=interface,
         worker_command="dask_cuda.cli",
-        worker_extra_args=["--rmm-pool-size", "0.75", "--set-rmm-allocator-for-libs", "cupy"],
+        worker_extra_args=["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy"],
         job_extra_directives=[f"--gpus-per-node={gpus}", "--nodes=1"],
         local_directory="/tmp",
         scheduler_options={"dashboard_address": "127.0.0.1:0"},
