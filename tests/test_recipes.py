@@ -396,7 +396,7 @@ def test_dask_jobqueue_writes_the_right_job(tmp_path):
         assert line in done.stdout.splitlines()
     assert re.search(
         r"-m dask_cuda\.cli tcp://\S+ .*--nthreads 1 --memory-limit 93\.13GiB .*"
-        r"--rmm-pool-size 0\.75 --set-rmm-allocator-for-libs cupy .*--protocol tcp",
+        r"--rmm-pool-size 0\.8 --set-rmm-allocator-for-libs cupy .*--protocol tcp",
         done.stdout,
     )
 
