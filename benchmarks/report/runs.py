@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.agenda import key_of
 from benchmarks.records import RESULTS, Record, load
+from benchmarks.sweep_cases import KINDS
 from multimm.errors import OptionError
 
 #: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
@@ -74,7 +75,13 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
             fits = measured and alike and record["system"] != "multimm"
         if fits and (other is None or other["detail"]["status"] != "done"):
             found[key_of(record)] = record
-    return list(found.values())
+    return sorted(found.values(), key=_place)
+
+
+def _place(record: Record) -> tuple[int, int]:
+    """Where a record stands among those of several sweeps: by workers, then by kind of case."""
+    kinds = [kind for kind in KINDS if record["case"].startswith(kind)]
+    return record["detail"]["workers"], list(KINDS).index(kinds[0]) if kinds else len(KINDS)
 
 
 def _load(path: Path) -> list[Record]:
