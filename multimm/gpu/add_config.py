@@ -9,7 +9,7 @@ from multimm.errors import KernelError
 #: Parts that one launch adds; a power of two, so that longer sums keep the shape of the tree.
 MAX_PARTS = 64
 #: Kernels add up to so many parts: few of them, to be compiled before a product needs them. Those
-#: of 2 to 8 take up to 1.4 x as long with one for 8 or 64, on an H200; 9 and more 1.01 x.
+#: of 2 to 8 take up to 1.4 x as long with one for 8 or 64, on an H200; 9 and more 1.06 x at most.
 CAPACITIES = (2, 4, 8, MAX_PARTS)
 
 
