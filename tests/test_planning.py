@@ -199,9 +199,12 @@ def test_b_is_sent_in_every_wave(band):
     moved = traffic.moved(layout, 4)
     assert moved == sum(traffic.received(layout, 4).values())
     assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
-    stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
-    layout = Layout(stack, Grid(2, 2, 1), (even(8, 8),), (50,), (25, 25), (50,), band=band)
-    assert traffic.moved(layout, 4) == sum(traffic.received(layout, 4).values())
+    for matrices in (8, 1):
+        stack = Problem(MatrixSpec((matrices, 80, 50)), MatrixSpec((matrices, 50, 50)))
+        layout = Layout(stack, Grid(2, 2, 1), (even(matrices, matrices),), even(80, 8 // matrices),
+                        (25, 25), (50,), band=band)  # fmt: skip
+        assert layout.waves == 4 // band
+        assert traffic.moved(layout, 4) == sum(traffic.received(layout, 4).values())
 
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
@@ -219,6 +222,13 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
     assert {"A in flight", "B in use"} <= held(Grid(1, 2, 1)).keys()
     assert {"A in use", "B in use"} <= held(Grid(1, 1, 2)).keys()
     assert {"A in flight", "B in flight"} <= held(Grid(2, 2, 1)).keys()
+    # What lies on other workers travels, and what is cut again comes from them.
+    cluster, grid = cpus(2), Grid(2, 1, 1)
+    for more in ({"owners": (1, 0)}, {"chunks": ((100, 140), (480,))}):
+        spec = MatrixSpec((240, 480), **{"chunks": ((120, 120), (480,))} | more)
+        shape = replace(problem(240, 480, 360), a=spec)
+        layout = Layout(shape, grid, (), (120, 120), (360,), (480,), band=1)
+        assert "A in flight" in cost.memory(layout, cluster)[0]
     # What is read when its slab comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
 

@@ -19,7 +19,8 @@ def volume(
     """Bytes that all workers together receive, from the closed form.
 
     `sizes` are those of A and B on their way, where they are packed for it. Copies are let go when
-    a wave is over: a B that all rows of C need is sent in every one.
+    a wave is over: a B that all rows of C need is sent in every one, and one of a stack in those of
+    its matrix.
 
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
@@ -33,7 +34,7 @@ def volume(
     stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
     sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
     a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
-    times = 1 if stacked else waves
+    times = ceil(waves / problem.batch) if stacked else waves
     return a * (grid.p_n - 1) + b * times * (sharing - 1) + sums * (grid.p_k - 1)
 
 
