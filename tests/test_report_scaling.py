@@ -163,6 +163,27 @@ def test_bytes_peers_and_predictions_are_tabulated(sweeps):
     assert all(sweep.workers(r) == 8 for r in several.timelines(sweeps))
 
 
+def test_a_timeline_shows_the_largest_product_that_can_be_read(tmp_path):
+    from matplotlib.figure import Figure
+
+    def product(name, size, count):
+        made = entry(CASE, "multimm", "float32", 8, timeline=[[0, 0.1, 0.2, "multiply"]] * count)
+        return made | {"case": name, "shape": [size] * 3}
+
+    def shown(*made):
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        save(folder, made)
+        figure = Figure()
+        several.timeline(figure, Runs(folder))
+        return figure.axes[0].get_title()
+
+    small, large = product("small", 10, 2), product("large", 20, several.READABLE)
+    finest = product("finest", 30, several.READABLE + 1)
+    assert shown(small, finest, large) == "large, float32"
+    assert shown(finest) == "finest, float32"
+
+
 # Beyond one box
 
 

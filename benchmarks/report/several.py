@@ -19,6 +19,8 @@ _KINDS = {
     "read": ("#3c8d40", ".."),
 }
 _OTHER = ("#8c8c8c", "xx")
+#: Intervals of a timeline that can be told apart in a picture.
+READABLE = 400
 #: Characters of a title above one of three panels.
 TITLE = 24
 
@@ -149,10 +151,11 @@ def timelines(runs: Runs) -> list[Record]:
 def timeline(figure: Figure, runs: Runs) -> None:
     """What each worker did in one run: a row per worker, and for what runs beside products.
 
-    The largest product on the most workers, in float32 if that was measured.
+    The largest readable product on the most workers, in float32 if that was measured.
     """
     entry = max(timelines(runs), key=lambda r: (
-        sweep.workers(r), r["precision"] == "float32", prod(r["shape"])
+        sweep.workers(r), len(r["detail"]["timeline"]) <= READABLE,
+        r["precision"] == "float32", prod(r["shape"]),
     ))  # fmt: skip
     steps = entry["detail"]["timeline"]
     begin = min(step[1] for step in steps)
