@@ -158,7 +158,7 @@ def too_large(product: Product, cluster: ClusterSpec) -> str:
     plan = _plan(product, cluster)
     terms = plan.memory_terms | plan.spill_terms
     need = sum(terms.values())
-    have = cluster.devices[0].budget_bytes
+    have = plan.budget_bytes
     if need <= have:
         plan.check()
         return ""

@@ -27,9 +27,8 @@ class Multimm(OnDask):
     """Operands lie unpacked, in the blocks and at the homes that the plan gives them."""
 
     promise = None
-    drawn: ClassVar[Collection[str]] = (
-        "strong",
-    )  #: kinds whose last run is recorded as a timeline
+    #: Kinds of products whose last run is recorded as a timeline.
+    drawn: ClassVar[Collection[str]] = ("strong",)
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
     returns_early = False  # `multimm.graph.tasks.finished` waits for every task's stream
 

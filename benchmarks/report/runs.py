@@ -80,8 +80,8 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
 
 def _place(record: Record) -> tuple[int, int]:
     """Where a record stands among those of several sweeps: by workers, then by kind of case."""
-    kinds = [kind for kind in KINDS if record["case"].startswith(kind)]
-    return record["detail"]["workers"], list(KINDS).index(kinds[0]) if kinds else len(KINDS)
+    at = (i for i, kind in enumerate(KINDS) if record["case"].startswith(kind))
+    return record["detail"]["workers"], next(at, len(KINDS))
 
 
 def _load(path: Path) -> list[Record]:

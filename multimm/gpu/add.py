@@ -177,7 +177,7 @@ def prepared_sum(
         out.device.id, "add_partials.cu", "add_partials",
         (*config.defines().items(), *guard),
     )  # fmt: skip
-    factors = (int(cols), out.dtype.type(alpha), out.dtype.type(beta), count)
+    factors = (cols, out.dtype.type(alpha), out.dtype.type(beta), count)
     spans = -(-cols // config.span)
     at_once = max(1, MAX_GRID_X // spans)  # rows
     outer = [range(size) for size, _ in beyond]

@@ -80,7 +80,6 @@ class Deal:
         self.places: list[Place] = []
         self.turned: list[bool] = []
         self.sizes = [batch_sizes[flat] * blocks[i] * blocks[j] for flat, i, j in self.cells]
-        self._plane = [[(row, col) for col in range(p_n)] for row in range(p_m)]
         self._panels: dict[Place, set[Panel]] = {(row, 0): set() for row in range(p_m)}
         self._work: Counter[Place] = Counter()
         halves = [computed(size, dtype) for size in blocks]
@@ -101,8 +100,8 @@ class Deal:
 
     def _cyclic(self, flat: int, i: int, j: int) -> tuple[Place, bool]:
         """Of a block's own place and the mirrored one the one with less to do."""
-        (p_m, p_n), plane, first = self.plane, self._plane, flat * len(self.blocks)
-        here, there = plane[(first + i) % p_m][j % p_n], plane[(first + j) % p_m][i % p_n]
+        (p_m, p_n), first = self.plane, flat * len(self.blocks)
+        here, there = ((first + i) % p_m, j % p_n), ((first + j) % p_m, i % p_n)
         # Equal places share: which one is asked first changes from block to block.
         if self._work[there] < self._work[here] + (i + j) % 2:
             return there, True
