@@ -269,11 +269,27 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
     switch = cost.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
-    idle = ("packing", "cutting", "last sums", "mirroring", "spilling")
+    idle = ("packing", "cutting", "sums between slabs", "last sums", "mirroring", "spilling")
     assert [terms[name] for name in idle] == [0] * len(idle)
     hidden = cost.FRICTION * (terms["block products"] + switch + terms["scheduling"])
     around = terms["starting"] + terms["first blocks"]
     assert cost.total_seconds(terms) == pytest.approx(1.5 + hidden + around)
+
+
+@pytest.mark.parametrize(("slabs", "p_k"), [(1, 1), (3, 1), (6, 2), (5, 2)])
+def test_sums_are_handed_from_slab_to_slab(slabs, p_k):
+    """Of the busiest worker, in each slab of its part of k but the first."""
+    device = DeviceSpec("quick", "cpu", 1000 * GB, 1e6, 2.0)
+    cluster = ClusterSpec.homogeneous(device, 2 * p_k, Link("wire", 1e6, 0.0))
+    layout = Layout(
+        problem(20, 60, 40), Grid(2, 1, p_k), (), (10, 10), (40,), even(60, slabs), band=1
+    )
+    terms = cost.seconds(layout, cluster, 0)
+    handed_on = (-(-slabs // p_k) - 1) * 10 * 40 * 4
+    assert terms["sums between slabs"] == pytest.approx(cost.SUMS_BYTES * handed_on / 2e9)
+    without = terms | {"sums between slabs": 0.0}
+    in_turn = sum(without[name] for name in cost.IN_TURN)
+    assert in_turn + terms["sums between slabs"] == sum(terms[name] for name in cost.IN_TURN)
 
 
 def test_packing_is_counted_once_for_each_block_or_for_each_product():
@@ -360,12 +376,12 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
 
 
 def test_a_product_that_fills_two_gpus_is_not_spilled():
-    """206 GB, 110 on each of two with what it needs beside; dask-cuda spills from 0.8 of 151."""
+    """206 GB, 114 on each of two with what it needs beside; dask-cuda spills from 0.8 of 151."""
     shape = replace(square(131072), pack="float32")
     plan = plan_matmul(shape, ClusterSpec.homogeneous(H200, 2))
     held = plan.peak_bytes + sum(plan.spill_terms.values())
-    assert 0.7 * H200.memory_bytes < held <= plan.budget_bytes == int(0.75 * H200.memory_bytes)
-    assert plan.tasks <= 2048
+    assert 0.7 * H200.memory_bytes < held <= plan.budget_bytes == int(0.77 * H200.memory_bytes)
+    assert plan.tasks <= 1024
     assert RMM_POOL_SHARE * H200.memory_bytes > plan.budget_bytes  # the pool need not grow for it
 
 
@@ -392,7 +408,7 @@ def test_stacks_stay_where_they_are():
 def test_what_does_not_fit_is_spilled_and_read_back():
     plan = plan_matmul(
         Problem(MatrixSpec((2**17, 2**17)), MatrixSpec((2**17, 2**17))),
-        ClusterSpec.homogeneous(H200, 2),
+        ClusterSpec.homogeneous(H200, 1),
     )
     beyond = plan.peak_bytes + sum(plan.spill_terms.values()) - plan.budget_bytes
     assert plan.peak_bytes <= plan.budget_bytes
@@ -535,8 +551,8 @@ def test_plan_text_of_a_small_cluster():
         "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
         "A in flight 33.6 MB, B in flight 33.6 MB)",
         "          and 33.6 MB that may be spilled (A at home 16.8 MB, B at home 16.8 MB)",
-        "time      0.723 s, 190 GFLOP/s (block products 0.687, transfers 0.0336, between tasks "
-        "0.016, scheduling 0.016, starting 0.0152)",
+        "time      0.727 s, 189.1 GFLOP/s (block products 0.687, transfers 0.0336, sums between "
+        "slabs 0.00336, between tasks 0.016, scheduling 0.016, starting 0.0152)",
     ]
 
 

@@ -33,6 +33,9 @@ STEP = 6
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
 PACK_S, PACK_BYTES = 1.5e-3, 4
+#: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
+#: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
+SUMS_BYTES = 4
 
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
@@ -90,10 +93,10 @@ def excess(held: Held, cluster: ClusterSpec) -> float:
 def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
     """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
-    A worker packs, multiplies and goes from task to task in turn. That, transfers and the
-    scheduler run side by side: the longest of the three counts. On top of it the product is
-    planned and sent, the first blocks are waited for, partial sums of parts of k travel when the
-    last slab is done, and what does not fit is spilled and read back.
+    A worker packs, multiplies, hands sums from slab to slab and goes from task to task in turn.
+    That, transfers and the scheduler run side by side: the longest of the three counts. On top of
+    it the product is planned and sent, the first blocks are waited for, partial sums of parts of k
+    travel when the last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
     _, cuts = layout.recut
@@ -102,6 +105,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
     levels, sums = _sums(layout)
+    handed_on = crowd * (layout.steps - 1) * layout.share_sums * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
     chains = ceil(layout.blocks * layout.parts / cluster.workers)
@@ -115,6 +119,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
         + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
+        "sums between slabs": SUMS_BYTES * handed_on / (device.copy_gbps * 1e9),
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
@@ -195,7 +200,7 @@ FRICTION = 0.1
 
 
 #: What one thread of a worker does.
-IN_TURN = ("block products", "packing", "cutting", "between tasks")
+IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
 #: What comes before the first block product, after the last, or stops all.
 AROUND = ("starting", "from step to step", "first blocks", "last sums", "mirroring", "spilling")
 

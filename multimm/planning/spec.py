@@ -17,7 +17,7 @@ GB = 10**9
 #: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
 #: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
 #: memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
-MEMORY_SHARE = {"gpu": 0.75, "cpu": 0.6}
+MEMORY_SHARE = {"gpu": 0.77, "cpu": 0.6}
 
 
 @dataclass(frozen=True)
