@@ -321,7 +321,7 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
     assert max(held.values()) <= blocks * 8 / workers + blocks
     assert max(begun.values()) <= -(-blocks // workers) + 1
     # What moves is counted from the deal, too, before a plan is chosen.
-    assert sum(traffic.received(layout, workers).values()) == traffic.moved(layout, workers)
+    assert sum(traffic.received(layout, workers).values()) == traffic.moved(layout, workers).total
 
 
 @pytest.mark.parametrize("fan_in", [2, 4])
@@ -375,7 +375,7 @@ def test_blocks_move_once_and_stay_below_the_closed_form(grid):
     assert sum(counted.values()) <= bound * (1 + 1 / 24)
     # What moves is known before it is counted, but for the other halves of sums on the diagonal.
     halves = 24 * 10 * 9 // 2 * 4 * (layout.parts - 1)
-    assert traffic.moved(layout, layout.grid.workers) == sum(counted.values()) - halves
+    assert traffic.moved(layout, layout.grid.workers).total == sum(counted.values()) - halves
     homes = Counter()
     for i, s in np.ndindex(24, 4):
         home = layout.home("a", 0, i, s)
@@ -454,7 +454,7 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
 def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, blocks):
     layout = layout_of(blocks, grid, slabs=8)
     counted = max(traffic.received(layout, layout.grid.workers).values())
-    found = traffic.busiest(layout, traffic.moved(layout, layout.grid.workers))
+    found = traffic.moved(layout, layout.grid.workers).busiest
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dask
 import dask.array as da
 import numpy as np
@@ -14,9 +16,10 @@ from multimm.errors import ShapeError
 from multimm.graph.owners import owners_of
 from multimm.planning import cost, traffic
 from multimm.planning.blocking import Options
+from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.strategy import _rank, plan_matmul
 
 SIZE, BLOCK = 96, 12
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
@@ -251,6 +254,71 @@ def test_the_plan_prefers_blocks_that_lie_right_to_others():
         assert plan.layout.lying
         assert not plan.bytes_recut
         assert plan.bytes_received <= 1.05 * plan.bytes_bound
+
+
+def laid_out(layout, role):
+    """An operand in the blocks of a layout, where the layout keeps them."""
+    edges = layout.m_blocks if role == "a" else layout.n_blocks
+    at = [(block, slab) for block in range(len(edges)) for slab in range(len(layout.slabs))]
+    if role == "b":
+        at.sort(key=lambda pair: pair[::-1])
+    owners = tuple(layout.grid.rank(layout.home(role, 0, *pair)) for pair in at)
+    return owned(owners, layout.operand_chunks(role))
+
+
+@pytest.mark.parametrize("pack", ["", "float32"])
+@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(65536,) * 3, (131072,) * 3, (8192, 8192, 2**20), (32768, 4096, 16384), (16384, 16384, 2**18)],
+)
+def test_operands_that_lie_as_planned_are_multiplied_as_planned(workers, m, n, k, pack):
+    """Or faster: nothing has to move first, and memory holds them once."""
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    first = plan_matmul(Problem(MatrixSpec((m, k)), MatrixSpec((k, n)), pack=pack), cluster)
+    a, b = (laid_out(first.layout, role) for role in "ab")
+    plan = plan_matmul(Problem(a, b, pack=pack), cluster)
+    assert plan.seconds <= 1.003 * first.seconds
+    assert not plan.bytes_recut
+    if plan.grid == first.grid:
+        assert set(plan.layout.lying) == {"a", "b"}
+        assert not plan.layout.elsewhere
+        assert plan.memory_terms == first.memory_terms
+        assert plan.spill_terms == first.spill_terms
+
+
+def test_one_block_that_lies_elsewhere_is_counted():
+    cluster = cpus(2)
+    options = Options(blocks=10, slabs=10)
+    problem = Problem(MatrixSpec((40, 40)), MatrixSpec((40, 40)))
+    first = plan_matmul(problem, cluster, options=options)
+    staying = "b" if first.grid.p_m == 1 else "a"  # all of it is used where the plan keeps it
+    a, b = (laid_out(first.layout, role) for role in "ab")
+    moved = a if staying == "a" else b
+    moved = owned((1 - moved.owners[0], *moved.owners[1:]), moved.chunks)
+    a, b = (moved, b) if staying == "a" else (a, moved)
+    layout = replace(first.layout, problem=Problem(a, b))
+    assert layout.elsewhere == (staying,)
+    assert first.layout.arrives(staying) is False
+    assert layout.arrives(staying)
+    before, after = (traffic.moved(x, 2) for x in (first.layout, layout))
+    assert after.total == before.total + 10 * 10 * 4
+    assert after.busiest == before.total / 2 + 10 * 10 * 4  # all to one
+
+
+def test_plans_are_ranked_by_the_seconds_that_they_predict():
+    """Where most workers have nothing to do, the others receive more than an even share."""
+    cluster = ClusterSpec.homogeneous(H200, 16)
+    k = (2**18,) * 4
+    a = owned((15,) * 12, ((2731, 2731, 2730), k))
+    b = owned((0,) * 12, (k, (2731, 2731, 2730)))
+    plan = plan_matmul(Problem(a, b, pack="float32"), cluster)
+    layout = replace(plan.layout, grid=Grid(1, 1, 16))
+    assert layout.elsewhere == ("a", "b")
+    for each in (layout, plan.layout):
+        rank = _rank(each, cluster, cost.memory(each, cluster))
+        assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds)
+    assert plan.seconds < replace(plan, layout=layout).seconds
 
 
 def test_cutting_an_operand_into_other_blocks_is_counted():

@@ -137,7 +137,7 @@ def test_tf32_blocks_are_half_as_large_once_they_are_packed():
     full, half = (planned(*sizes, pack=pack, **options) for pack in ("float32", "tf32"))
     assert half.layout.packed == ("a", "b")
     assert half.bytes_received == full.bytes_received / 2 == full.bytes_bound / 2
-    assert traffic.moved(half.layout, 2) == half.bytes_received  # the closed form, too
+    assert traffic.moved(half.layout, 2).total == half.bytes_received  # the closed form, too
     in_flight, being_packed = "B in flight", "operands being packed"
     for name in (in_flight, being_packed):
         assert half.memory_terms[name] == full.memory_terms[name] / 2

@@ -197,7 +197,7 @@ def test_b_is_sent_in_every_wave(band):
     """And a plan is chosen by that."""
     shape = problem(240, 480, 360)
     layout = Layout(shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band)
-    moved = traffic.moved(layout, 4)
+    moved = traffic.moved(layout, 4).total
     assert moved == sum(traffic.received(layout, 4).values())
     assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
     for matrices in (8, 1):
@@ -205,7 +205,7 @@ def test_b_is_sent_in_every_wave(band):
         layout = Layout(stack, Grid(2, 2, 1), (even(matrices, matrices),), even(80, 8 // matrices),
                         (25, 25), (50,), band=band)  # fmt: skip
         assert layout.waves == 4 // band
-        assert traffic.moved(layout, 4) == sum(traffic.received(layout, 4).values())
+        assert traffic.moved(layout, 4).total == sum(traffic.received(layout, 4).values())
 
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():

@@ -18,7 +18,7 @@ from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.spec import ClusterSpec, MatrixSpec
 
 #: Edge of a float32 block: a 16384 x 16384 product keeps an H200 busy for 0.17 s and was the
 #: fastest block measured on 8 of them; 4096 on a CPU is about a second of one core.
@@ -166,18 +166,25 @@ def _blocks(
     slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
     longest = max(ceil(problem.m / rows), ceil(problem.n / cols))
     slabs = max(slabs, ceil(longest * problem.k / MOST_ELEMENTS))
-    hints = [problem.a.chunks[-1], problem.b.chunks[-2]]
-    if (bool(problem.b.owners), problem.b.nbytes) > (bool(problem.a.owners), problem.a.nbytes):
-        hints.reverse()  # the operand that lies somewhere, and the larger one, keeps its chunks
-    keep = least if cut.given else 0
-    k_slabs = _choose(problem.k, slabs, grid.p_k, hints, options.slabs, keep)
+    hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
+    # The operand that lies somewhere, and the larger one, keeps its chunks.
+    hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
+
+    def kept(spec: MatrixSpec) -> int:
+        """Of one that comes in one block nobody knows how it comes."""
+        return least if cut.given and any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
+
+    along_k = [chunks for _, chunks in hints]
+    k_slabs = _choose(problem.k, slabs, grid.p_k, along_k, options.slabs, kept(hints[0][0]))
     block_m, block_n = options.edges
+    along_m, keep = [problem.a.chunks[-2]], kept(problem.a)
     if problem.gram and block_m == block_n:
-        m_blocks = _choose(problem.m, rows, rows, [problem.a.chunks[-2]], block_m, keep)
+        m_blocks = _choose(problem.m, rows, rows, along_m, block_m, keep)
         band = ceil(parallel * len(m_blocks) / grid.p_m)
         return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
-    m_blocks = _choose(problem.m, rows, grid.p_m, [problem.a.chunks[-2]], block_m, keep)
-    n_blocks = _choose(problem.n, cols, grid.p_n, [problem.b.chunks[-1]], block_n, keep)
+    m_blocks = _choose(problem.m, rows, grid.p_m, along_m, block_m, keep)
+    along_n = [problem.b.chunks[-1]]
+    n_blocks = _choose(problem.n, cols, grid.p_n, along_n, block_n, kept(problem.b))
     band = ceil(parallel * len(m_blocks) / grid.p_m)
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
@@ -258,7 +265,7 @@ def _choose(
     """
     if fixed is not None:
         return regular(size, fixed)
-    if keep and 1 < len(hints[0]) <= MOST_CHUNKS:
+    if keep and (len(hints[0]) > 1 or workers == 1) and len(hints[0]) <= MOST_CHUNKS:
         return group(hints[0], keep)
     blocks = _evenly(size, count, workers)
     for chunks in hints:

@@ -84,7 +84,7 @@ class GramLayout(Layout):
         return Coordinate(*users[(slab - self.first_slab[part]) % len(users)], part)
 
     def _kept(self, role: str) -> int:
-        if role in self.lying or len(self.spec(role).shape) > 2:
+        if role in self.elsewhere or len(self.spec(role).shape) > 2:
             return super()._kept(role)
         # Slabs of the longest part; parts are dealt out alike.
         return max(self._kept_rows.values()) * max(self.slabs) * self.spec(role).itemsize

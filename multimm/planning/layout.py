@@ -94,6 +94,19 @@ class Layout(Partition):
             and self.spec(role).chunks == self.operand_chunks(role)
         }
 
+    @cached_property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Those of `lying` of which a block lies where it would not be kept otherwise."""
+        edges = {"a": self.m_blocks, "b": self.n_blocks}
+        return tuple(
+            role
+            for role in self.lying
+            if any(
+                self.home(role, 0, *at) != self.grid.wrapped(self._home(role, 0, *at))
+                for at in product(range(len(edges[role])), range(len(self.slabs)))
+            )
+        )
+
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """Where an operand block is kept: where it lies, if it lies somewhere.
 
@@ -114,7 +127,7 @@ class Layout(Partition):
             crossed = self.grid.p_m * self.grid.p_n if role == "a" else 1
         else:
             crossed = self.grid.p_n if role == "a" else self.grid.p_m
-        return self.stream or crossed > 1 or role in self.cut_again or role in self.lying
+        return self.stream or crossed > 1 or role in self.cut_again or role in self.elsewhere
 
     @cached_property
     def at_home(self) -> dict[str, int]:
@@ -126,7 +139,7 @@ class Layout(Partition):
         blocks = self.m_blocks if role == "a" else self.n_blocks
         if len(spec.shape) > 2:
             return ceil(spec.nbytes / self.grid.workers)
-        if role in self.lying:
+        if role in self.elsewhere:
             held: Counter[int] = Counter()
             for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
                 held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize

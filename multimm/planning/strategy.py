@@ -160,7 +160,10 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         for slabs in others:
             cut_as(grid, Cut(*factors, slabs))
     if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
-        for grid in finalists:
+        # Operands that lie on workers may lie as an arrangement wants them that, cut as usual, is
+        # none of the best.
+        lie = problem.a.owners or problem.b.owners
+        for grid in arrangements if lie else finalists:
             cut_as(grid, Cut(given=True))
     ranks |= _added_at_once(ranks, cluster)
     if options.blocks is not None:
@@ -269,18 +272,18 @@ def _rank(layout: Layout, cluster: ClusterSpec, held: cost.Held) -> Rank:
     stay, spill = held
     too_large = cost.excess((stay, {}), cluster) > 0
     spilled = cost.excess((stay, spill), cluster)
-    terms = cost.seconds(layout, cluster, traffic.busiest(layout, moved), spilled)
-    return Rank(too_large, cost.total_seconds(terms), moved, layout.parts, layout.grid.p_n)
+    terms = cost.seconds(layout, cluster, moved.busiest, spilled)
+    return Rank(too_large, cost.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)
 
 
 def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank]) -> str:
     layout = plan.layout
     if plan.cluster.workers == 1:
         return "there is one worker"
-    moved = human(traffic.moved(layout, plan.cluster.workers))
+    moved = human(ranks[layout].moved)
     others = [other for other in ranks if other.grid != layout.grid]
     if not others:
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
     second = min(others, key=ranks.__getitem__)
-    other = human(traffic.moved(second, plan.cluster.workers))
+    other = human(ranks[second].moved)
     return f"{moved} move; next best is {second.grid} with {other}"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from math import ceil, prod
+from typing import NamedTuple
 
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, divisors
@@ -77,31 +78,35 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     return total
 
 
-def moved(layout: Layout, workers: int) -> int:
-    """Bytes that all workers together receive: the closed form, unless blocks lie somewhere.
+class Moved(NamedTuple):
+    """Bytes that workers receive, with what moves while an operand is cut into other blocks."""
 
-    Then they are counted, and so are those of a Gram product, which serve both sides. With what
-    moves while an operand is cut into other blocks.
+    total: int
+    busiest: float  #: of the worker that receives the most
+
+
+def moved(layout: Layout, workers: int) -> Moved:
+    """What is received: the closed form, shared evenly, unless blocks lie elsewhere.
+
+    Then it is counted, and so is what moves in a Gram product, whose blocks serve both sides.
     """
-    other, _ = layout.recut
-    if layout.lying:
-        return sum(received(layout, workers).values()) + other
+    recut, _ = layout.recut
+    if layout.elsewhere:
+        counted = received(layout, workers)
+        most = max(counted.values(), default=0)
+        return Moved(sum(counted.values()) + recut, most + recut / workers)
     if isinstance(layout, GramLayout):
-        operand = layout.in_waves.sent * layout.problem.k * layout.width("a")
-        return operand + _triangle(layout.problem) * (layout.parts - 1) + other
+        width = layout.width("a")
+        others = _triangle(layout.problem) * (layout.parts - 1) + recut
+        total = layout.in_waves.sent * layout.problem.k * width + others
+        if len(layout.problem.a.shape) == 2:
+            return Moved(total, layout.most_received * width + others / layout.grid.workers)
+        return Moved(total, total / layout.grid.workers)
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
-    return volume(layout.problem, layout.grid, (a, b), layout.waves) + other
-
-
-def busiest(layout: Layout, total: int) -> float:
-    """Bytes of `moved` that the busiest worker receives: an even share, but of a Gram product."""
-    if not isinstance(layout, GramLayout) or layout.lying or len(layout.problem.a.shape) > 2:
-        return total / layout.grid.workers
-    other, _ = layout.recut
-    others = _triangle(layout.problem) * (layout.parts - 1) + other
-    return layout.most_received * layout.width("a") + others / layout.grid.workers
+    total = volume(layout.problem, layout.grid, (a, b), layout.waves) + recut
+    return Moved(total, total / layout.grid.workers)
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
