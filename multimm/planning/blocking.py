@@ -15,7 +15,7 @@ from typing import NamedTuple
 from multimm.errors import OptionError
 from multimm.planning import cost
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular
+from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular, remembered
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, MatrixSpec
@@ -153,7 +153,8 @@ def _blocks(
     least = min(edge, LEAST_EDGE[cluster.slowest.kind])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
-    rows, cols = _counts(problem, grid, parallel, CHAINS * cluster.threads, edge, least)
+    sizes = problem.m, problem.n, problem.k
+    rows, cols = _counts(*sizes, grid, parallel, CHAINS * cluster.threads, edge, least)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
@@ -189,16 +190,17 @@ def _blocks(
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
 
+@remembered
 def _counts(
-    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int
+    m: int, n: int, k: int, grid: Grid, parallel: int, chains: int, edge: int, least: int
 ) -> tuple[int, int]:
     """Block rows and block columns of C: `chains` for each worker, where C has so many."""
-    thick = _room(edge, problem.n, problem.k), _room(edge, problem.m, problem.k)
-    rows = _count(problem.m, -(-grid.p_m // parallel), thick[0], least)
-    cols = _count(problem.n, grid.p_n, thick[1], least)
+    thick = _room(edge, n, k), _room(edge, m, k)
+    rows = _count(m, -(-grid.p_m // parallel), thick[0], least)
+    cols = _count(n, grid.p_n, thick[1], least)
     while parallel * rows * cols < chains * grid.p_m * grid.p_n:
-        grow_rows = problem.m // rows >= problem.n // cols
-        if max(problem.m // rows, problem.n // cols) < 2 * least:
+        grow_rows = m // rows >= n // cols
+        if max(m // rows, n // cols) < 2 * least:
             break
         rows, cols = (rows * 2, cols) if grow_rows else (rows, cols * 2)
     return rows, cols
@@ -239,6 +241,7 @@ def _count(size: int, workers: int, edge: int, least: int) -> int:
     return max(1, min(rounds * workers, max(workers, size // least)))
 
 
+@remembered
 def _evenly(size: int, count: int, workers: int) -> Blocks:
     """`count` blocks, all of one size but the last where that gives as many: files are chunked so.
 

@@ -77,17 +77,17 @@ class Problem:
                 "other transposed"
             )
 
-    @property
+    @cached_property
     def m(self) -> int:
         """Rows of C."""
         return self.a.rows
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Columns of C."""
         return self.b.cols
 
-    @property
+    @cached_property
     def k(self) -> int:
         """Length of the contraction."""
         return self.a.cols
@@ -98,7 +98,7 @@ class Problem:
         pairs = zip_longest(self.a.shape[-3::-1], self.b.shape[-3::-1], fillvalue=1)
         return tuple(y if x == 1 else x for x, y in pairs)[::-1]
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Matrices in the result."""
         return prod(self.batch_shape)
@@ -115,12 +115,12 @@ class Problem:
             chunks.append(b if sum(a) == 1 and sum(b) != 1 else a)
         return tuple(chunks)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """A multiplication and an addition per element of k, over all matrices."""
         return 2 * self.batch * self.m * self.n * self.k
 
-    @property
+    @cached_property
     def result_bytes(self) -> int:
         """Bytes of C."""
         return self.batch * self.m * self.n * self.out_bytes
@@ -131,7 +131,7 @@ class Problem:
         large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
         return bool(self.pack) and not self.batch_shape and large
 
-    @property
+    @cached_property
     def packed_itemsize(self) -> int:
         """Bytes of an element once it is packed, 0 where none ever is."""
         return _PACKED_ITEMSIZE.get(self.pack, 0)
