@@ -458,7 +458,7 @@ def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, bl
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 
 
-@pytest.mark.parametrize(("pack", "least"), [("float32", 1.74), ("tf32", 1.5), ("", 1.88)])
+@pytest.mark.parametrize(("pack", "least"), [("float32", 1.72), ("tf32", 1.5), ("", 1.88)])
 def test_eight_gpus_share_a_triangle_without_parts_of_k(pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)
     gram = plan_matmul(gram_problem(65536, 65536, pack=pack), cluster)

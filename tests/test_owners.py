@@ -9,7 +9,10 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
+from dask._task_spec import Alias
 from distributed import Client, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import multimm
 from multimm.errors import ShapeError
@@ -18,6 +21,7 @@ from multimm.planning import cost, traffic
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
+from multimm.planning.recut import cuts
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import _rank, plan_matmul
 
@@ -206,6 +210,12 @@ def test_the_scheduler_is_asked_once(client, monkeypatch):
 # Plans on paper --------------------------------------------------------------------------
 
 
+def chunks_of(size):
+    """Sizes that sum up to `size`."""
+    cut = st.sets(st.integers(1, size - 1), max_size=4)
+    return cut.map(lambda at: tuple(np.diff([0, *sorted(at), size]).tolist()))
+
+
 def owned(owners, chunks):
     return MatrixSpec(tuple(map(sum, chunks)), chunks=chunks, owners=owners)
 
@@ -321,14 +331,23 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
     assert plan.seconds < replace(plan, layout=layout).seconds
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(chunks_of(12), chunks_of(12)), min_size=1, max_size=3))
+def test_tasks_that_cut_an_operand_are_those_of_dask(axes):
+    before, after = zip(*axes, strict=True)
+    x = da.zeros(tuple(map(sum, before)), chunks=before)
+    # In one step: Dask takes two where that is fewer tasks.
+    cut = x.rechunk(after, method="tasks", threshold=10**9)
+    made = [task for key, task in dict(cut.dask).items() if key[0] != x.name]
+    assert cuts(before, after)[0] == sum(not isinstance(task, Alias) for task in made)
+
+
 def test_cutting_an_operand_into_other_blocks_is_counted():
     a = MatrixSpec((40, 40), chunks=((40,), (7,) * 5 + (5,)))
     b = MatrixSpec((40, 40), chunks=((20, 20), (10,) * 4))
     layout = plan_matmul(Problem(a, b), cpus(2), options=Options(blocks=10, slabs=20)).layout
-    size, tasks = layout.recut
-    assert size == a.nbytes
     # 4 x 7 pieces of A, for its columns are cut at 7, 14, 20, 21, 28, 35, 40; 4 x 2 blocks.
-    assert tasks == 4 * 7 + 4 * 2
+    assert layout.recut == (a.nbytes, 4 * 7 + 4 * 2, 4 * 7)
     readable = Problem(a, b, rereadable=(True, False))
     layout = plan_matmul(readable, cpus(2), options=Options(blocks=10, slabs=20)).layout
-    assert layout.recut == (0, 0)
+    assert layout.recut == (0, 0, 0)

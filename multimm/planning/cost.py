@@ -47,7 +47,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
     p, grid = layout.problem, layout.grid
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
     slab = max(layout.slabs)
-    crowd = ceil(grid.workers / cluster.workers)  # ranks per worker: 1, but for a large p_k
+    crowd = ceil(layout.ranks / cluster.workers)  # per worker: 1, but for a large p_k
     stay: Terms = {
         "partial sums": crowd * layout.wave_sums * p.sum_bytes,
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
@@ -99,9 +99,9 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     travel when the last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
-    _, cuts = layout.recut
+    cuts = layout.recut.tasks
     cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
-    crowd = ceil(layout.grid.workers / cluster.workers)
+    crowd = ceil(layout.ranks / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
     first, rate = _first_blocks(layout), link_rate(layout, cluster)
     levels, sums = _sums(layout)
@@ -153,8 +153,9 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
     for role in ("a",) if layout.mirrors else ("a", "b"):
         edges, spec = sides[role]
         once = role in layout.packed
-        blocks = (len(edges) if once else layout.blocks) * len(layout.slabs)
-        most = ceil(blocks / cluster.workers)
+        # One off the diagonal of a Gram product packs two blocks of its one operand.
+        blocks = len(edges) if once else len(edges) ** 2 if layout.mirrors else layout.blocks
+        most = ceil(blocks * len(layout.slabs) / cluster.workers)
         size = max(edges) * max(layout.slabs) * spec.itemsize
         rate = cluster.slowest.copy_gbps * 1e9
         seconds += most * (PACK_S * once + PACK_BYTES * size / rate)

@@ -84,7 +84,7 @@ class GramLayout(Layout):
         return Coordinate(*users[(slab - self.first_slab[part]) % len(users)], part)
 
     def _kept(self, role: str) -> int:
-        if role in self.elsewhere or len(self.spec(role).shape) > 2:
+        if role in self.elsewhere or self.batch_blocks:
             return super()._kept(role)
         # Slabs of the longest part; parts are dealt out alike.
         return max(self._kept_rows.values()) * max(self.slabs) * self.spec(role).itemsize
@@ -105,8 +105,11 @@ class GramLayout(Layout):
     def most_received(self) -> int:
         """Elements of op(A) that the busiest worker needs and does not keep."""
         return max(
-            size * self.share_k - self._kept_rows[place] * max(self.slabs)
-            for place, size in self.in_waves.needed.items()
+            0,  # what is kept is counted in whole slabs, the longest of them
+            *(
+                size * self.share_k - self._kept_rows[place] * max(self.slabs)
+                for place, size in self.in_waves.needed.items()
+            ),
         )
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:

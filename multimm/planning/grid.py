@@ -20,7 +20,7 @@ everything:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ def regular(size: int, block: int) -> Blocks:
 
 
 @remembered
-def group(chunks: Sequence[int], target: int) -> Blocks:
+def group(chunks: Blocks, target: int) -> Blocks:
     """Join neighbouring chunks into even groups of about `target`; a chunk is never cut.
 
     >>> group((1, 1, 1, 1, 4, 4), 4)
@@ -153,7 +153,7 @@ def parts_of(slabs: int, p_k: int) -> Blocks:
 
 
 @remembered
-def largest_share(blocks: Sequence[int], workers: int) -> int:
+def largest_share(blocks: Blocks, workers: int) -> int:
     """Elements of the worker with the most, when blocks are dealt out cyclically."""
     return max(sum(blocks[rank::workers]) for rank in range(workers))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -26,12 +26,6 @@ class Gate(NamedTuple):
 @dataclass(frozen=True)
 class Layout(Partition):
     """A partition of a product whose blocks are dealt out cyclically."""
-
-    def home_b(self, flat: int, slab: int, j: int) -> Coordinate:
-        """Where a B block is kept: in a grid row that works on its own batch block."""
-        at = self.grid.home_b(slab, j, self.part_of[slab])
-        inside = at.row % max(1, min(len(self.m_blocks), self.grid.p_m))
-        return at._replace(row=self.row(flat, inside))
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -121,12 +115,16 @@ class Layout(Partition):
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product.
 
-        A stays where it is kept in a grid of one column, and B in one of one row.
+        A stays where it is kept in a grid of one column, and B in one of one row, unless several
+        matrices of a stack share it.
         """
         if self.mirrors:
             crossed = self.grid.p_m * self.grid.p_n if role == "a" else 1
+        elif role == "a":
+            shared = any(len(share.users) > 1 for share in self.shares("a"))
+            crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
         else:
-            crossed = self.grid.p_n if role == "a" else self.grid.p_m
+            crossed = self.grid.p_m
         return self.stream or crossed > 1 or role in self.cut_again or role in self.elsewhere
 
     @cached_property
@@ -137,13 +135,14 @@ class Layout(Partition):
     def _kept(self, role: str) -> int:
         spec = self.spec(role)
         blocks = self.m_blocks if role == "a" else self.n_blocks
-        if len(spec.shape) > 2:
-            return ceil(spec.nbytes / self.grid.workers)
-        if role in self.elsewhere:
+        if self.batch_blocks or role in self.elsewhere:
             held: Counter[int] = Counter()
-            for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
-                held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize
-            return max(held.values())
+            for share, (at, size), (s, slab) in product(
+                self.shares(role), enumerate(blocks), enumerate(self.slabs)
+            ):
+                rank = self.grid.rank(self.home(role, share.users[0], at, s))
+                held[rank] += share.matrices * size * slab * spec.itemsize
+            return max(held.values(), default=0)
         # A row's blocks go round its workers slab by slab, each row from the next one on.
         across = (self.grid.p_m, self.grid.p_n)[:: 1 if role == "a" else -1]
         rows = ceil(len(blocks) / across[0])
@@ -151,9 +150,35 @@ class Layout(Partition):
         return min(spec.nbytes, count * max(blocks) * max(self.slabs) * spec.itemsize)
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+        """In turn with one of the grid rows that use it, and with one of the columns."""
+        part, first = self.part_of[slab], self.share_of(role)[flat].users[0]
         if role == "b":
-            return self.home_b(flat, slab, block)
-        return self.grid.home_a(self.row(flat, block), slab, self.part_of[slab])
+            at = self.grid.home_b(slab, block, part)
+            rows = self._rows_of_b[first]
+            return at._replace(row=rows[(at.row + flat) % len(rows)])
+        at = self.grid.home_a(self.row(flat, block), slab, part)
+        rows = self._rows_of_a[first, block]
+        return at._replace(row=rows[(slab + block) % len(rows)])
+
+    @cached_property
+    def _rows_of_a(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Grid rows that use a block row of A, by the first batch block that does."""
+        return {
+            (share.users[0], i): self._grid_rows(self.row(flat, i) for flat in share.users)
+            for share, i in product(self.shares("a"), range(len(self.m_blocks)))
+        }
+
+    @cached_property
+    def _rows_of_b(self) -> dict[int, tuple[int, ...]]:
+        """Grid rows that use a batch block of B, by the first of C's that does."""
+        rows = range(len(self.m_blocks))
+        return {
+            share.users[0]: self._grid_rows(self.row(*at) for at in product(share.users, rows))
+            for share in self.shares("b")
+        }
+
+    def _grid_rows(self, rows: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(row % self.grid.p_m for row in rows))
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps.
@@ -225,6 +250,7 @@ class Layout(Partition):
             (self.wave(row) if self.stream else 0, *divmod(row, len(self.m_blocks)))
             for row in range(len(self.row_sizes))
         }
-        used = {("a", wave, self._own(flat, "a"), i) for wave, flat, i in rows}
-        users_of_b = {(wave, self._own(flat, "b")) for wave, flat, _ in rows}
+        of_a, of_b = self.share_of("a"), self.share_of("b")
+        used = {("a", wave, of_a[flat].users[0], i) for wave, flat, i in rows}
+        users_of_b = {(wave, of_b[flat].users[0]) for wave, flat, _ in rows}
         return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from math import ceil, prod
 
 from multimm.planning.grid import Blocks, Grid, even, largest_share, parts_of
 from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
+from multimm.planning.recut import Recut, cuts
 from multimm.planning.spec import MatrixSpec
+from multimm.planning.stacks import Share, share_of, shares
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
@@ -92,6 +94,11 @@ class Partition:
         return self.part_of[-1] + 1
 
     @property
+    def ranks(self) -> int:
+        """Places of the grid that have a part of k."""
+        return self.grid.p_m * self.grid.p_n * self.parts
+
+    @property
     def steps(self) -> int:
         """Slabs in the longest part of k."""
         return max(even(len(self.slabs), self.grid.p_k))
@@ -158,21 +165,18 @@ class Partition:
         )
 
     @cached_property
-    def recut(self) -> tuple[int, int]:
-        """Bytes of the operands that are cut again, and tasks that cut them.
+    def recut(self) -> Recut:
+        """What it takes to bring operands into these blocks.
 
         A piece of a block is rarely where it will be needed, unless there is one worker.
         """
-        size = tasks = 0
+        size = tasks = pieces = 0
         for role in self.cut_again:
-            spec, needed = self.spec(role), self.operand_chunks(role)
-            pieces = (
-                len({*accumulate(before)} | {*accumulate(after)})
-                for before, after in zip(spec.chunks, needed, strict=True)
-            )
+            spec = self.spec(role)
             size += spec.nbytes if self.grid.workers > 1 else 0
-            tasks += prod(pieces) + prod(map(len, needed))
-        return size, tasks
+            more, made = cuts(spec.chunks, self.operand_chunks(role))
+            tasks, pieces = tasks + more, pieces + made
+        return Recut(size, tasks, pieces)
 
     @cached_property
     def packed(self) -> tuple[str, ...]:
@@ -207,9 +211,13 @@ class Partition:
         rows = max(1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks})
         return rows * max(1 + -size % PACKED_K / size for size in set(self.slabs))
 
-    def _own(self, flat: int, role: str) -> int:
-        """The batch block of an operand for a batch block of C; 0 of an operand without any."""
-        return flat if any(size != 1 for size in self.spec(role).shape[:-2]) else 0
+    def shares(self, role: str) -> tuple[Share, ...]:
+        """The batch blocks of an operand; one where there are no stacks."""
+        return shares(self.batch_blocks, self.spec(role).shape)
+
+    def share_of(self, role: str) -> dict[int, Share]:
+        """By batch block of C: the operand's batch block that it uses."""
+        return share_of(self.batch_blocks, self.spec(role).shape)
 
     @property
     def flops(self) -> int:
@@ -239,18 +247,16 @@ class Partition:
     @cached_property
     def panels(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
-        return self.wave_rows, self._wave_matrices * self.share_cols
-
-    @property
-    def _wave_matrices(self) -> int:
-        """Matrices of B that the busiest grid row works with in one wave."""
-        if len(self.problem.b.shape) == 2 or all(n == 1 for n in self.problem.b.shape[:-2]):
-            return 1
-        count = len(self.m_blocks)
-        return max(
-            sum(self.batch_sizes[flat] for flat in {row // count for row in rows})
-            for rows in self._bands(range(len(self.row_sizes)))
-        )
+        if not self.batch_blocks:
+            return self.wave_rows, self.share_cols
+        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
+        most_a = most_b = 0
+        for band in self._bands(range(len(self.row_sizes))):
+            at = [divmod(row, rows) for row in band]
+            used_a = {(of_a[flat], i) for flat, i in at}
+            most_a = max(most_a, sum(x.matrices * self.m_blocks[i] for x, i in used_a))
+            most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
+        return most_a, most_b * self.share_cols
 
     def _bands(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         """What each grid row works on in each wave, of something by block row."""

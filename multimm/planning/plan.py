@@ -91,7 +91,7 @@ class MatmulPlan:
     @property
     def bytes_recut(self) -> int:
         """What workers exchange beforehand to bring operands into the plan's blocks, at most."""
-        return self.layout.recut[0]
+        return self.layout.recut.nbytes
 
     @property
     def bytes_bound(self) -> int:

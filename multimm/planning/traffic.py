@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
@@ -27,16 +27,20 @@ def volume(
     and p_k - 1 of p_k partial sums travel:
     |A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1).
     In a Gram product B is A once more, and only one triangle of C is summed. Of a stack,
-    matrices are dealt out to grid rows first: B is shared by those of one matrix only.
+    matrices are dealt out to grid rows first: B is shared by those of one matrix only, but an
+    operand that is broadcast by those of all matrices that use it. At least, that is: where the
+    rows of the matrices do not come out even with the grid's, more of these share one.
     """
     sums = problem.batch * problem.m * problem.n * problem.sum_bytes
     if problem.gram:
         sums = _triangle(problem)
-    stacked = len(problem.b.shape) > 2 and prod(problem.b.shape[:-2]) == problem.batch
-    sharing = ceil(grid.p_m / min(problem.batch, grid.p_m)) if stacked else grid.p_m
     a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
-    times = ceil(waves / problem.batch) if stacked else waves
-    return a * (grid.p_n - 1) + b * times * (sharing - 1) + sums * (grid.p_k - 1)
+    of_a, of_b = (max(1, prod(spec.shape[:-2])) for spec in (problem.a, problem.b))
+    rows_a = min(grid.p_m, max(1, problem.batch // of_a))
+    rows_b = ceil(grid.p_m / min(of_b, grid.p_m))
+    return (
+        a * (grid.p_n * rows_a - 1) + b * ceil(waves / of_b) * (rows_b - 1) + sums * (grid.p_k - 1)
+    )
 
 
 def _triangle(problem: Problem) -> int:
@@ -88,10 +92,12 @@ class Moved(NamedTuple):
 def moved(layout: Layout, workers: int) -> Moved:
     """What is received: the closed form, shared evenly, unless blocks lie elsewhere.
 
-    Then it is counted, and so is what moves in a Gram product, whose blocks serve both sides.
+    Then it is counted, and so is what moves of stacks, where rows of matrices need not come out
+    even with the grid's, and in a Gram product, whose blocks serve both sides.
     """
-    recut, _ = layout.recut
-    if layout.elsewhere:
+    recut = layout.recut.nbytes
+    stacked = bool(layout.batch_blocks)
+    if layout.elsewhere or stacked:
         counted = received(layout, workers)
         most = max(counted.values(), default=0)
         return Moved(sum(counted.values()) + recut, most + recut / workers)
@@ -99,14 +105,13 @@ def moved(layout: Layout, workers: int) -> Moved:
         width = layout.width("a")
         others = _triangle(layout.problem) * (layout.parts - 1) + recut
         total = layout.in_waves.sent * layout.problem.k * width + others
-        if len(layout.problem.a.shape) == 2:
-            return Moved(total, layout.most_received * width + others / layout.grid.workers)
-        return Moved(total, total / layout.grid.workers)
+        return Moved(total, layout.most_received * width + others / layout.ranks)
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
-    total = volume(layout.problem, layout.grid, (a, b), layout.waves) + recut
-    return Moved(total, total / layout.grid.workers)
+    grid = layout.grid._replace(p_k=layout.parts)
+    total = volume(layout.problem, grid, (a, b), layout.waves) + recut
+    return Moved(total, total / layout.ranks)
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
@@ -114,37 +119,34 @@ Transfer = tuple[int, set[int], int]
 
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
-    spec, grid = layout.problem.a, layout.grid
+    grid, rows = layout.grid, len(layout.m_blocks)
     columns = range(min(grid.p_n, len(layout.n_blocks)))
-    for flats, matrices in _batch_blocks(layout, spec.shape):
-        for (i, size), (s, slab) in product(enumerate(layout.m_blocks), enumerate(layout.slabs)):
-            rows = sorted(flat * len(layout.m_blocks) + i for flat in flats)
+    for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
+        waves = _rows_by_wave(layout, (flat * rows + i for flat in share.users))
+        for (s, slab), used in product(enumerate(layout.slabs), waves):
             part = layout.part_of[s]
-            users = {
-                grid.rank(Coordinate(row, col, part))
-                for row in dict.fromkeys(row % grid.p_m for row in rows)
-                for col in columns
-            }
-            yield (
-                grid.rank(layout.home("a", min(flats), i, s)),
-                users,
-                matrices * size * slab * layout.width("a"),
-            )
+            home = grid.rank(layout.home("a", share.users[0], i, s))
+            users = {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
+            yield home, users, share.matrices * size * slab * layout.width("a")
 
 
 def _count_b(layout: Layout) -> Iterator[Transfer]:
-    spec, grid = layout.problem.b, layout.grid
-    for flats, matrices in _batch_blocks(layout, spec.shape):
-        waves: dict[int, set[int]] = {}  # copies are let go: a block is sent in every wave
-        for row in (
-            flat * len(layout.m_blocks) + i for flat in flats for i in range(len(layout.m_blocks))
-        ):
-            waves.setdefault(layout.wave(row), set()).add(row % grid.p_m)
+    grid, rows = layout.grid, len(layout.m_blocks)
+    for share in layout.shares("b"):
+        waves = _rows_by_wave(layout, (f * rows + i for f in share.users for i in range(rows)))
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
-            home = grid.rank(layout.home("b", min(flats), j, s))
-            for rows in waves.values():
-                users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in rows}
-                yield home, users, matrices * size * slab * layout.width("b")
+            home = grid.rank(layout.home("b", share.users[0], j, s))
+            for used in waves:
+                users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in used}
+                yield home, users, share.matrices * size * slab * layout.width("b")
+
+
+def _rows_by_wave(layout: Layout, rows: Iterable[int]) -> list[set[int]]:
+    """Grid rows of some block rows, wave by wave: copies are let go when one is over."""
+    found: dict[int, set[int]] = {}
+    for row in rows:
+        found.setdefault(layout.wave(row), set()).add(row % layout.grid.p_m)
+    return list(found.values())
 
 
 def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
@@ -173,18 +175,3 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
             keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
             for sender in merge.senders:
                 yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
-
-
-def _batch_blocks(layout: Layout, shape: tuple[int, ...]) -> list[tuple[list[int], int]]:
-    """Per batch block of an operand: the flat batch blocks of C that use it, and its matrices."""
-    own = len(shape) - 2
-    skipped = len(layout.batch_blocks) - own
-    users: dict[tuple[int, ...], list[int]] = {}
-    for flat, index in enumerate(product(*(range(len(b)) for b in layout.batch_blocks))):
-        key = tuple(0 if shape[d] == 1 else at for d, at in enumerate(index[skipped:]))
-        users.setdefault(key, []).append(flat)
-    blocks = layout.batch_blocks[skipped:]
-    return [
-        (flats, prod(1 if shape[d] == 1 else blocks[d][at] for d, at in enumerate(key)))
-        for key, flats in users.items()
-    ]
