@@ -315,7 +315,7 @@ def test_what_has_to_be_cut_again_is_waited_for():
     assert layout.recut == (a.nbytes, 4, 16)  # no block is cut, four are joined to each
     terms = cost.seconds(layout, cluster, 0)
     copied = 2 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
-    assert terms["cutting"] == pytest.approx(2 * cost.PACK_S + copied)
+    assert terms["cutting"] == pytest.approx(2 * cost.PACK_S + 8 * cost.PIECE_S + copied)
     fits = replace(layout, problem=Problem(replace(a, chunks=(even, even)), b))
     assert cost.seconds(fits, cluster, 0)["cutting"] == 0
     waits = cost.seconds(layout, cluster, 0)["first blocks"]

@@ -33,6 +33,9 @@ STEP = 6
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
 PACK_S, PACK_BYTES = 1.5e-3, 4
+#: Of an operand that is cut again, for each piece that a worker gathers: 0.37 to 0.55 ms, of 32 to
+#: 2048 pieces of 1024 to 8192 squares on two H200s.
+PIECE_S = 4e-4
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -99,7 +102,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     travel when the last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
-    cuts = layout.recut.tasks
+    _, cuts, pieces = layout.recut
     cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
     crowd = ceil(layout.ranks / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
@@ -118,6 +121,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "transfers": moved / rate,
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
+        + ceil(pieces / cluster.workers) * PIECE_S
         + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
         "sums between slabs": SUMS_BYTES * handed_on / (device.copy_gbps * 1e9),
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
