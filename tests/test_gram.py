@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -247,6 +250,36 @@ def test_not_a_number_stays_where_it_belongs():
     np.testing.assert_array_equal(np.isnan(result), np.isnan(x @ x.T))
 
 
+#: Prints whether products of an array and of a copy at an odd address are the same.
+MOVED = """
+import numpy as np
+from multimm.graph.gram_tasks import multiply_diagonal
+from multimm.graph.tasks import Step, multiply
+x = np.random.default_rng(5).standard_normal((500, 500), dtype="float32")
+raw = np.empty(x.nbytes + 8, "u1")
+start = -raw.ctypes.data % 4 + 1
+moved = raw[start : start + x.nbytes].view("float32").reshape(x.shape)
+moved[...] = x
+assert x.flags.aligned and not moved.flags.aligned
+step = Step("float32", "float32", trans_b=True)
+for product in (lambda y: multiply(y, y, step=step),
+                lambda y: multiply_diagonal(y, step=step, complete=True)):
+    print(np.array_equal(product(x), product(moved)))
+"""
+
+
+def test_bits_do_not_depend_on_where_memory_begins():
+    """Blocks that come in messages begin anywhere; BLAS has another routine for X X^T of one X.
+
+    OpenBLAS, that is, where it has one thread, as workers often do.
+    """
+    one_thread = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, "-c", MOVED], env=one_thread, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_bits_do_not_depend_on_the_number_of_workers():
     x = np.random.default_rng(5).standard_normal((200, 300), dtype="float32")
     a = da.from_array(x, chunks=64)
@@ -456,6 +489,17 @@ def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, bl
     counted = max(traffic.received(layout, layout.grid.workers).values())
     found = traffic.moved(layout, layout.grid.workers).busiest
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
+
+
+@pytest.mark.parametrize("options", [Options(), Options(blocks=8192, slabs=8192, p_k=1)])
+@pytest.mark.parametrize("workers", [67, 127])
+def test_a_prime_number_of_workers_shares_a_triangle_too(workers, options):
+    """Some of them: an arrangement of all would be a column, with as many block rows."""
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    plan = plan_matmul(gram_problem(65536, 65536), cluster, options=options)
+    assert plan.layout.mirrors
+    assert max(plan.grid.p_m, plan.grid.p_n) < plan.grid.workers < workers
+    assert plan.flops < 0.6 * plan.layout.problem.flops
 
 
 @pytest.mark.parametrize(("pack", "least"), [("float32", 1.72), ("tf32", 1.5), ("", 1.88)])

@@ -77,6 +77,7 @@ def gemm(
     if alpha == 0 or (shape.k == 0 and partial is None):
         total = None
     else:
+        a, b = aligned(a, b)
         total = _product(xp, a, b, trans_a, trans_b, held, shape.result)
         if partial is not None:
             total += partial.astype(held, copy=False)
@@ -182,6 +183,17 @@ def _kind(name: str, x: Array) -> str:
         f"{name} is a {type(x).__module__}.{type(x).__qualname__}: NumPy and CuPy arrays are "
         "allowed, masked and sparse ones are not; convert it first"
     )
+
+
+def aligned(*operands: Array) -> tuple[Array, ...]:
+    """Return operands, NumPy's that lie at odd addresses as copies; what was one stays one.
+
+    Blocks that come in messages may lie so. NumPy multiplies copies of them, and an array that it
+    knows to be its own transpose by another BLAS routine, with other bits.
+    """
+    lying = {id(x): x for x in operands if isinstance(x, np.ndarray) and not x.flags.aligned}
+    copies = {key: x.copy(order="K") for key, x in lying.items()}
+    return tuple(copies.get(id(x), x) for x in operands)
 
 
 def _product(

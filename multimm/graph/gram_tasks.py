@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multimm.gpu.reference import module_of
+from multimm.gpu.reference import aligned, module_of
 from multimm.graph.tasks import (
     Block,
     Step,
@@ -56,6 +56,7 @@ def _lower(a: Block, partial: Block, step: Step) -> Block:
 
 def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
     """By products of a library, which knows no triangles."""
+    (a,) = aligned(a)  # once: the pieces on the diagonal are of one array on both sides
     size = a.shape[-1 if step.trans_a else -2]
     result = module_of(a=a).zeros((*a.shape[:-2], size, size), step.dtype)
     for rows, columns in triangle(size, step.accumulate):

@@ -135,10 +135,7 @@ def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterS
 
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
-    arrangements = list(grids(cluster.workers, options.p_k))
-    if problem.gram:
-        # Both operands are A: long, thin arrangements move most, and need as many block rows.
-        arrangements = [g for g in arrangements if max(g.p_m, g.p_n) <= MOST_BLOCK_ROWS]
+    arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
     usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
     ranks = {layout: _rank(layout, cluster, held) for layout, held in usual}
     finalists = _finalists(ranks, problem.gram)
@@ -169,6 +166,21 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if options.blocks is not None:
         return ranks  # the bits must not depend on the workers, nor may the kernels
     return ranks | _packed_within(ranks, cluster)
+
+
+def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
+    """Of all workers; for a Gram product, where all of these are thin, of some of them too.
+
+    Both of its operands are A: long, thin arrangements move most, and need as many block rows. A
+    prime number of workers has no other one without parts of k.
+    """
+    found = list(grids(workers, p_k))
+    if not gram:
+        return found
+    found = [grid for grid in found if max(grid.p_m, grid.p_n) <= MOST_BLOCK_ROWS]
+    if not any(grid.p_k == (p_k or 1) for grid in found):
+        found += _arrangements(gram, workers - 1, p_k)
+    return found
 
 
 def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
