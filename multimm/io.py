@@ -25,7 +25,7 @@ from dask.utils import format_bytes, get_scheduler_lock
 
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
-from multimm.files import FORMATS, graph
+from multimm.files import FORMATS, graph, target
 from multimm.files.stored import StoredMatrix, reason
 
 logger = logging.getLogger(__name__)
@@ -120,27 +120,29 @@ class Output:
     dataset : str, optional
         Name inside the file. Default: ``"C"`` in HDF5, an unnamed array in Zarr.
     overwrite : bool
-        Replace an existing file, as a whole and only on success.
+        Replace an existing file, as a whole and only on success: every dataset in it goes.
 
     Raises
     ------
     FileFormatError
-        Unsupported suffix, missing or unwritable folder, or a target that exists.
+        Unsupported suffix, missing or unwritable folder, a target that exists, or one that
+        holds other datasets where `dataset` (or the path) names one.
     """
 
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
         place = files.locate(path, dataset)
-        if place.dataset is None and FORMATS[place.suffix].exclusive:
-            place = replace(place, dataset="C")
         # Through links, so that the sibling lies on the file system of the real target.
         self.path = Path(os.path.realpath(place.path))
         self.overwrite = overwrite
+        self._target = replace(place, path=str(self.path))
+        target.check(self._target, overwrite=overwrite)
+        if place.dataset is None and FORMATS[place.suffix].exclusive:
+            place = replace(place, dataset="C")
         self._matrix: StoredMatrix | None = None
         self._unfinished = self._sibling("partial")
         self._place = replace(place, path=str(self._unfinished))
-        self._check_target()
 
     @property
     def regular(self) -> bool:
@@ -149,22 +151,6 @@ class Output:
 
     def _sibling(self, kind: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{kind}-{uuid.uuid4().hex[:8]}")
-
-    def _check_target(self) -> None:
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise FileFormatError(f"{self.path}: no folder {folder}; create it first")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise FileFormatError(f"{self.path}: no permission to write in {folder}")
-        if self.path.exists() and not self.overwrite:
-            raise FileFormatError(
-                f"{self.path}: exists already; choose another name, or overwrite it"
-            )
-        if self.path.is_dir() and not FORMATS[self._place.suffix].owns(self.path):
-            raise FileFormatError(
-                f"{self.path}: a directory that is no Zarr store is never replaced; "
-                "choose another name"
-            )
 
     def store(self, array: Any) -> da.Array:
         """Create the unfinished file and give a lazy array that, when computed, fills it.
@@ -240,7 +226,7 @@ class Output:
         FileFormatError
             The target came into being meanwhile, or the folder does not let it be replaced.
         """
-        self._check_target()
+        target.check(self._target, overwrite=self.overwrite)
         older = self._sibling("replaced")
         try:
             if self.path.is_dir():  # a directory cannot be renamed onto

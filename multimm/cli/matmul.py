@@ -35,7 +35,7 @@ BLOCKS_PER_WORKER = 32
 @click.option("--dataset-c", metavar="NAME", help="Array inside the output.")
 @click.option("--explain", is_flag=True, help="Print the plan and stop.")
 @click.option("--verify/--no-verify", default=True, help="Check the written file (default).")
-@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output: the whole file.")
 @DEBUG
 def matmul(
     a: str,

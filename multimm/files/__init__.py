@@ -23,6 +23,11 @@ def never(_: Path) -> bool:
     return False
 
 
+def nothing(_: str) -> Mapping[str, tuple[int, ...]]:
+    """No named datasets: the format holds one array."""
+    return {}
+
+
 class Format(NamedTuple):
     """What one file format can do."""
 
@@ -36,12 +41,17 @@ class Format(NamedTuple):
     regular: bool = False
     #: Whether an existing directory is one of this format.
     owns: Callable[[Path], bool] = never
+    #: Names and shapes of the datasets in an existing file.
+    held: Callable[[str], Mapping[str, tuple[int, ...]]] = nothing
 
 
-_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5.create, hdf5.write, exclusive=True)
+_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5.create, hdf5.write, exclusive=True, held=hdf5.held)
+_ZARR = Format(
+    zarr.inspect, zarr.read, zarr.create, zarr.write, regular=True, owns=zarr.owns, held=zarr.held
+)
 FORMATS: Mapping[str, Format] = {
     ".npy": Format(npy.inspect, npy.read, npy.create, npy.write),
-    ".zarr": Format(zarr.inspect, zarr.read, zarr.create, zarr.write, regular=True, owns=zarr.owns),
+    ".zarr": _ZARR,
     ".h5": _HDF5,
     ".hdf5": _HDF5,
 }

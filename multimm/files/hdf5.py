@@ -10,6 +10,19 @@ from multimm.files.stored import Index, Place, StoredMatrix, choose_dataset, pac
 
 def inspect(place: Place) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
+    with package("h5py").File(place.path, "r") as file:
+        name = choose_dataset(place, _shapes(file))
+        item = file[name]
+        return StoredMatrix(replace(place, dataset=name), item.shape, item.dtype, item.chunks)
+
+
+def held(path: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all datasets in a file."""
+    with package("h5py").File(path, "r") as file:
+        return _shapes(file)
+
+
+def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     h5py = package("h5py")
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -17,11 +30,8 @@ def inspect(place: Place) -> StoredMatrix:
         if isinstance(item, h5py.Dataset) and item.shape is not None:
             shapes[name] = item.shape
 
-    with h5py.File(place.path, "r") as file:
-        file.visititems(visit)
-        name = choose_dataset(place, shapes)
-        item = file[name]
-        return StoredMatrix(replace(place, dataset=name), item.shape, item.dtype, item.chunks)
+    file.visititems(visit)
+    return shapes
 
 
 def read(matrix: StoredMatrix, index: Index) -> Any:

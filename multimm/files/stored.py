@@ -102,9 +102,14 @@ def package(name: str) -> Any:
         ) from None
 
 
+def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Names and shapes of datasets, for a message."""
+    return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
+
+
 def choose_dataset(place: Place, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The dataset that was asked for, or the only matrix in the file."""
-    listed = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "none"
+    listed = listing(shapes) or "none"
     if place.dataset is not None:
         if place.dataset not in shapes:
             raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")

@@ -18,6 +18,18 @@ def owns(path: Path) -> bool:
     return any((path / name).exists() for name in METADATA)
 
 
+def held(path: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all arrays in a store."""
+    zarr = package("zarr")
+    node = zarr.open(path, mode="r")
+    if isinstance(node, zarr.Array):
+        return {"an array without a name": node.shape}
+    # Consolidated metadata may be older than some of the arrays.
+    node = zarr.open_group(path, mode="r", use_consolidated=False)
+    members = node.members(max_depth=None)
+    return {name: item.shape for name, item in members if isinstance(item, zarr.Array)}
+
+
 def inspect(place: Place) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     zarr = package("zarr")

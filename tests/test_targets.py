@@ -1,0 +1,125 @@
+"""What may be written, and where: refused before anything is computed, created or lost."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from foreign_files import names, put
+
+from multimm import io
+from multimm.cli import main
+from multimm.cli.options import Workers
+from multimm.errors import FileFormatError
+
+MATRIX = np.arange(9, dtype="float32").reshape(3, 3)
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Run a command line that must end with one line and code 2, before it starts workers."""
+
+    def run(*args):
+        monkeypatch.setattr(Workers, "open", lambda _: pytest.fail("workers were started"))
+        result = CliRunner().invoke(main, [str(arg) for arg in args])
+        assert result.exit_code == 2, result.output
+        assert len(result.stderr.splitlines()) == 1
+        return result.stderr
+
+    return run
+
+
+def container(path, *datasets):
+    """A file that holds matrices under these names."""
+    if path.suffix == ".zarr":
+        group = zarr.open_group(path, mode="w")
+        for name in datasets:
+            group.create_array(name, data=MATRIX)
+        return path
+    with h5py.File(path, "w") as file:
+        for name in datasets:
+            file[name] = MATRIX
+    return path
+
+
+def held(path, name):
+    if path.suffix == ".zarr":
+        return zarr.open_group(path, mode="r")[name][:]
+    with h5py.File(path) as file:
+        return file[name][:]
+
+
+# Other datasets in the file -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["h5", "hdf5", "zarr"])
+@pytest.mark.parametrize("existing", [["x", "deep/y"], ["C", "x", "deep/y"], ["C/x", "deep/y"]])
+def test_other_datasets_are_not_lost(tmp_path, suffix, existing):
+    path = container(tmp_path / f"m.{suffix}", *existing)
+    for target, dataset in ((f"{path}:/C", None), (path, "C")):
+        with pytest.raises(
+            FileFormatError, match=r"deep/y \(3, 3\).*write to another file"
+        ) as info:
+            io.save_array(MATRIX, target, dataset=dataset, overwrite=True)
+        assert "C (3, 3)" not in str(info.value)
+        assert "x (3, 3)" in str(info.value)
+        with pytest.raises(FileFormatError, match="exists already"):
+            io.save_array(MATRIX, target, dataset=dataset)
+    assert names(tmp_path) == [path.name]
+    for name in existing:
+        np.testing.assert_array_equal(held(path, name), MATRIX)
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_the_same_dataset_and_whole_files_are_replaced(tmp_path, suffix):
+    path = container(tmp_path / f"m.{suffix}", "C")
+    io.save_array(-MATRIX, path, dataset="C", overwrite=True)
+    np.testing.assert_array_equal(held(path, "C"), -MATRIX)
+    container(path, "x", "y")
+    io.save_array(MATRIX, path, overwrite=True)  # no dataset named: the file is meant
+    np.testing.assert_array_equal(io.open_array(path).compute(), MATRIX)
+    assert names(tmp_path) == [path.name]
+
+
+def test_an_array_without_a_name_is_not_lost(tmp_path):
+    path = put(tmp_path / "m.zarr", MATRIX)
+    with pytest.raises(FileFormatError, match="an array without a name"):
+        io.save_array(MATRIX, path, dataset="C", overwrite=True)
+    np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], MATRIX)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_arrays_that_consolidated_metadata_lack_are_not_lost(tmp_path):
+    path = container(tmp_path / "m.zarr", "C")
+    zarr.consolidate_metadata(path)
+    zarr.open_group(path, mode="a", use_consolidated=False).create_array("late", data=MATRIX)
+    with pytest.raises(FileFormatError, match=r"late \(3, 3\)"):
+        io.save_array(MATRIX, path, dataset="C", overwrite=True)
+
+
+def test_what_cannot_be_read_is_not_replaced_for_one_dataset(tmp_path):
+    path = tmp_path / "m.h5"
+    path.write_bytes(b"no HDF5")
+    with pytest.raises(FileFormatError, match="cannot tell what would be lost"):
+        io.save_array(MATRIX, path, dataset="C", overwrite=True)
+    assert path.read_bytes() == b"no HDF5"
+
+
+def test_a_dataset_that_appears_meanwhile_is_not_lost(tmp_path):
+    path = container(tmp_path / "m.h5", "C")
+    with io.Output(path, dataset="C", overwrite=True) as output:
+        output.store(MATRIX).compute(scheduler="sync")
+        container(path, "C", "x")
+        with pytest.raises(FileFormatError, match=r"x \(3, 3\)"):
+            output.commit()
+    np.testing.assert_array_equal(held(path, "x"), MATRIX)
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_the_command_loses_no_factors(tmp_path, refused, suffix):
+    path = container(tmp_path / f"m.{suffix}", "x", "y")
+    error = refused("matmul", f"{path}:x", f"{path}:y", "-o", f"{path}:C", "--overwrite")
+    assert "these datasets lost: x (3, 3), y (3, 3); write to another file" in error
+    np.testing.assert_array_equal(held(path, "x"), MATRIX)
