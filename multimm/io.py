@@ -9,7 +9,6 @@ more than a block, so matrices larger than memory pass through.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import uuid
@@ -26,7 +25,8 @@ from dask.utils import format_bytes, get_scheduler_lock
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
-from multimm.files.stored import StoredMatrix, reason
+from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
+from multimm.operands import as_array
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def save_array(
 
     Raises
     ------
-    FileFormatError
+    FileFormatError, ArrayTypeError, ShapeError
         As in `Output` and `Output.store`, before anything is computed.
     """
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
@@ -170,15 +170,19 @@ class Output:
         FileFormatError
             Too little disk space, a dtype that the format lacks, or a file that cannot be
             created.
+        ArrayTypeError
+            Sparse or masked blocks.
         ShapeError
             Unknown chunk sizes or no dimension.
         """
-        array = da.asanyarray(array)
-        if array.ndim == 0 or any(math.isnan(size) for size in array.shape):
-            raise ShapeError(
-                f"cannot write an array of shape {array.shape}: it needs at least one dimension "
-                "and known sizes; call array.compute_chunk_sizes() first"
+        array = as_array(da.asanyarray(array), "array")
+        if array.dtype.kind not in NUMERIC_KINDS:
+            raise FileFormatError(
+                f"{self.path}: elements are {array.dtype}; {HOLDS}; convert first, for instance "
+                "with astype('float32')"
             )
+        if array.ndim == 0:
+            raise ShapeError("cannot write an array of shape (): it needs at least one dimension")
         if self.regular and not all(map(graph.regular, array.chunks)):
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))

@@ -104,7 +104,7 @@ def _check_block_type(block: Any, name: str) -> None:
     cupy_array = _library(block) == "cupy" and kind.endswith(".ndarray")
     if type(block) is not np.ndarray and not cupy_array:
         raise ArrayTypeError(
-            f"{name} is {kind}: multimm multiplies dense numpy.ndarray and cupy.ndarray blocks; "
+            f"{name} is {kind}: multimm takes dense numpy.ndarray and cupy.ndarray blocks; "
             "convert with numpy.asarray, or x.map_blocks(numpy.asarray) for a Dask array"
         )
 

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"operands", "products", "graph", "planning", "gpu"},
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
     "checks": {"operands", "gpu"},
-    "io": {"files"},
+    "io": {"files", "operands"},
     "files": set(),
     "cluster": {"graph", "gpu", "planning"},
     "graph": {"operands", "planning", "gpu"},

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
+import dask.array as da
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 import zarr
@@ -12,7 +17,7 @@ from foreign_files import names, put
 from multimm import io
 from multimm.cli import main
 from multimm.cli.options import Workers
-from multimm.errors import FileFormatError
+from multimm.errors import ArrayTypeError, FileFormatError
 
 MATRIX = np.arange(9, dtype="float32").reshape(3, 3)
 
@@ -123,3 +128,49 @@ def test_the_command_loses_no_factors(tmp_path, refused, suffix):
     error = refused("matmul", f"{path}:x", f"{path}:y", "-o", f"{path}:C", "--overwrite")
     assert "these datasets lost: x (3, 3), y (3, 3); write to another file" in error
     np.testing.assert_array_equal(held(path, "x"), MATRIX)
+
+
+# What no matrix file holds --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+@pytest.mark.parametrize(
+    "elements",
+    [
+        np.array([["abc", None]]),
+        np.array([["abc"]]),
+        np.array([["2026-01-01"]], "datetime64[D]"),
+        np.zeros((2, 2), [("re", "f4"), ("im", "f4")]),
+        np.zeros((2, 2), ml_dtypes.bfloat16),
+    ],
+    ids=lambda array: array.dtype.name,
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_elements_that_are_no_numbers_are_refused(tmp_path, suffix, elements, lazy):
+    array = da.from_array(elements, chunks=1) if lazy else elements
+    with io.Output(tmp_path / f"m.{suffix}") as output:
+        with pytest.raises(FileFormatError, match="a matrix file holds") as info:
+            output.store(array)
+        assert str(elements.dtype) in str(info.value)
+        assert names(tmp_path) == []
+
+
+def test_masks_and_sparse_blocks_are_not_dropped(tmp_path):
+    masked = np.ma.masked_less(MATRIX, 4)
+    arrays = [masked, da.from_array(masked, chunks=2), MATRIX.view(np.matrix)]
+    if find_spec("scipy"):
+        csr = import_module("scipy.sparse").csr_array
+        blocks = da.ones((3, 3)).map_blocks(csr, meta=csr(np.zeros((0, 0))))
+        arrays += [csr(MATRIX), blocks]
+    for array in arrays:
+        with io.Output(tmp_path / "m.npy") as output:
+            with pytest.raises(ArrayTypeError, match=r"MaskedArray|matrix|csr_array"):
+                output.store(array)
+            assert names(tmp_path) == []
+
+
+def test_mapped_arrays_and_lists_are_written(tmp_path):
+    mapped = np.load(put(tmp_path / "a.npy", MATRIX), mmap_mode="r")
+    for array in (mapped, MATRIX.tolist()):
+        io.save_array(array, tmp_path / "c.npy", overwrite=True)
+        np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), MATRIX)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files import hdf5, npy, zarr
-from multimm.files.stored import NUMERIC_KINDS, Index, Place, StoredMatrix, reason
+from multimm.files.stored import HOLDS, NUMERIC_KINDS, Index, Place, StoredMatrix, reason
 
 
 def never(_: Path) -> bool:
@@ -107,10 +107,7 @@ def inspect(place: Place) -> StoredMatrix:
             f"{place}: not a readable {place.suffix} file ({reason(error)})"
         ) from error
     if found.dtype.kind not in NUMERIC_KINDS:
-        raise FileFormatError(
-            f"{place}: elements are {found.dtype}; a matrix file holds booleans, integers, "
-            "floats or complex numbers"
-        )
+        raise FileFormatError(f"{place}: elements are {found.dtype}; {HOLDS}")
     if not found.shape:
         raise FileFormatError(f"{place}: holds a single value (0-d); a matrix is needed")
     return found

@@ -17,6 +17,8 @@ Index = tuple[slice, ...]
 
 #: Kinds of NumPy dtype that a product is defined for: booleans, integers, floats, complex.
 NUMERIC_KINDS = "biufc"
+#: For messages about other elements.
+HOLDS = "a matrix file holds booleans, integers, floats or complex numbers"
 
 
 @dataclass(frozen=True, slots=True)
