@@ -174,3 +174,39 @@ def test_mapped_arrays_and_lists_are_written(tmp_path):
     for array in (mapped, MATRIX.tolist()):
         io.save_array(array, tmp_path / "c.npy", overwrite=True)
         np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), MATRIX)
+
+
+# What only shows at the end -------------------------------------------------------------
+
+
+def test_a_file_is_not_replaced_by_a_zarr_store(tmp_path, refused):
+    path, factor = tmp_path / "plain.zarr", put(tmp_path / "a.npy", MATRIX)
+    path.write_text("precious")
+    with pytest.raises(FileFormatError, match="a file that is no Zarr store is never replaced"):
+        io.Output(path, overwrite=True)
+    assert "never replaced" in refused("matmul", factor, factor, "-o", path, "--overwrite")
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("alpha", ["nan", "inf", "-inf", "1e999"])
+def test_an_alpha_that_cannot_be_checked(tmp_path, refused, alpha):
+    factor = put(tmp_path / "a.npy", MATRIX)
+    error = refused("matmul", factor, factor, "-o", tmp_path / "c.npy", "--alpha", alpha)
+    assert f"--alpha {float(alpha)}: the check needs a finite number" in error
+    assert names(tmp_path) == ["a.npy"]
+
+
+def test_an_alpha_that_is_not_checked(tmp_path, monkeypatch):
+    class WorkersAskedForError(Exception):
+        pass
+
+    def start(_):
+        raise WorkersAskedForError
+
+    monkeypatch.setattr(Workers, "open", start)
+    factor = str(put(tmp_path / "a.npy", MATRIX))
+    args = ["matmul", factor, factor, "-o", str(tmp_path / "c.npy"), "--alpha", "nan"]
+    with pytest.raises(WorkersAskedForError):
+        CliRunner().invoke(
+            main, [*args, "--no-verify"], standalone_mode=False, catch_exceptions=False
+        )

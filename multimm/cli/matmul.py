@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,6 +58,8 @@ def matmul(
     """
     from multimm.io import Output
 
+    if verify and not math.isfinite(alpha):
+        raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
     product = {name: options.pop(name) for name in PRODUCT_NAMES}
     files = Factors(a, b, dataset_a, dataset_b)
     files.check(product)

@@ -18,11 +18,6 @@ from multimm.files import hdf5, npy, zarr
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, Index, Place, StoredMatrix, reason
 
 
-def never(_: Path) -> bool:
-    """No directory: the format is a plain file."""
-    return False
-
-
 def nothing(_: str) -> Mapping[str, tuple[int, ...]]:
     """No named datasets: the format holds one array."""
     return {}
@@ -39,8 +34,8 @@ class Format(NamedTuple):
     exclusive: bool = False
     #: Blocks are written as storage chunks of one size.
     regular: bool = False
-    #: Whether an existing directory is one of this format.
-    owns: Callable[[Path], bool] = never
+    #: Whether what exists may be of this format, and may be replaced.
+    owns: Callable[[Path], bool] = Path.is_file
     #: Names and shapes of the datasets in an existing file.
     held: Callable[[str], Mapping[str, tuple[int, ...]]] = nothing
 

@@ -36,9 +36,10 @@ def check(place: Place, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileFormatError(f"{path}: exists already; choose another name, or overwrite it")
-    if path.is_dir() and not FORMATS[place.suffix].owns(path):
+    if not FORMATS[place.suffix].owns(path):
+        what = "directory" if path.is_dir() else "file"
         raise FileFormatError(
-            f"{path}: a directory that is no Zarr store is never replaced; choose another name"
+            f"{path}: a {what} that is no Zarr store is never replaced; choose another name"
         )
     if place.dataset is not None:
         _refuse_loss(place)
