@@ -105,7 +105,8 @@ class Output:
     """A matrix file in the making, which gets its name only when it is complete.
 
     A context manager: leaving it without `commit`, for whatever reason, removes everything
-    that was written and leaves an existing file as it was.
+    that was written and leaves an existing file as it was. A process that is killed, in Python
+    by SIGTERM too, does not leave it: the unfinished file stays, as ``.NAME.partial-...``.
 
     >>> with Output("c.npy") as output:                                  # doctest: +SKIP
     ...     dask.compute(output.store(c))

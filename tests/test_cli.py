@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import os
-import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import click
 import h5py
@@ -17,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from commands import command
 from distributed import Client, LocalCluster
 from foreign_files import get, names, put
 
@@ -366,21 +362,6 @@ def test_a_terminal_shows_a_progress_bar(factors, tmp_path, address):
     assert "100%" in result.stdout
 
 
-def command(*args, **options):
-    """``python -m multimm`` in a process group of its own, as a shell starts it."""
-    root = Path(multimm.__file__).parents[1]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "multimm", *map(str, args)],
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def test_the_command_starts_its_own_workers(tmp_path):
     a, b = integers(300, 200), integers(200, 100)
     put(tmp_path / "a.npy", a)
@@ -396,48 +377,6 @@ def test_the_command_starts_its_own_workers(tmp_path):
     assert "verified" in output
     np.testing.assert_array_equal(get(tmp_path / "c.h5"), a @ b)
     assert names(tmp_path) == ["a.npy", "b.zarr", "c.h5"]
-
-
-def test_ctrl_c_in_mid_run(tmp_path):
-    size = 8000
-    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "float32", (size, size))
-    process = command(
-        *("matmul", tmp_path / "a.npy", tmp_path / "a.npy", "-o", tmp_path / "c.zarr"),
-        *("--workers", 2, "--memory-limit", "1GB"),
-    )
-    deadline = time.monotonic() + 60
-    while len(names(tmp_path)) < 2:  # until the unfinished output is there
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(1)  # into the run; 10**12 operations take much longer
-    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the workers as well
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert errors.strip() == "multimm: interrupted"
-    assert names(tmp_path) == ["a.npy"]
-
-
-def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector():
-    def interrupted(phase, info):
-        if not sent:
-            sent.append(phase)
-            signal.raise_signal(signal.SIGINT)  # handled before the callback returns
-
-    sent, before = [], signal.getsignal(signal.SIGINT)
-    gc.callbacks.append(interrupted)
-    try:
-        with cli_run.interrupts() as check:
-            check()
-            gc.collect()
-            with pytest.raises(KeyboardInterrupt):
-                check()
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-    finally:
-        gc.callbacks.remove(interrupted)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 # The other commands ---------------------------------------------------------------------

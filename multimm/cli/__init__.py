@@ -1,7 +1,7 @@
 """The command line: one file per command, imported when it is asked for.
 
-Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C. Whatever goes wrong
-is one line on stderr; ``--debug`` adds the traceback.
+Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM,
+129 after SIGHUP. Whatever goes wrong is one line on stderr; ``--debug`` adds the traceback.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from multimm.cli.options import DEBUG
+from multimm.cli.stop import STOP
 from multimm.errors import KernelError, MultimmError
 
 #: Command -> the module in this package that holds a click command of the same name.
@@ -43,21 +45,25 @@ class Commands(click.Group):
         if not extra.pop("standalone_mode", True):
             return run(args, *rest, standalone_mode=False, **extra)
         given = list(sys.argv[1:] if args is None else args)
-        try:
-            code = run(given, *rest, standalone_mode=False, **extra)
-        except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
-            code = error.exit_code
-        except Exception as error:  # KeyboardInterrupt comes as click.Abort
-            if "--debug" in given:
-                traceback.print_exc()
-            text, code = explain(error)
-            click.echo(f"multimm: {text}", err=True)
+        with STOP.heeded():
+            try:
+                code = run(given, *rest, standalone_mode=False, **extra)
+            except click.exceptions.NoArgsIsHelpError as error:
+                error.show()
+                code = error.exit_code
+            except Exception as error:  # KeyboardInterrupt comes as click.Abort
+                text, code = explain(error)
+                with suppress(OSError):  # a terminal that was closed takes no text
+                    if "--debug" in given:
+                        traceback.print_exc()
+                    click.echo(f"multimm: {text}", err=True)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def explain(error: Exception) -> tuple[str, int]:
     """One line for the user, and the exit code."""
+    if STOP.signal is not None:  # whatever else went wrong then
+        return f"stopped by {STOP.signal.name}", 128 + STOP.signal
     if isinstance(error, click.Abort):
         return "interrupted", INTERRUPTED
     if isinstance(error, click.UsageError):

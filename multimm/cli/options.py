@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multimm.cli.stop import STOP
 from multimm.errors import OptionError
 
 if TYPE_CHECKING:
@@ -61,16 +62,20 @@ def interrupts_held_back() -> Iterator[None]:
     """Ctrl-C waits until the end, and never reaches the processes that are started inside.
 
     A terminal sends it to every process in the foreground. Workers that get it die with a
-    traceback each, before the command that started them can end the run in order.
+    traceback each, before the command that started them can end the run in order. So does
+    SIGHUP. SIGTERM waits too, but reaches them: it is what ends those left over.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Threads and processes inherit the mask; starting multiprocessing's tracker would lift it.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Threads and processes inherit the mask. Starting multiprocessing's tracker lifts SIGINT's,
+    # which it ignores by itself.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        yield
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with STOP.held_back():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

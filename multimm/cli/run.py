@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from multimm.cli import FAILED_RUN, one_line
+from multimm.cli.stop import STOP
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -79,14 +80,16 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
             if client.cluster is None:  # others' workers go on, our own end with the command
                 settle(client, names)
             else:
-                client.run(be_quiet)
+                be_quiet()
+                with suppress(Exception):  # workers that a signal ended too
+                    client.run(be_quiet)
             raise
     return persisted, time.perf_counter() - start
 
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], None]]:
-    """Yield what raises KeyboardInterrupt after Ctrl-C; a second one is not waited for.
+    """Yield what raises KeyboardInterrupt after Ctrl-C or `STOP`; a second one is not waited for.
 
     Python would raise it in whatever the main thread is doing. That may be a callback of the
     garbage collector, of which distributed has one: there an exception is printed, and lost.
@@ -99,6 +102,7 @@ def interrupts() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
 
     def check() -> None:
+        STOP.check()
         if seen:
             raise KeyboardInterrupt
 
@@ -107,7 +111,8 @@ def interrupts() -> Iterator[Callable[[], None]]:
         return
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield check
+        with STOP.held_back():
+            yield check
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -150,7 +155,7 @@ def _finished(futures: list[Future[Any]]) -> bool:
 
 
 def be_quiet() -> None:
-    """Runs on a worker that is about to be closed: its complaints would hide the one line."""
+    """Runs here and on workers about to be closed: their complaints would hide the one line."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
