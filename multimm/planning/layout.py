@@ -134,20 +134,37 @@ class Layout(Partition):
 
     def _kept(self, role: str) -> int:
         spec = self.spec(role)
+        if self.batch_blocks:
+            elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)
+            return min(spec.nbytes, elements * spec.itemsize)
         blocks = self.m_blocks if role == "a" else self.n_blocks
-        if self.batch_blocks or role in self.elsewhere:
+        if role in self.elsewhere:
             held: Counter[int] = Counter()
-            for share, (at, size), (s, slab) in product(
-                self.shares(role), enumerate(blocks), enumerate(self.slabs)
-            ):
-                rank = self.grid.rank(self.home(role, share.users[0], at, s))
-                held[rank] += share.matrices * size * slab * spec.itemsize
-            return max(held.values(), default=0)
+            for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
+                held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize
+            return max(held.values())
         # A row's blocks go round its workers slab by slab, each row from the next one on.
         across = (self.grid.p_m, self.grid.p_n)[:: 1 if role == "a" else -1]
         rows = ceil(len(blocks) / across[0])
-        count = min(rows * ceil(self.steps / across[1]), self.steps * ceil(rows / across[1]))
-        return min(spec.nbytes, count * max(blocks) * max(self.slabs) * spec.itemsize)
+        return min(
+            spec.nbytes,
+            _most_of(rows, self.steps, across[1]) * max(blocks) * max(self.slabs) * spec.itemsize,
+        )
+
+    def _kept_of_stacks(self, role: str) -> Counter[int]:
+        """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
+        held: Counter[int] = Counter()
+        if role == "a":
+            for (first, i), rows in self._rows_of_a.items():
+                turns = ceil(self.steps / (len(rows) if len(rows) > 1 else self.grid.p_n))
+                size = self.share_of("a")[first].matrices * self.m_blocks[i]
+                held.update(dict.fromkeys(rows, turns * size))
+            return held
+        columns = ceil(len(self.n_blocks) / self.grid.p_n)
+        for first, rows in self._rows_of_b.items():
+            blocks = self.share_of("b")[first].matrices * _most_of(columns, self.steps, len(rows))
+            held.update(dict.fromkeys(rows, blocks * max(self.n_blocks)))
+        return held
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """In turn with one of the grid rows that use it, and with one of the columns."""
@@ -159,6 +176,20 @@ class Layout(Partition):
         at = self.grid.home_a(self.row(flat, block), slab, part)
         rows = self._rows_of_a[first, block]
         return at._replace(row=rows[(slab + block) % len(rows)])
+
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that are sent in one wave."""
+        columns = min(self.grid.p_n, len(self.n_blocks))
+        of_a = sum(
+            self.share_of("a")[first].matrices * self.m_blocks[i] * (len(rows) * columns - 1)
+            for (first, i), rows in self._rows_of_a.items()
+        )
+        of_b = sum(
+            self.share_of("b")[first].matrices * (len(rows) - 1)
+            for first, rows in self._rows_of_b.items()
+        )
+        return of_a, of_b * self.problem.n
 
     @cached_property
     def _rows_of_a(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -254,3 +285,8 @@ class Layout(Partition):
         used = {("a", wave, of_a[flat].users[0], i) for wave, flat, i in rows}
         users_of_b = {(wave, of_b[flat].users[0]) for wave, flat, _ in rows}
         return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
+
+
+def _most_of(rows: int, columns: int, workers: int) -> int:
+    """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
+    return min(rows * ceil(columns / workers), columns * ceil(rows / workers))

@@ -90,27 +90,34 @@ class Moved(NamedTuple):
 
 
 def moved(layout: Layout, workers: int) -> Moved:
-    """What is received: the closed form, shared evenly, unless blocks lie elsewhere.
+    """What is received: in a closed form, shared evenly, unless blocks lie elsewhere.
 
-    Then it is counted, and so is what moves of stacks, where rows of matrices need not come out
-    even with the grid's, and in a Gram product, whose blocks serve both sides.
+    Then it is counted, and so is what stacks move in several waves.
     """
-    recut = layout.recut.nbytes
+    problem, recut = layout.problem, layout.recut.nbytes
     stacked = bool(layout.batch_blocks)
-    if layout.elsewhere or stacked:
+    if layout.elsewhere or (
+        stacked and (layout.waves > 1 or layout.grid.p_n > len(layout.n_blocks) or layout.mirrors)
+    ):
         counted = received(layout, workers)
         most = max(counted.values(), default=0)
         return Moved(sum(counted.values()) + recut, most + recut / workers)
     if isinstance(layout, GramLayout):
         width = layout.width("a")
-        others = _triangle(layout.problem) * (layout.parts - 1) + recut
-        total = layout.in_waves.sent * layout.problem.k * width + others
+        others = _triangle(problem) * (layout.parts - 1) + recut
+        total = layout.in_waves.sent * problem.k * width + others
         return Moved(total, layout.most_received * width + others / layout.ranks)
+    if stacked:
+        # Rows of its matrices need not come out even with the grid's.
+        a, b = (n * layout.width(role) for n, role in zip(layout.copies, "ab", strict=True))
+        sums = problem.batch * problem.m * problem.n * problem.sum_bytes * (layout.parts - 1)
+        total = (a + b) * problem.k + sums + recut
+        return Moved(total, total / layout.ranks)
     a, b = (
         layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
     )
     grid = layout.grid._replace(p_k=layout.parts)
-    total = volume(layout.problem, grid, (a, b), layout.waves) + recut
+    total = volume(problem, grid, (a, b), layout.waves) + recut
     return Moved(total, total / layout.ranks)
 
 
