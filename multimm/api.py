@@ -8,6 +8,7 @@ import numpy as np
 from multimm import products
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import recall, reference
+from multimm.gpu.dtypes import gemm_dtype
 from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
 from multimm.operands import (
@@ -127,8 +128,9 @@ def gemm(
     Parameters
     ----------
     alpha, beta : scalar
-        Take the arrays' precision, like Python scalars in NumPy. With ``alpha == 0`` A and B
-        are not read, with ``beta == 0`` C is not.
+        Take the arrays' precision, like Python scalars in NumPy: 2 leaves integers integers, 2.0
+        makes them float64. Factors of bool are 0 and 1, which leave it bool, or floats. With
+        ``alpha == 0`` A and B are not read, with ``beta == 0`` C is not.
     a : array, shape (m, k), or (k, m) with `trans_a`
     b : array, shape (k, n), or (n, k) with `trans_b`
     c : array, shape (m, n), optional
@@ -141,13 +143,14 @@ def gemm(
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (m, n)
-        Of NumPy's dtype for the expression. alpha, beta and C enter once, after the last
-        slab of k.
+        Of NumPy's dtype for the expression, which depends on types alone: a `c` counts with
+        ``beta == 0`` too. alpha, beta and C enter once, after the last slab of k.
 
     Raises
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError
-        As for `matmul`; `OptionError` also for a `beta` without `c`.
+        As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer factor
+        that its array's dtype cannot hold.
 
     Examples
     --------
@@ -176,7 +179,9 @@ def gemm(
         )
     check_same_device(a=a, b=b, c=c)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    dtype = products.gemm_dtype(alpha, reference.result_dtype(a.dtype, b.dtype), beta, c)
+    dtype = gemm_dtype(
+        alpha, reference.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
+    )
     step = products.step(a.dtype, b.dtype, dtype, precision, trans_a, trans_b, alpha, beta)
     return products.product(a, b, c if beta != 0 else None, step, options)
 

@@ -168,6 +168,8 @@ def check_fit(a: Array, b: Array, shape_a: tuple[int, ...], shape_b: tuple[int, 
 def plain_scalar(scalar: Any) -> complex:
     """A Python scalar, so that it never raises the arrays' precision."""
     value = scalar.item() if isinstance(scalar, np.generic) else scalar
+    if isinstance(value, np.inexact):  # long doubles have no Python type of their own
+        value = complex(value) if isinstance(value, np.complexfloating) else float(value)
     if not isinstance(value, int | float | complex):
         raise OptionError(f"alpha and beta are numbers, got {type(scalar).__name__} {scalar!r}")
     return value

@@ -137,7 +137,8 @@ def _rereadable(x: Array | MatrixSpec) -> bool:
 
 
 # Names of dtypes and the checks of a new value cost more than a small product on a GPU.
-@lru_cache(maxsize=1024)
+# Typed, because 2 and 2.0 are the same key and different factors of integers.
+@lru_cache(maxsize=1024, typed=True)
 def step(
     dtype_a: np.dtype[Any],
     dtype_b: np.dtype[Any],
@@ -157,19 +158,6 @@ def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | 
     """What the caller fixed."""
     nothing_given = blocks is None and slabs is None and p_k is None
     return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
-
-
-def gemm_dtype(
-    alpha: Scalar, product: np.dtype[Any], beta: Scalar, c: Array | None
-) -> np.dtype[Any]:
-    """NumPy's dtype of alpha * (a @ b) + beta * c; factors 0 and 1 leave dtypes alone."""
-    left = np.zeros(1, product)
-    left = left if alpha in (0, 1) else left * alpha
-    if c is None or beta == 0:
-        return left.dtype
-    right = np.zeros(1, reference.result_dtype(c.dtype, c.dtype))
-    right = right if beta == 1 else right * beta
-    return np.result_type(left, right)
 
 
 def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:

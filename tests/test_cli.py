@@ -95,6 +95,22 @@ def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, o
     assert zarr.open_array(output, mode="r").chunks == (16, 16)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "right"), [("2", 2), ("-3", -3), ("2.0", 2.0), ("1e1", 10.0), ("1.0", 1.0)]
+)
+def test_whole_alphas_leave_integers_integers(tmp_path, cli, address, alpha, right):
+    a, b = (x.astype(np.int32) for x in (integers(12, 9), integers(9, 7, seed=1)))
+    files = put(tmp_path / "a.npy", a), put(tmp_path / "b.npy", b)
+    output = tmp_path / "c.npy"
+    result = cli("matmul", *files, "-o", output, "--scheduler", address, "--alpha", alpha)
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(get(output), right * (a @ b), strict=True)
+
+
+def test_an_alpha_that_is_no_number(cli, factors):
+    assert_one_line(cli("matmul", *factors, "-o", "c.npy", "--alpha", "two"), 2, "'two'", "--alpha")
+
+
 def test_datasets_are_named(tmp_path, cli, address):
     a, b = integers(12, 9), integers(9, 7)
     with h5py.File(tmp_path / "ab.h5", "w") as file:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import dask.array as da
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -137,7 +138,69 @@ def test_integers_stay_integers_and_wrap(dtype):
     same_bits(half.compute(), 0.5 * (a @ b))
 
 
-@pytest.mark.parametrize("scalar", [np.float64(2), np.float32(2), np.int64(2), 2, 2.0])
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "f2", "f4", "f8", "F", "D"])
+def test_the_result_dtype_depends_on_types_not_on_values(dtype, lazy):
+    a, b = np.array([[1, 0], [2, 1]]).astype(dtype), np.array([[1, 3], [0, 1]]).astype(dtype)
+    whole = (0, 1, True, np.int64(1), np.uint8(0)) + (() if dtype == "bool" else (2, np.int8(3)))
+    factors = {int: whole, float: (0.0, 1.0, 0.5, np.float32(1)), complex: (0j, 1 + 0j, 2j)}
+    x, y = (da.from_array(a, 1), da.from_array(b, 1)) if lazy else (a, b)
+    for kind, values in factors.items():
+        right = np.dtype(dtype) if kind is int else (kind(2) * (a @ b)).dtype
+        for alpha in values:
+            same_bits(multimm.gemm(alpha, x, y), (np.asarray(alpha).item() * (a @ b)).astype(right))
+            for c in (a, a.real.astype("f4"), a.astype("c16")):
+                added = c.dtype if kind is int else (kind(2) * c).dtype
+                both = np.result_type(dtype, added)
+                z = da.from_array(c, 1) if lazy else c
+                assert multimm.gemm(1, x, y, alpha, z).dtype == both
+                assert np.asarray(multimm.gemm(1, x, y, alpha, z)).dtype == both
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_float_factor_of_one_widens_before_c_is_added(lazy):
+    """127 + 127 and 2 * 100 wrap in int8, and not in float64."""
+    x, y = np.full((2, 2), 127, np.int8), np.eye(2, dtype=np.int8)
+    a, b, c = (da.from_array(z, 1) if lazy else z for z in (x, y, x))
+    for alpha, beta in ((1.0, 1), (1, 1.0), (1.0, 1.0)):
+        same_bits(multimm.gemm(alpha, a, b, beta, c), np.full((2, 2), 254.0))
+    same_bits(multimm.gemm(1, a, b, 1, c), np.full((2, 2), -2, np.int8))
+    wide = np.zeros((2, 2))
+    same_bits(multimm.gemm(2, a, b, 1, wide), np.full((2, 2), -2.0))
+    same_bits(multimm.gemm(2.0, a, b, 1, wide), np.full((2, 2), 254.0))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "beta", "said"),
+    [
+        ("int8", 300, 0, "300 does not fit int8, the dtype of the product"),
+        ("uint8", -1, 0, "-1 does not fit uint8"),
+        ("int64", 2**70, 0, "does not fit int64"),
+        ("float32", 10**400, 0, "does not fit float32"),
+        ("bool", 2, 0, "2 does not fit bool"),
+        ("int8", 1, -129, "-129 does not fit int8, the dtype of c"),
+        ("bool", 1, 3, "3 does not fit bool, the dtype of c"),
+    ],
+)
+def test_integer_factors_that_do_not_fit(dtype, alpha, beta, said, lazy):
+    x = np.ones((4, 4), dtype)
+    a = da.from_array(x, 2) if lazy else x
+    with pytest.raises(OptionError, match=f"{said}.*astype"):
+        multimm.gemm(alpha, a, a, beta, x)
+
+
+def test_c_without_a_dtype_in_common():
+    x = np.ones((4, 4), np.int32)
+    with pytest.raises(DTypeError, match="c has dtype bfloat16 and the product int32"):
+        multimm.gemm(1, x, x, 1, x.astype(ml_dtypes.bfloat16))
+    with pytest.raises(DTypeError, match="c has dtype object"):
+        multimm.gemm(1, np.eye(4), np.eye(4), 1, np.eye(4).astype(object))
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.float64(2), np.float32(2), np.int64(2), 2, 2.0, np.longdouble(2)]
+)
 def test_scalars_do_not_raise_the_precision(scalar):
     x = np.ones((3, 3), np.float32)
     assert multimm.gemm(scalar, x, x, scalar, x).dtype == np.float32
@@ -146,7 +209,7 @@ def test_scalars_do_not_raise_the_precision(scalar):
 
 def test_complex_scalars():
     x = np.ones((3, 3), np.float32)
-    result = multimm.gemm(1j, da.from_array(x, 2), x, 1, x)
+    result = multimm.gemm(np.clongdouble(1j), da.from_array(x, 2), x, 1, x)
     same_bits(result.compute(), (1 + 3j) * x.astype(np.complex64))
 
 

@@ -108,13 +108,16 @@ def test_booleans_are_or_of_ands():
 def test_factors_are_weakly_typed():
     ints, halves = np.ones((2, 2), np.int16), np.ones((2, 2), np.float16)
     floats = np.ones((2, 2), np.float32)
-    assert reference.gemm(ints, ints, alpha=1.0, beta=1.0, c=ints).dtype == np.int16
+    assert reference.gemm(ints, ints, alpha=1, beta=1, c=ints).dtype == np.int16
+    assert reference.gemm(ints, ints, alpha=1.0).dtype == np.float64
+    assert reference.add_partials([ints], alpha=0.0).dtype == np.float64
     assert reference.gemm(ints, ints, alpha=3).dtype == np.int16
     assert reference.gemm(ints, ints, alpha=0.5)[0, 0] == 1.0
     assert reference.gemm(ints, ints, alpha=0.5).dtype == np.float64
     assert reference.gemm(halves, halves, alpha=0.5).dtype == np.float16
     assert reference.gemm(floats, floats, alpha=np.float64(0.5)).dtype == np.float32
     assert reference.gemm(floats, floats, alpha=1j).dtype == np.complex64
+    assert reference.gemm(floats, floats, alpha=1 + 0j).dtype == np.complex64
     with pytest.raises(OptionError, match="300 does not fit int8"):
         reference.gemm(ints.astype(np.int8), ints.astype(np.int8), alpha=300)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add
+from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.errors import ClusterError, OptionError, ShapeError
 
@@ -29,7 +29,7 @@ BLOCKS_PER_WORKER = 32
 @click.argument("b", metavar="B")
 @click.option("-o", "--output", metavar="C", help="Where to write: .npy, .zarr or .h5.")
 @add(*PRODUCT)
-@click.option("--alpha", type=float, default=1.0, help="Factor of the product.")
+@click.option("--alpha", type=number, metavar="X", default=1, help="Factor of the product.")
 @add(*CLUSTER)
 @click.option("--dataset-a", metavar="NAME", help="Array inside A; A.h5:/NAME says the same.")
 @click.option("--dataset-b", metavar="NAME", help="Array inside B.")
@@ -42,7 +42,7 @@ def matmul(
     a: str,
     b: str,
     output: str | None,
-    alpha: float,
+    alpha: int | float,
     dataset_a: str | None,
     dataset_b: str | None,
     dataset_c: str | None,
@@ -145,7 +145,7 @@ def multiply(
     client: Client,
     files: Factors,
     target: Output,
-    alpha: float,
+    alpha: int | float,
     product: dict[str, Any],
     *,
     verify: bool,

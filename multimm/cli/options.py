@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from multiprocessing import resource_tracker
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from multimm.planning.spec import ClusterSpec
 
 Command = Callable[..., Any]
+
+
+def number(text: str) -> int | float:
+    """An integer where the text is one, else a float: 2 leaves integers integers, 2.0 does not."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    raise click.BadParameter(f"{text!r} is no number")
+
 
 DEBUG = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multimm.errors import DTypeError
+from multimm.errors import DTypeError, OptionError
 
 
 def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
@@ -28,6 +29,64 @@ def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
     That is `result_dtype`, but float32 for float16 and bfloat16.
     """
     return _accumulate_dtype(np.dtype(a), np.dtype(b))
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def scaled_dtype(dtype: np.dtype[Any], factor: complex, of: str = "the product") -> np.dtype[Any]:
+    """Return NumPy's dtype of a Python scalar times an array, which the scalar's type decides.
+
+    An integer leaves every dtype as it is: bool as well, which NumPy would make int64.
+
+    Raises
+    ------
+    OptionError
+        For an integer that the dtype cannot hold.
+    """
+    whole_bool = dtype.kind == "b" and isinstance(factor, int)
+    if whole_bool and factor in (0, 1):
+        return dtype
+    if not whole_bool:
+        # TypeError: large integers with bfloat16.
+        with suppress(OverflowError, TypeError), np.errstate(over="ignore"):
+            return (np.zeros(0, dtype) * factor).dtype
+    raise OptionError(
+        f"the factor {factor} does not fit {dtype}, the dtype of {of}: "
+        "convert the operands to a wider one with astype"
+    )
+
+
+def gemm_dtype(
+    alpha: complex, product: np.dtype[Any], beta: complex, c: np.dtype[Any] | None
+) -> np.dtype[Any]:
+    """Return the dtype of alpha (A B) + beta C: that of C counts whatever beta is.
+
+    Parameters
+    ----------
+    alpha, beta : scalar
+        Python's own numbers.
+    product : dtype
+        Of A B.
+    c : dtype, optional
+        Without a C beta says nothing.
+
+    Raises
+    ------
+    DTypeError
+        For a C of a dtype that is no number, or that has none in common with A B.
+    OptionError
+        For an integer factor that its array's dtype cannot hold.
+    """
+    left = scaled_dtype(product, alpha)
+    if c is None:
+        return left
+    right = scaled_dtype(_numeric("c", c), beta, "c")
+    try:
+        return np.result_type(left, right)
+    except TypeError:  # bfloat16, with integers and float16
+        raise DTypeError(
+            f"c has dtype {c} and the product {product}, which have no dtype in common: convert "
+            "one of them with astype"
+        ) from None
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multimm.errors import ArrayTypeError, OptionError, ShapeError
-from multimm.gpu.dtypes import accumulate_dtype, result_dtype
+from multimm.errors import ArrayTypeError, ShapeError
+from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.layout import check_addend, product_shape
 
 Array = Any
@@ -46,7 +46,7 @@ def gemm(
     b : array, shape (..., k, n), or (..., n, k) if `trans_b`
         NumPy or CuPy, any layout, never changed. Stacks broadcast as in ``np.matmul``.
     alpha, beta : scalar
-        Weakly typed, as Python's numbers are: 2 keeps integers what they are, 0.5 does not.
+        Weakly typed, as Python's numbers are: 1 keeps integers what they are, 1.0 does not.
         beta == 0 never reads C, alpha == 0 never reads A, B or P.
     c, partial : array, shape (..., m, n), optional
         Their stacks may be broadcast to that of the product.
@@ -237,12 +237,10 @@ def _scaled(
 
     Nobody else holds `total`, so that it may be returned as it is.
     """
-    if total is not None and alpha != 1:
-        total = total * alpha
+    if total is not None:
+        total = _times(total, alpha)
     if beta != 0:
-        addend = c.astype(np.result_type(held, c.dtype), copy=False)
-        if beta != 1:
-            addend = addend * beta
+        addend = _times(c.astype(np.result_type(held, c.dtype), copy=False), beta)
         if total is None:
             return xp.broadcast_to(addend, shape).astype(dtype, order="C", copy=True)
         total = total + addend
@@ -257,15 +255,11 @@ def _plain(scalar: Scalar) -> complex:
     return number
 
 
+def _times(x: Array, factor: complex) -> Array:
+    """x * factor; a factor of 1 changes the dtype at most, and costs nothing where it does not."""
+    return x.astype(scaled_dtype(x.dtype, factor), copy=False) if factor == 1 else x * factor
+
+
 def _widened(dtype: np.dtype[Any], alpha: complex, beta: complex) -> np.dtype[Any]:
-    """The dtype after scaling: 1 changes nothing, and 0 needs no wider type."""
-    for scalar in (alpha, beta):
-        if scalar not in (0, 1):
-            try:
-                dtype = (np.zeros(0, dtype) * scalar).dtype
-            except OverflowError:
-                raise OptionError(
-                    f"the factor {scalar} does not fit {dtype}, the dtype of the product: "
-                    "convert the operands to a wider one with astype"
-                ) from None
-    return dtype
+    """The dtype after scaling."""
+    return scaled_dtype(scaled_dtype(dtype, alpha), beta)
