@@ -406,6 +406,92 @@ def test_bool_says_how_much_was_checked():
     assert not verify(a, b, c, beta=1, c0=~c)
 
 
+#: Operands' dtype, C0's, alpha and beta: what gemm keeps A B in is not what it returns.
+WIDENED = [
+    *(("float32", "float64", 1, 1), ("float32", "complex128", 1j, 0.5)),
+    *(("float16", "float64", 1, 1), ("float16", "float32", 3.0, 1), ("float32", "float64", 2, 0)),
+    *(("complex64", "complex128", 1, -1), ("uint8", None, 0.5, 0), ("int8", "int64", 1, 1)),
+    *(("int8", "int64", 3, -2), ("int8", "float32", 2, 1), ("int8", "float32", 2.0, 1.5)),
+    *(("int8", "float16", 1, 0.5), ("uint16", "complex64", 1, 1), ("int8", "int64", 1, 0)),
+    *(
+        ("bool", "int8", 0.5, -1),
+        ("int64", None, 0.5, 0),
+        ("uint64", "float32", 3, 1),
+        ("int32", None, 2j, 0),
+    ),
+    *(("bool", None, 0.5, 0), ("bool", "int64", 1, 2), ("bool", "uint8", True, 200)),
+    *(("bool", "float16", 1, 1), ("int8", None, 1.0, 0), ("bool", None, 1j, 0)),
+]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("name", "added", "alpha", "beta"), WIDENED)
+def test_what_alpha_and_c0_widen_after_the_product(name, added, alpha, beta, chunked):
+    rng = np.random.default_rng(15)
+    a, b = draw(rng, (50, 90), name), draw(rng, (90, 30), name)
+    c0 = None if added is None else draw(rng, (50, 30), added)
+    c = multimm.gemm(alpha, a, b, beta, c0)
+    assert c.dtype != np.matmul(a, b).dtype
+    wrong = c.copy()
+    wrong[33, 7] += wrong.dtype.type(1 + abs(wrong[33, 7]) // 8)
+    if chunked:
+        a, b = lazy(a, rng), lazy(b, rng)
+        c0 = None if c0 is None else lazy(c0, rng)
+    scale = {"alpha": alpha, "beta": beta, "c0": c0}
+    result = verify(a, b, lazy(c, rng) if chunked else c, **scale)
+    assert result, str(result)
+    assert result.unchecked == 0
+    result = verify(a, b, wrong, **scale)
+    assert not result
+    assert "c[33, 7]" in str(result)
+
+
+def test_of_many_rows_that_wrap_some_are_recomputed():
+    rng = np.random.default_rng(16)
+    a, b = draw(rng, (300, 90), "int8"), draw(rng, (90, 30), "int8")
+    c = multimm.gemm(0.5, a, b)
+    result = verify(a, b, c, alpha=0.5)
+    assert result
+    assert result.recomputed >= 64
+    assert result.unchecked == (300 - result.recomputed) * 30
+    assert "int8 that wraps around" in str(result)
+    assert not verify(a, b, c + 1, alpha=0.5)
+    a[10:] = a[10:] % 2  # rows that do not wrap are checked as usual, whatever others do
+    b = b % 2
+    c = multimm.gemm(0.5, a, b)
+    assert verify(a, b, c, alpha=0.5).unchecked == 0
+    c[250, 3] += 1
+    result = verify(a, b, c, alpha=0.5)
+    assert not result
+    assert "c[250, 3]" in str(result)
+
+
+def test_what_neither_alpha_nor_c0_explains_is_held_to_its_own_dtype():
+    rng = np.random.default_rng(17)
+    a, b = draw(rng, (40, 200), "float32"), draw(rng, (200, 30), "float32")
+    assert verify(a, b, a.astype(float) @ b)
+    assert not verify(a, b, (a @ b).astype(float))
+    i, j = draw(rng, (40, 200), "int8"), draw(rng, (200, 30), "int8")
+    whole = i.astype(np.int64) @ j
+    assert verify(i, j, whole)
+    assert verify(i, j, whole.astype(float))
+    assert not verify(i, j, (i @ j).astype(np.int64))
+    # Nor is a product refused that did not wrap where gemm's would have.
+    assert verify(i, j, 0.5 * whole, alpha=0.5)
+
+
+def test_sums_beyond_float32_are_infinite_in_a_wider_c():
+    a, b = np.full((4, 100), 1e19, np.float32), np.full((100, 3), 1e19, np.float32)
+    a[0] = 1
+    c0 = np.ones((4, 3))
+    with np.errstate(over="ignore"):
+        c = multimm.gemm(1, a, b, 1, c0)
+    assert np.isinf(c[1:]).all()
+    assert verify(a, b, c, beta=1, c0=c0)
+    c[0, 1] = np.inf
+    assert not verify(a, b, c, beta=1, c0=c0)
+
+
 @pytest.mark.parametrize(
     ("shape_a", "shape_b"),
     [
@@ -461,6 +547,7 @@ def test_empty_products():
     assert verify(np.ones((0, 3)), np.ones((3, 2)), np.ones((0, 2)))
     assert verify(np.ones((2, 0)), np.ones((0, 3)), np.zeros((2, 3)))
     assert not verify(np.ones((2, 0)), np.ones((0, 3)), np.ones((2, 3)))
+    assert not verify(np.ones((2, 0), int), np.ones((0, 3), int), np.ones((2, 3)), alpha=0.5)
     lazy_c = da.zeros((2, 3), chunks=1)
     assert verify(da.ones((2, 0)), da.ones((0, 3), chunks=1), lazy_c)
     assert not verify(da.ones((2, 0)), da.ones((0, 3), chunks=1), lazy_c + 1)

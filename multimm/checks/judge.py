@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,12 +138,24 @@ def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
         both = rest.pop(0)
         exact, sizes = both[..., :count], both[..., count:].real
     c0 = rest.pop(0) if rule.beta else np.zeros_like(c)
+    if rule.product:
+        exact, c0, rule = _wrapped(exact, c0, rule)
+        sizes = exact
     compare = {"bool": _compare_bool, "int": _compare_integers}.get(rule.kind, _compare)
     ratio, error, bound = compare(c, exact, sizes, c0, rule)
     if not ratio.size:
         return np.zeros((1, 5))
     place = np.unravel_index(np.argmax(ratio), ratio.shape)
     return np.array([[ratio[place], *place, error[place], bound[place]]], np.float64)
+
+
+def _wrapped(exact: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Rule]:
+    """alpha A B and beta C0, each of which wraps around in its own dtype, and their sum's rule."""
+    product = exact.astype(rule.product)
+    if rule.beta:
+        c0 = rule.beta * c0.astype(np.result_type(product, c0))
+    plain = replace(rule, product="", alpha=1, beta=1 if rule.beta else 0, k=0)
+    return (rule.alpha * product).astype(plain.dtype), c0, plain
 
 
 def _compare_bool(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
@@ -167,7 +180,9 @@ def _compare(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tuple[Any, 
         bound = bound + (rule.k + 8) * U64 * rule.factor * own
         error = np.abs(c - expected)
         ratio = np.where(np.isfinite(error), error / np.maximum(bound, 1e-300), math.inf)
-        beyond = np.isinf(c) & (np.abs(expected) + bound >= rule.largest)
+        beyond = np.abs(expected) + bound >= rule.largest
+        beyond |= np.abs(rule.alpha * exact) + bound >= rule.summed
+        beyond &= np.isinf(c)
         beyond &= np.real(c) * np.real(expected) >= 0 if rule.kind == "float" else True
     right = ~np.isfinite(c) & (~np.isfinite(expected) | beyond)
     return np.where(right, 0.0, ratio), error, bound

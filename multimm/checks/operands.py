@@ -10,10 +10,12 @@ import dask.array as da
 import numpy as np
 from dask.array.core import normalize_chunks
 
-from multimm.checks.rule import Rule, make_rule, rank
-from multimm.errors import OptionError, ShapeError
-from multimm.operands import as_array, check_same_device, is_dask
+from multimm.checks.rule import Rule, make_rule, rank, row_rule
+from multimm.errors import MultimmError, OptionError, ShapeError
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
+from multimm.operands import as_array, check_same_device, is_dask, plain_scalar
 
+DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
 BLOCK_BYTES = 2**25
 
@@ -27,6 +29,7 @@ class Job:
     c: Any
     c0: Any
     rule: Rule
+    rows: Rule  #: of rows that are wrong by `rule`; another one where A B may have wrapped around
 
 
 def prepare(
@@ -48,14 +51,27 @@ def prepare(
     shape = (*batch, *(() if vectors[0] else (m,)), *(() if vectors[1] else (n,)))
     if c.shape != shape:
         raise ShapeError(f"c has shape {c.shape}, but a @ b has {shape}: give the whole product")
-    c0 = _added(c0, c, scale[1])
+    c0, added = _added(c0, c, scale[1]), getattr(c0, "dtype", None)
     check_same_device(a=a, b=b, c=c, c0=c0)
     axes = (..., *(None if vector else slice(None) for vector in vectors))
     given = [x.dtype for x in (a, b, c0) if x is not None]
+    kept = _kept(a.dtype, b.dtype, c.dtype, added if c0 is None else c0.dtype, scale)
     k = a.shape[-1]
     sizes = math.prod((*batch, m)), n, k
-    rule = make_rule(given, c.dtype, (scale[0] if k else 0, scale[1]), sizes, rounds)
-    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule)
+    alpha, beta = scale[0] if k else 0, scale[1]
+    rule = make_rule(given, c.dtype, (alpha, beta), sizes, rounds, kept)
+    rows = row_rule(rule, kept, c.dtype, (plain_scalar(alpha), plain_scalar(beta)))
+    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows)
+
+
+def _kept(a: DType, b: DType, c: DType, c0: DType | None, scale: tuple[Any, Any]) -> DType | None:
+    """What A B is summed in, if C has NumPy's dtype for alpha A B + beta C0; else None."""
+    try:
+        alpha, beta = map(plain_scalar, scale)
+        whole = gemm_dtype(alpha, result_dtype(a, b), beta, c0)
+    except MultimmError:
+        return None  # what is wrong is said later, with what C allows
+    return accumulate_dtype(a, b) if whole.name == c.name else None
 
 
 def as_blocks(array: Any, name: str) -> Any:

@@ -1,10 +1,12 @@
 """How far a right element may be from the exact one: the numerical contract as numbers.
 
-    |C - exact|[i, j] <= e[i, j] = |alpha| (k + 8) u (|A| |B|)[i, j] + 2 u |beta C0| + u_out |C|
+    |C - exact|[i, j] <= e[i, j] = |alpha| (k + 8) u (|A| |B|)[i, j] + 2 u_0 |beta C0| + u_out |C|
 
 u belongs to the format that sums are kept in (FP32 for float16, bfloat16 and float32, else FP64),
-u_out to the result's dtype. Source: N. Higham, "Accuracy and Stability of Numerical Algorithms",
-2nd ed., sections 3.1-3.6. Knows numbers only, no arrays.
+u_out to the result's dtype, u_0 is u or, where A B is integers, that of C0's dtype. What is wider
+than A B for other reasons than alpha and C0 was computed in its own dtype. Source: N. Higham,
+"Accuracy and Stability of Numerical Algorithms", 2nd ed., sections 3.1-3.6. Knows numbers only,
+no arrays.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ SHARP = 4.0
 U64 = 2.0**-53
 #: Smallest subnormal of float32, in which float16, bfloat16 and float32 are summed.
 TINY32 = 2.0**-149
+#: Largest value of float32.
+LARGEST32 = (2 - 2.0**-23) * 2.0**127
 #: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
 BFLOAT16 = (2.0**-8, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
 
@@ -43,13 +47,20 @@ class Rule:
     rows: int  #: of all matrices of C together
     u: float = 0.0
     u_out: float = 0.0
+    u_added: float = 0.0  #: of beta C0
     tiny: float = 0.0  #: what underflow may cost one element
     largest: float = 0.0  #: beyond it an infinity is the right answer
+    summed: float = math.inf  #: beyond it sums of A B are infinite, however wide C is
     bits: int = 64
+    product: str = (
+        ""  #: the dtype of A B, where it wraps around, or is an OR, before C's is applied
+    )
 
     @property
     def dtype(self) -> Any:
         """The dtype that the check computes in."""
+        if self.product:
+            return np.uint64
         return {"int": np.uint64, "complex": np.complex128}.get(self.kind, np.float64)
 
     @property
@@ -65,7 +76,7 @@ class Rule:
     def allowed(self, growth: float, product: Any, c0: Any, c: Any, count: int = 1) -> Any:
         """The bound e from |A||B|, |C0| and |C|, or its norm over `count` elements from theirs."""
         terms = abs(self.alpha) * self.factor * growth * self.u * product
-        terms = terms + 2 * self.u * abs(self.beta) * c0 + 1.01 * self.u_out * c
+        terms = terms + 2 * self.u_added * abs(self.beta) * c0 + 1.01 * self.u_out * c
         return terms + self.tiny * math.sqrt(count)
 
 
@@ -87,8 +98,13 @@ def make_rule(
     scale: tuple[Any, Any],
     sizes: tuple[int, int, int],
     rounds: int,
+    kept: np.dtype[Any] | None = None,
 ) -> Rule:
-    """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k."""
+    """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k.
+
+    `operands` are the dtypes of A, B and, where there is one, C0; `kept` is what A B is summed in,
+    where alpha and C0 explain C's dtype.
+    """
     rows, n, k = sizes
     height = rank(dtype, "c")
     if height < max(rank(operand, "operand") for operand in operands):
@@ -101,8 +117,25 @@ def make_rule(
         return replace(rule, bits=8 * dtype.itemsize)
     u_out, smallest, largest = _format(dtype)
     u = max(U64, min(u_out, 2.0**-24))
+    if kept is not None and kept.name in ("float32", "complex64"):
+        u, rule = 2.0**-24, replace(rule, summed=LARGEST32)
     tiny = smallest + (k + 1) * max(1.0, abs(alpha)) * (smallest if u == U64 else TINY32)
-    return replace(rule, u=u, u_out=max(u_out, U64), tiny=tiny, largest=largest)
+    added = operands[2:] if kept is not None and kept.kind in "biu" else []
+    u_added = max([u, *(_format(c0)[0] for c0 in added if rank(c0, "c0") > 1)])
+    u_out = max(u_out, U64)
+    return replace(rule, u=u, u_out=u_out, u_added=u_added, tiny=tiny, largest=largest)
+
+
+def row_rule(
+    rule: Rule, kept: np.dtype[Any] | None, dtype: np.dtype[Any], scale: tuple[Any, Any]
+) -> Rule:
+    """The rule of recomputed rows: another one where A B wraps around before alpha or C0 widens it.
+
+    `scale` then holds Python's own numbers: those that are ints do not widen.
+    """
+    if kept is None or kept.kind not in "biu" or kept.name == dtype.name:
+        return rule
+    return replace(rule, product=kept.name, alpha=scale[0], beta=scale[1], u=rule.u_out)
 
 
 def _format(dtype: np.dtype[Any]) -> tuple[float, float, float]:

@@ -66,7 +66,7 @@ def recompute(job: Job, places: Sequence[Place]) -> tuple[float, str]:
             start = sum(job.c.chunks[-1][:block])
             place = (*batch, rows[int(row)], start + int(column))
             worst, reason = float(ratio), f"c[{', '.join(map(str, place))}] is wrong"
-            if job.rule.kind in ("float", "complex"):
+            if bound != 0:  # of integers and bool
                 reason += f": off by {error:.2g} where {bound:.2g} is allowed"
     return worst, reason
 

@@ -114,14 +114,15 @@ def verify(
         on the host (NumPy), on a GPU (CuPy) or in Dask blocks of either.
     c : array_like or dask.array.Array
         The product to check, of the shape that `numpy.matmul` gives. Its dtype sets the
-        rounding that is allowed; integers are checked exactly, modulo 2**bits.
+        rounding that is allowed, see the notes; integers are checked exactly, modulo 2**bits.
     trans_a, trans_b : bool
         Whether `a`, `b` enter transposed.
     alpha, beta : scalar
         Finite factors, integral where `c` holds integers. ``alpha=0`` reads neither `a` nor `b`,
         ``beta=0`` does not read `c0`.
     c0 : array_like, optional
-        What was added; its shape broadcasts to the one of `c`.
+        What was added; its shape broadcasts to the one of `c`. Where `gemm` was given a `c`, give
+        it here with ``beta=0`` too: its dtype counts.
     rounds : int
         Random vectors, all used in one pass.
     seed : int
@@ -152,6 +153,11 @@ def verify(
 
     A bool product has no linear sketch: 64 random rows are recomputed and the others counted in
     `Verification.unchecked`.
+
+    `c` may be wider than ``a @ b``. If it is for `alpha` or `c0`, as in `gemm` and NumPy, rounding
+    is allowed in what ``a @ b`` is summed in. A bool ``a @ b`` may be an OR then, and integers may
+    have wrapped around: in rows where nothing else explains `c`. If more than 16 rows are such,
+    these and 64 random ones are recomputed and the others counted in `Verification.unchecked`.
 
     Examples
     --------
@@ -187,6 +193,8 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
     )
     if suspects:
         result = _second_look(job, found, suspects, result)
+    if not result.ok and job.rows is not job.rule:
+        return _verify_wrapped(job, found, suspects, result)
     return replace(result, reason=_describe(job, result)) if result.ok else result
 
 
@@ -209,6 +217,25 @@ def _second_look(
     )
 
 
+def _verify_wrapped(
+    job: Job, found: dict[str, float], suspects: list[Place], result: Verification
+) -> Verification:
+    """Rows that are wrong unless A B has wrapped around, or is an OR: those must be just that."""
+    left = max(found["wrong"], found["suspects"]) > len(suspects)
+    places = sorted({*suspects, *_random_rows(job, result.seed)}) if left else suspects
+    worst, reason = recompute(replace(job, rule=job.rows), places)
+    unchecked = (job.rule.rows - len(places)) * job.rule.n if left else 0
+    what = "bool" if job.rows.product == "bool" else f"{job.rows.product} that wraps around"
+    return replace(
+        result,
+        ok=worst <= 1,
+        worst=worst,
+        recomputed=len(places),
+        unchecked=unchecked,
+        reason=reason or f"a @ b is {what}: {len(places)} rows of {job.rule.rows} were recomputed",
+    )
+
+
 def _describe(job: Job, result: Verification) -> str:
     if job.rule.kind == "int":
         return "all integers agree"
@@ -225,11 +252,7 @@ def _describe(job: Job, result: Verification) -> str:
 
 
 def _verify_bool(job: Job, seed: int) -> Verification:
-    total = job.rule.rows
-    chosen = np.random.default_rng(seed).choice(total, min(total, BOOL_ROWS), replace=False)
-    places = [
-        tuple(int(at) for at in np.unravel_index(row, job.c.shape[:-1])) for row in np.sort(chosen)
-    ]
+    total, places = job.rule.rows, _random_rows(job, seed)
     worst, reason = recompute(job, places)
     return Verification(
         ok=worst <= 1,
@@ -243,3 +266,11 @@ def _verify_bool(job: Job, seed: int) -> Verification:
         unchecked=(total - len(places)) * job.rule.n,
         reason=reason or f"{len(places)} of {total} rows of a bool product agree",
     )
+
+
+def _random_rows(job: Job, seed: int) -> list[Place]:
+    total = job.rule.rows
+    chosen = np.random.default_rng(seed).choice(total, min(total, BOOL_ROWS), replace=False)
+    return [
+        tuple(int(at) for at in np.unravel_index(row, job.c.shape[:-1])) for row in np.sort(chosen)
+    ]
