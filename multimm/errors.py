@@ -1,10 +1,13 @@
-"""The errors multimm raises on purpose.
+"""The errors multimm raises on purpose, and what every layer asks before it raises one.
 
 Every message says what was given, what is allowed and what to do. Each class also
 derives from the built-in that a NumPy user would expect to catch.
 """
 
 from __future__ import annotations
+
+import operator
+from typing import Any
 
 
 class MultimmError(Exception):
@@ -41,3 +44,11 @@ class FileFormatError(MultimmError, ValueError):
 
 class KernelError(MultimmError, RuntimeError):
     """A CUDA kernel that cannot be built or launched as asked."""
+
+
+def integer(value: Any) -> int | None:
+    """An argument as Python's int if it is an integer of any library, and no bool; else None."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

@@ -196,6 +196,10 @@ def test_ragged_lists():
         ({"precision": 32}, ("32", "'float32'")),
         ({"blocks": 0}, ("blocks=0", "positive")),
         ({"blocks": (1, 2, 3)}, ("blocks=(1, 2, 3)",)),
+        ({"blocks": (10,)}, ("blocks=(10,)", "(rows, columns)")),
+        ({"blocks": ()}, ("blocks=()",)),
+        ({"blocks": (1, True)}, ("blocks=True", "positive")),
+        ({"slabs": np.int64(0)}, ("slabs=np.int64(0)", "positive")),
         ({"blocks": "auto"}, ("blocks='auto'",)),
         ({"slabs": -1}, ("slabs=-1", "positive")),
         ({"p_k": 1.0}, ("p_k=1.0", "positive")),
@@ -205,6 +209,14 @@ def test_options(call, options, named):
     x = da.ones((4, 4), chunks=2)
     with refused(OptionError, *named):
         call(x, x, **options)
+
+
+def test_integers_of_numpy_are_integers():
+    x = da.ones((8, 8), chunks=4)
+    options = {"blocks": (np.int64(2), np.uint8(4)), "slabs": np.int32(2), "p_k": np.int8(1)}
+    assert multimm.matmul(x, x, **options).chunks == ((2,) * 4, (4, 4))
+    edge = multimm.plan(x, x, blocks=np.int64(2), cluster=multimm.cluster.local())
+    assert edge == multimm.plan(x, x, blocks=2, cluster=multimm.cluster.local())
 
 
 def test_unknown_options_are_pythons_own_error():

@@ -117,6 +117,12 @@ def test_what_this_process_holds_is_exempt_from_collection_until_close():
         ({"threads": 0}, "threads=0: at least 1"),
         ({"gpus": -1}, "gpus=-1: at least 0"),
         ({"gpus": 1000}, "gpus=1000: this host has"),
+        ({"workers": "2"}, "workers='2': at least 1 is needed, an integer"),
+        ({"workers": 1.5}, r"workers=1\.5"),
+        ({"gpus": True}, "gpus=True"),
+        ({"workers": 1, "threads": None}, "threads=None"),
+        ({"workers": 1, "memory_limit": [1]}, r"memory_limit=\[1\]"),
+        ({"workers": 1, "dashboard_address": 8787}, "dashboard_address=8787: give text"),
         ({"gpus": 1, "workers": 1}, "not both"),
         ({"gpus": 0, "protocol": "mpi"}, "allowed are ucxx and tcp"),
         ({"gpus": 0, "protocol": "ucxx"}, "for GPU workers"),
@@ -267,6 +273,13 @@ def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
     assert mc.describe(client) is None
 
 
+@pytest.mark.parametrize("measure", [False, True])
+def test_describe_takes_a_client(measure):
+    for nothing in (None, "tcp://host:1"):
+        with pytest.raises(OptionError, match=r"client=.*distributed\.Client"):
+            mc.describe(nothing, measure=measure)
+
+
 def test_describe_of_an_asynchronous_client_asks_nobody():
     async def look():
         settings = {"asynchronous": True, "dashboard_address": "127.0.0.1:0"}
@@ -389,6 +402,9 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"address": 5}, "address 5: give it as text"),
+        ({"address": None}, "address None"),
+        ({"address": "tcp://host:1", "timeout": "soon"}, "timeout='soon'"),
         ({"address": ""}, "host and port"),
         ({"address": "somewhere"}, "host and port"),
         ({"address": "tcp://host:port"}, "host and port"),

@@ -61,8 +61,9 @@ def test_chunks_are_taken_as_dask_takes_them(tmp_path, chunks):
 
 def test_chunks_that_do_not_fit(tmp_path):
     path = put(tmp_path / "m.npy", numbers(13, 7))
-    with pytest.raises(ShapeError, match="chunks"):
-        io.open_array(path, chunks=((5, 5), (7,)))
+    for chunks in (((5, 5), (7,)), 0, (4, 0), -5, 2.5):
+        with pytest.raises(ShapeError, match="chunks="):
+            io.open_array(path, chunks=chunks)
 
 
 def test_fortran_order_stays_fortran_order(tmp_path):

@@ -628,6 +628,9 @@ def test_nothing_of_cupy_is_imported(typical):
         ({"alpha": "2"}, OptionError, "alpha"),
         ({"rounds": 0}, OptionError, "rounds=0"),
         ({"rounds": 2.5}, OptionError, r"rounds=2\.5"),
+        ({"rounds": True}, OptionError, "rounds=True"),
+        ({"seed": -1}, OptionError, "seed=-1"),
+        ({"seed": None}, OptionError, "seed=None"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, error, message):
@@ -644,6 +647,11 @@ def test_integer_and_bool_scalars_must_be_of_their_kind():
         verify(a, a, a, alpha=0.5)
     with pytest.raises(OptionError, match="beta=2"):
         verify(a > 0, a > 0, a > 0, beta=2, c0=a > 0)
+
+
+def test_integers_of_numpy_are_integers():
+    result = verify(*[np.eye(3)] * 3, rounds=np.int64(5), seed=np.uint8(7))
+    assert (result.rounds, result.seed) == (5, 7)
 
 
 def test_unknown_chunk_sizes_are_refused():

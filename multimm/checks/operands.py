@@ -11,7 +11,7 @@ import numpy as np
 from dask.array.core import normalize_chunks
 
 from multimm.checks.rule import Rule, make_rule, rank, row_rule
-from multimm.errors import MultimmError, OptionError, ShapeError
+from multimm.errors import MultimmError, OptionError, ShapeError, integer
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
 from multimm.operands import as_array, check_same_device, is_dask, plain_scalar
 
@@ -42,8 +42,6 @@ def prepare(
     rounds: int,
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
-    if not isinstance(rounds, int) or not 1 <= rounds <= 1000:
-        raise OptionError(f"rounds={rounds!r}: give an integer from 1 to 1000")
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
     vectors = a.ndim == 1, b.ndim == 1
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
@@ -72,6 +70,16 @@ def _kept(a: DType, b: DType, c: DType, c0: DType | None, scale: tuple[Any, Any]
     except MultimmError:
         return None  # what is wrong is said later, with what C allows
     return accumulate_dtype(a, b) if whole.name == c.name else None
+
+
+def draws(rounds: Any, seed: Any) -> tuple[int, int]:
+    """`rounds` and `seed` as Python's integers."""
+    count, first = integer(rounds), integer(seed)
+    if count is None or not 1 <= count <= 1000:
+        raise OptionError(f"rounds={rounds!r}: give an integer from 1 to 1000")
+    if first is None or first < 0:
+        raise OptionError(f"seed={seed!r}: give an integer that is not negative")
+    return count, first
 
 
 def as_blocks(array: Any, name: str) -> Any:

@@ -32,7 +32,7 @@ import dask.array as da
 import numpy as np
 
 from multimm.checks.judge import ROWS
-from multimm.checks.operands import Job, prepare
+from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Place, hidden_columns, recompute, sweep
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
@@ -166,6 +166,7 @@ def verify(
     >>> bool(verify(a, b, a @ b)), bool(verify(a, b, a @ b + 1e-9))
     (True, False)
     """
+    rounds, seed = draws(rounds, seed)
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds)
     if job.c.size == 0:

@@ -70,14 +70,18 @@ def connect(
 
 
 def _check(address: str, timeout: float, security: Security | None) -> str:
+    if not isinstance(address, str):
+        raise OptionError(
+            f"scheduler address {address!r}: give it as text, such as tcp://host:8786"
+        )
     scheme, _, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
     if not host or not port.isdigit():
         raise OptionError(
             f"scheduler address {address!r}: host and port are needed, such as tcp://host:8786"
         )
-    if not timeout > 0:
-        raise OptionError(f"timeout={timeout}: seconds above 0 are needed")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise OptionError(f"timeout={timeout!r}: seconds above 0 are needed")
     if scheme == "tls" and security is None:
         raise OptionError(
             f"scheduler address {address!r}: tls needs security=distributed.Security(...) "

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from multimm.cluster import rates
 from multimm.cluster.devices import cpu_device, current_gpu
+from multimm.errors import OptionError
 from multimm.planning.spec import (
     H200,
     INFINIBAND,
@@ -79,10 +80,12 @@ def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
     Raises
     ------
     OptionError
-        If an asynchronous client is to measure.
+        If `client` is none, or if an asynchronous one is to measure.
     ClusterError
         If there are no workers to measure, if they are busy, or if one is lost meanwhile.
     """
+    if not hasattr(client, "asynchronous"):  # without importing distributed
+        raise OptionError(f"client={client!r}: give a distributed.Client, such as start() returns")
     if measure:
         from multimm.cluster.measure import measure_rates
 

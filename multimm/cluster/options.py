@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multimm.cluster.devices import Gpu, visible_gpus
-from multimm.errors import OptionError
+from multimm.errors import OptionError, integer
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -51,8 +51,9 @@ def check(
 ) -> Options:
     """Turn the arguments of `multimm.cluster.start` into decisions, or refuse them."""
     for name, value, least in (("gpus", gpus, 0), ("workers", workers, 1), ("threads", threads, 1)):
-        if value is not None and value < least:
-            raise OptionError(f"{name}={value}: at least {least} is needed")
+        number = integer(value)
+        if (value is not None or name == "threads") and (number is None or number < least):
+            raise OptionError(f"{name}={value!r}: at least {least} is needed, an integer")
     if gpus and workers is not None:
         raise OptionError(
             f"gpus={gpus} and workers={workers}: give gpus for GPU workers or workers for CPU "
@@ -110,7 +111,7 @@ def _memory_limit(limit: int | str | None, workers: int, gpus: tuple[Gpu, ...]) 
 
     try:
         parsed = parse_bytes(limit)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):  # AttributeError: neither text nor number
         parsed = 0
     if parsed <= 0:
         raise OptionError(
@@ -120,6 +121,8 @@ def _memory_limit(limit: int | str | None, workers: int, gpus: tuple[Gpu, ...]) 
 
 
 def _dashboard(address: str | None) -> str | None:
+    if address is not None and not isinstance(address, str):
+        raise OptionError(f'dashboard_address={address!r}: give text, such as ":8787"')
     return f"{LOOPBACK}{address}" if address is not None and address.startswith(":") else address
 
 

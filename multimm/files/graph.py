@@ -134,7 +134,9 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
         chunks = _grouped(matrix) if matrix.chunks else "auto"
     try:
         blocks = normalize_chunks(chunks, matrix.shape, dtype=matrix.dtype)
-    except (ValueError, TypeError) as error:
+        if any(size < 0 for sizes in blocks for size in sizes):
+            raise ValueError("a size below 0")
+    except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ShapeError(
             f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)})"
         ) from error

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from multimm.errors import OptionError
+from multimm.errors import OptionError, integer
 from multimm.planning import cost
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular, remembered
@@ -69,14 +69,17 @@ class Options:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        edges = self.blocks if isinstance(self.blocks, tuple) else (self.blocks,)
-        if len(edges) not in (1, 2):
-            raise OptionError(f"blocks={self.blocks!r}: give one edge or (rows, columns)")
-        named = [*(("blocks", edge) for edge in edges), ("slabs", self.slabs), ("p_k", self.p_k)]
-        for name, value in named:
-            wrong_type = isinstance(value, bool) or not isinstance(value, int | None)
-            if wrong_type or (value is not None and value < 1):
-                raise OptionError(f"{name}={value!r}: a positive integer is needed, or None")
+        blocks: Any = self.blocks
+        if isinstance(blocks, tuple):
+            if len(blocks) != 2:
+                raise OptionError(f"blocks={blocks!r}: give one edge or (rows, columns)")
+            blocks = tuple(_positive("blocks", edge) for edge in blocks)
+        else:
+            blocks = _positive("blocks", blocks)
+        # Python's own integers, whatever was given: plans are remembered and printed.
+        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "slabs", _positive("slabs", self.slabs))
+        object.__setattr__(self, "p_k", _positive("p_k", self.p_k))
 
     @property
     def given(self) -> bool:
@@ -87,6 +90,13 @@ class Options:
     def edges(self) -> tuple[int | None, int | None]:
         """Rows and columns of C's blocks, where fixed."""
         return self.blocks if isinstance(self.blocks, tuple) else (self.blocks, self.blocks)
+
+
+def _positive(name: str, value: Any) -> int | None:
+    number = integer(value)
+    if value is not None and (number is None or number < 1):
+        raise OptionError(f"{name}={value!r}: a positive integer is needed, or None")
+    return number
 
 
 class Cut(NamedTuple):
