@@ -14,10 +14,12 @@ from multimm.graph import tasks
 from multimm.operands import (
     Array,
     as_array,
+    check_added,
     check_fit,
     check_precision,
     check_same_device,
     is_dask,
+    matrices,
     named_dtype,
     pair,
     plain_scalar,
@@ -166,17 +168,11 @@ def gemm(
                             precision)  # fmt: skip
     a, b = pair(a, b)
     options = products.options(blocks, slabs, p_k)
-    if (a.ndim, b.ndim) != (2, 2):
-        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
+    shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     _check_beta(beta, c)
-    shape_a, shape_b = (a.shape[::-1] if trans_a else a.shape), b.shape[:: -1 if trans_b else 1]
     check_fit(a, b, shape_a, shape_b)
     c = None if c is None else as_array(c, "c")
-    shape = (shape_a[0], shape_b[1])
-    if c is not None and c.shape != shape:
-        raise ShapeError(
-            f"c has shape {c.shape}: the product has shape {shape}, c must have it too"
-        )
+    check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     dtype = gemm_dtype(
@@ -240,6 +236,9 @@ def plan(
     a: Array | MatrixSpec,
     b: Array | MatrixSpec,
     *,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    c: Array | MatrixSpec | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
     precision: str = "float32",
@@ -253,9 +252,12 @@ def plan(
     Parameters
     ----------
     a, b : array or MatrixSpec
-        Operands with at least 2 dimensions, or their shapes, dtypes and chunks alone.
-    trans_a, trans_b, precision, blocks, slabs, p_k
-        As for `gemm`.
+        Operands with at least 2 dimensions, or their shapes, dtypes and chunks alone. Where one
+        operand is a Dask array, NumPy and CuPy arrays are planned in the blocks that `matmul`
+        cuts them into. Without one `matmul` plans nothing: it computes at once, in this process.
+    alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
+        As for `gemm`: factors and C decide the result's dtype, and C takes memory where it is
+        read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
         Workers to plan for. Default: those of the current Dask client, or this process.
 
@@ -273,10 +275,15 @@ def plan(
     1024
     """
     check_precision(precision)
-    operands = [x if isinstance(x, MatrixSpec) else as_array(x, n) for x, n in ((a, "a"), (b, "b"))]
-    dtypes = [named_dtype(str(x.dtype)) for x in operands]
-    dtype = reference.result_dtype(*dtypes)
-    step = products.step(*dtypes, dtype, precision, trans_a, trans_b)
+    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
+    _check_beta(beta, c)
+    a, b, c = products.as_multiplied(a, b, c)
+    if c is not None:
+        check_added(c, *matrices(a, b, trans_a, trans_b))
+    dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]
+    added = None if c is None else named_dtype(str(c.dtype))
+    dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)
+    step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
-    factors = products.Factors.of(operands[0], operands[1], step)
-    return products.planned(factors, options, cluster, reads_c=False)
+    factors = products.Factors.of(a, b, step)
+    return products.planned(factors, options, cluster, reads_c=beta != 0)

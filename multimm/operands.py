@@ -165,6 +165,24 @@ def check_fit(a: Array, b: Array, shape_a: tuple[int, ...], shape_b: tuple[int, 
         ) from None
 
 
+def matrices(
+    a: Any, b: Any, trans_a: bool, trans_b: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of op(A) and op(B) of `gemm`."""
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
+    return a.shape[:: -1 if trans_a else 1], b.shape[:: -1 if trans_b else 1]
+
+
+def check_added(c: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+    """Raise `ShapeError` unless C, if there is one, has the shape of the product."""
+    shape = (shape_a[0], shape_b[1])
+    if c is not None and c.shape != shape:
+        raise ShapeError(
+            f"c has shape {c.shape}: the product has shape {shape}, c must have it too"
+        )
+
+
 def plain_scalar(scalar: Any) -> complex:
     """A Python scalar, so that it never raises the arrays' precision."""
     value = scalar.item() if isinstance(scalar, np.generic) else scalar

@@ -15,7 +15,7 @@ from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
-from multimm.operands import Array, as_dask, current_client, is_dask, named_dtype, on_gpu
+from multimm.operands import Array, as_array, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
@@ -91,6 +91,17 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
 
         install(client)
     return build(made, a, b, c, factors.step, meta)
+
+
+def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
+    """A, B and C: those that are more than a spec as `product` would multiply them."""
+    operands = [
+        x if x is None or isinstance(x, MatrixSpec) else as_array(x, name)
+        for x, name in zip(given, "abc", strict=True)
+    ]
+    if not any(map(is_dask, operands)):
+        return operands
+    return [x if x is None or isinstance(x, MatrixSpec) else as_dask(x) for x in operands]
 
 
 def planned(

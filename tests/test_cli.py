@@ -107,6 +107,13 @@ def test_whole_alphas_leave_integers_integers(tmp_path, cli, address, alpha, rig
     np.testing.assert_array_equal(get(output), right * (a @ b), strict=True)
 
 
+def test_an_alpha_that_does_not_fit_starts_no_workers(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr(multimm.cluster, "start", None)
+    path = put(tmp_path / "a.npy", np.ones((4, 4), np.int8))
+    args = ("matmul", path, path, "-o", tmp_path / "c.npy", "--alpha", 300)
+    assert_one_line(cli(*args), 2, "300 does not fit int8")
+
+
 def test_an_alpha_that_is_no_number(cli, factors):
     assert_one_line(cli("matmul", *factors, "-o", "c.npy", "--alpha", "two"), 2, "'two'", "--alpha")
 

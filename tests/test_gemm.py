@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
+from multimm import products
 from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.planning.spec import MatrixSpec
 
 
 def integers(rng, shape, dtype="f4"):
@@ -217,6 +220,69 @@ def test_wider_c_widens_the_result():
     x, c = np.ones((3, 3), np.float32), np.ones((3, 3))
     same_bits(multimm.gemm(1, x, x, 1, c), x @ x + c)
     same_bits(multimm.gemm(1, da.from_array(x, 2), x, 1, c).compute(), x @ x + c)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The plans of lazy products, in order."""
+    plans, build = [], products.build
+    monkeypatch.setattr(
+        products, "build", lambda made, *rest: plans.append(made) or build(made, *rest)
+    )
+    return plans
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "beta", "added"),
+    [("f4", 1, 0, None), ("f4", 2, 1, "f4"), ("f4", 1, 0, "f8"), ("i2", 0.5, 0, None)],
+)
+@pytest.mark.parametrize("gram", [False, True])
+def test_plan_is_what_gemm_does(dtype, alpha, beta, added, gram, made):
+    a = da.ones((2000, 900), chunks=500, dtype=dtype)
+    b = a if gram else da.ones((1500, 900), chunks=700, dtype=dtype)
+    c = None if added is None else da.ones((2000, b.shape[0]), chunks=900, dtype=added)
+    options = {"trans_b": True, "blocks": 500, "slabs": 300}
+    result = multimm.gemm(alpha, a, b, beta, c, **options)
+    plan = multimm.plan(a, b, alpha=alpha, beta=beta, c=c, **options)
+    assert made == [plan]
+    assert len(result.dask.layers[result.name]) == plan.tasks
+    if c is not None:
+        c = MatrixSpec(c.shape, str(c.dtype), c.dtype.itemsize)
+    assert multimm.plan(a, b, alpha=alpha, beta=beta, c=c, **options) == plan
+    if beta or added or alpha == 0.5:
+        without = multimm.plan(a, b, **options)
+        assert plan.peak_bytes > without.peak_bytes
+
+
+@pytest.mark.parametrize("lazy", list(itertools.product((False, True), repeat=3)))
+def test_plan_cuts_arrays_in_memory_as_gemm_does(lazy, made):
+    rng = np.random.default_rng(4)
+    given = [rng.normal(size=s) for s in ((900, 1100), (1100, 700), (900, 700))]
+    with dask.config.set({"array.chunk-size": "100kB"}):
+        a, b, c = (
+            da.from_array(x, 450) if flag else x for x, flag in zip(given, lazy, strict=True)
+        )
+        multimm.gemm(1, a, b, 1, c)
+        plan = multimm.plan(a, b, beta=1, c=c)
+    assert made == [plan] * any(lazy)  # of arrays in memory alone nothing is planned
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"beta": 1}, OptionError, "beta=1"),
+        ({"c": np.ones((3, 6))}, ShapeError, r"c has shape \(3, 6\)"),
+        ({"c": MatrixSpec((7, 3))}, ShapeError, r"c has shape \(7, 3\)"),
+        ({"a": np.ones((2, 3, 4)), "c": np.ones((3, 7))}, ShapeError, "gemm takes matrices"),
+        ({"c": np.ones((3, 7), object)}, DTypeError, "c has dtype object"),
+        ({"alpha": "2"}, OptionError, "alpha"),
+        ({"a": np.ones((3, 4), np.int8), "b": np.ones((4, 7), np.int8), "alpha": 300},
+         OptionError, "300 does not fit int8"),
+    ],
+)  # fmt: skip
+def test_plan_refuses_what_gemm_refuses(change, error, message):
+    with pytest.raises(error, match=message):
+        multimm.plan(**({"a": np.ones((3, 4)), "b": np.ones((4, 7))} | change))
 
 
 @pytest.mark.parametrize("lazy", [False, True])

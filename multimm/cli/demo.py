@@ -90,9 +90,9 @@ def similarity(client: Client, images: Any, labels: Any, folder: Path) -> float:
     paths = folder / "digits.zarr", folder / "similarity.zarr"
     save_array(da.from_array(images, chunks=(600, -1)), paths[0], overwrite=True)
     files = Factors(str(paths[0]), str(paths[0]), None, None)
-    product = {"trans_b": True, "trans_a": False, "precision": "float32"}
+    product = {"alpha": 1, "trans_b": True, "trans_a": False, "precision": "float32"}
     with Output(paths[1], overwrite=True) as target:
-        multiply(client, files, target, 1.0, product, verify=True)
+        multiply(client, files, target, product, verify=True)
         target.commit()
     with failed_run():
         scores = open_array(paths[1]).compute()

@@ -42,7 +42,6 @@ def matmul(
     a: str,
     b: str,
     output: str | None,
-    alpha: int | float,
     dataset_a: str | None,
     dataset_b: str | None,
     dataset_c: str | None,
@@ -75,12 +74,12 @@ def matmul(
         Output(output, dataset=dataset_c, overwrite=overwrite) as target,
         workers.open() as client,
     ):
-        multiply(client, files, target, alpha, product, verify=verify)
+        multiply(client, files, target, product, verify=verify)
         target.commit()
     click.echo(f"written   {target.path}")
 
 
-PRODUCT_NAMES = ("precision", "trans_a", "trans_b", "blocks", "slabs")
+PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs")
 
 
 class Factors:
@@ -145,7 +144,6 @@ def multiply(
     client: Client,
     files: Factors,
     target: Output,
-    alpha: int | float,
     product: dict[str, Any],
     *,
     verify: bool,
@@ -163,14 +161,14 @@ def multiply(
         product, plan = with_regular_blocks(a, b, product, plan)
     click.echo(f"{plan}\n")
     plan.check()
-    written = target.store(multimm.gemm(alpha, a, b, **product))
+    written = target.store(multimm.gemm(a=a, b=b, **product))
     _, seconds = compute(client, written, "multiplying")
     rate = plan.flops / seconds / 1e9
     click.echo(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
-        sides = {name: product[name] for name in ("trans_a", "trans_b")}
+        said = {name: product[name] for name in ("alpha", "trans_a", "trans_b")}
         with failed_run(), dask.config.set({"array.chunk-size": block_bytes(spec.budget_bytes)}):
-            result = multimm.verify(a, b, target.open(gpu=gpu), alpha=alpha, **sides)
+            result = multimm.verify(a, b, target.open(gpu=gpu), **said)
         if not result:
             raise RunError(f"{result}; nothing was written to {target.path}")
         click.echo(f"checked   {result}")
