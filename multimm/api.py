@@ -75,7 +75,8 @@ def matmul(
     DTypeError
         Dtypes without a matrix product, such as object and strings.
     ArrayTypeError
-        Sparse or masked blocks, CPU and GPU mixed, Dask's array query planning.
+        Sparse or masked blocks, CPU and GPU mixed, lazy objects that are no Dask array, Dask's
+        array query planning.
     OptionError
         Any of the options outside its range.
 

@@ -13,6 +13,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from dask.base import is_dask_collection
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 
@@ -46,7 +47,8 @@ def as_array(x: Any, name: str) -> Array:
     Raises
     ------
     ArrayTypeError
-        For sparse, masked and other array types, and for Dask's array query planning.
+        For sparse, masked and other array types, for Dask's other collections, and for Dask's
+        array query planning.
     ShapeError
         For Dask arrays with unknown chunk sizes.
     """
@@ -57,6 +59,13 @@ def as_array(x: Any, name: str) -> Array:
     if isinstance(x, np.ndarray) or _library(x) == "cupy":
         _check_block_type(x, name)
         return x
+    if hasattr(x, "__array__") and is_dask_collection(x):
+        # NumPy would compute it here, in this process's memory.
+        raise ArrayTypeError(
+            f"{name} is a {type(x).__module__}.{type(x).__name__}, lazy but no Dask array: pass "
+            "the one in it, x.data of an xarray.DataArray or x.to_dask_array(lengths=True) of a "
+            "Dask DataFrame"
+        )
     if hasattr(x, "__array__") or isinstance(x, list | tuple | int | float | complex):
         return _from_sequence(x, name)
     raise ArrayTypeError(

@@ -183,6 +183,36 @@ def test_other_array_types():
             multimm.matmul(nothing, np.ones((3, 3)))
 
 
+class DataArray:
+    """As xarray's, or a Dask DataFrame: Dask computes it, NumPy can convert it, no dask.array."""
+
+    def __init__(self, data):
+        self.data, self.shape, self.dtype, self.ndim = data, data.shape, data.dtype, data.ndim
+
+    def __dask_graph__(self):
+        return self.data.__dask_graph__() if isinstance(self.data, da.Array) else None
+
+    def __array__(self, dtype=None, copy=None):
+        assert isinstance(self.data, np.ndarray), "a lazy operand was computed"
+        return self.data
+
+
+def test_dasks_other_collections():
+    lazy, x = DataArray(da.ones((4, 4), chunks=2)), np.ones((4, 4))
+    said = "DataArray", "x.data", "x.to_dask_array(lengths=True)"
+    for call in (multimm.matmul, gemm, multimm.plan):
+        for operands in ((lazy, x), (x, lazy), (da.ones((4, 4)), lazy)):
+            with refused(ArrayTypeError, *said):
+                call(*operands)
+    with refused(ArrayTypeError, "c is", *said):
+        multimm.gemm(1, x, x, 1, lazy)
+    with refused(ArrayTypeError, *said):
+        multimm.transpose(lazy)
+    with refused(ArrayTypeError, "c is", *said):
+        multimm.verify(x, x, lazy)
+    assert (multimm.matmul(DataArray(x), x) == 4).all()
+
+
 def test_ragged_lists():
     with pytest.raises(ValueError, match=r"inhomogeneous|ragged"):
         multimm.matmul([[1, 2], [3]], np.ones((3, 3)))
