@@ -52,9 +52,7 @@ class Rule:
     largest: float = 0.0  #: beyond it an infinity is the right answer
     summed: float = math.inf  #: beyond it sums of A B are infinite, however wide C is
     bits: int = 64
-    product: str = (
-        ""  #: the dtype of A B, where it wraps around, or is an OR, before C's is applied
-    )
+    product: str = ""  #: dtype of A B, where it wraps around, or is an OR, before C's is applied
 
     @property
     def dtype(self) -> Any:

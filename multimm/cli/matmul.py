@@ -57,9 +57,10 @@ def matmul(
     """
     from multimm.io import Output
 
-    if verify and not math.isfinite(alpha):
-        raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
     product = {name: options.pop(name) for name in PRODUCT_NAMES}
+    alpha = product["alpha"]
+    if verify and isinstance(alpha, float) and not math.isfinite(alpha):
+        raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
     files = Factors(a, b, dataset_a, dataset_b)
     files.check(product)
     workers = Workers(**options)
