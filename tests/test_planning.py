@@ -415,6 +415,23 @@ def test_what_does_not_fit_is_spilled_and_read_back():
     assert plan.time_terms["spilling"] == pytest.approx(2 * beyond / cost.SPILL_RATE["gpu"])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_given_blocks_are_also_tried_with_packing_in_every_product(workers):
+    """Of all that are packed once, there are better ones than these, which are cut again."""
+    spec = MatrixSpec((32768, 32768), chunks=((8192,) * 4,) * 2)
+    shape = Problem(spec, spec, pack="float32")
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    plan = plan_matmul(shape, cluster)
+    given = Options(blocks=8192, slabs=8192)
+    once = plan_matmul(shape, cluster, options=given).layout
+    within = replace(plan, layout=replace(once, pack_once=False))
+    assert once.packed
+    assert plan.seconds <= within.seconds
+    if workers == 2:
+        assert within.seconds < replace(plan, layout=once).seconds
+        assert not plan.layout.cut_again
+
+
 def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
     packed = Problem(MatrixSpec((65536, 2**19)), MatrixSpec((2**19, 65536)), pack="float32")
     tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))

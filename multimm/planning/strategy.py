@@ -217,8 +217,9 @@ def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
     16384 in tf32.
     """
     packed = [layout for layout in ranks if layout.packed]
-    within = [replace(x, pack_once=False) for x in _best_of_each_grid(packed, ranks, FINALISTS)]
-    return _ranked(within, cluster)
+    as_given = [layout for layout in packed if not layout.cut_again]  # small blocks gain most
+    tried = (x for found in (packed, as_given) for x in _best_of_each_grid(found, ranks, FINALISTS))
+    return _ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
 
 
 def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
