@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import dask.array as da
 import numpy as np
 import pytest
+from clusters import in_threads
 from distributed import Client, LocalCluster
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -23,7 +24,9 @@ from distributed.worker_state_machine import AcquireReplicasEvent
 
 import multimm
 from multimm.graph import placement
+from multimm.graph.product import Product
 from multimm.graph.tasks import BlockTask
+from multimm.planning.grid import Grid
 
 SIZE, BLOCK = 150, 30  # 5 x 5 x 5 block products
 
@@ -259,6 +262,37 @@ def test_a_fetch_that_begins_with_the_loss_ends_with_it():
         # Nobody listens on this port; connections to it are tried again for 30 s.
         (seconds,) = client.run(fetch_from_the_lost, "tcp://127.0.0.1:9").values()
         assert seconds < 5
+
+
+def test_a_host_that_takes_its_workers_along_one_after_another():
+    """No task is given up because it went from one of them to the next (KilledWorker)."""
+
+    async def lose(scheduler, lost):
+        for address in lost:
+            await scheduler.remove_worker(address, stimulus_id="lost")
+            await asyncio.sleep(0.01)
+
+    with in_threads(8, memory_limit=0) as cluster, Client(cluster) as client:
+        future = start_product(client)
+        while not any(ts.state == "memory" for ts in list(cluster.scheduler.tasks.values())):
+            time.sleep(0.005)
+        cluster.sync(lose, cluster.scheduler, sorted(cluster.scheduler.workers)[:6])
+        np.testing.assert_array_equal(future.result(timeout=120), expected())
+
+
+def test_heirs_are_on_another_host_unless_those_have_more_to_do():
+    here, there = (
+        [f"tcp://10.77.0.{host}:{port}" for port in ports]
+        for host, ports in ((2, (1, 2, 3)), (3, (4,)))
+    )
+    product = Product(Grid(2, 2, 1), [*here, *there])
+    able = sorted({*here, *there} - {here[0]})
+    assert product.replace({here[0]}, able)
+    assert product.workers == [*there, *here[1:], *there]
+    able.remove(here[1])
+    assert product.replace({here[1]}, able)
+    assert product.workers == [*there, here[2], here[2], *there]
+    assert not product.replace(set(product.workers), [])
 
 
 def test_losing_every_worker_is_survived():

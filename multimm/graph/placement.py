@@ -9,14 +9,15 @@ it is optimised. So each task carries its `Place`, and on the scheduler this plu
   needs, too; restrictions that the user set are never touched;
 * orders a product's tasks slab by slab, so that few operand blocks are alive at a time, and
   drops the copies that a worker has fetched when it has used them;
-* gives a lost worker's tasks to the survivors, and a joining worker a share, at once: a
-  strict pin to a worker that is gone would hang for ever.
+* gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at
+  once: a strict pin to a worker that is gone would hang for ever.
 
 It imports with dask, distributed and numpy alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 import warnings
@@ -45,6 +46,12 @@ NAME = f"multimm-placement-{VERSION}"
 
 #: Task states in which a new restriction still has an effect.
 _UNDECIDED = ("released", "waiting", "no-worker")
+
+#: Seconds from a loss until the lost worker's tasks go to others, together with those of all who
+#: are lost meanwhile. A host takes its workers along one after another; tasks that went from one
+#: of them to the next at once would be given up (KilledWorker) after a few such steps. So long they
+#: stand in "no-worker", which Dask does not count. Arbitrary otherwise.
+MOMENT = 0.2
 
 Recommendations = dict[Key, Any]  #: key -> state
 
@@ -95,6 +102,7 @@ class BlockPlacement(SchedulerPlugin):
         self.scheduler: Any = None  #: once a graph has come
         self.products: dict[str, Product] = {}
         self.owners: dict[Key, str] = {}  #: pinned key -> token of the product that pinned it
+        self.losing = False  #: a worker was lost, and its tasks are not handed over yet
 
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
@@ -110,22 +118,28 @@ class BlockPlacement(SchedulerPlugin):
             self._place(scheduler, token, places)
 
     @_guarded
-    def remove_worker(
-        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
-    ) -> None:
-        """Give the lost worker's tasks to the survivors."""
-        live = sorted(address for address in scheduler.workers if address != worker)
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Give the lost worker's tasks to the survivors, in a moment."""
+        if self.products and not self.losing:
+            self.losing = True
+            asyncio.get_running_loop().call_later(MOMENT, self._hand_over, scheduler)
+
+    @_guarded
+    def _hand_over(self, scheduler: Scheduler) -> None:
+        """Give the tasks of all who were lost to the survivors."""
+        self.losing = False
         for product in self.products.values():
-            if worker in product.workers and not product.replace_lost(worker, live):
+            lost = set(product.workers) - set(scheduler.workers)
+            if lost and not product.replace(lost, sorted(scheduler.workers)):
                 self._unpin(scheduler, product)
-        self._follow(scheduler, stimulus_id)
+        self._follow(scheduler, "multimm-hand-over")
 
     @_guarded
     def add_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Let a new worker take over from those that work for two."""
         for product in self.products.values():
-            if not any(address in scheduler.workers for address in product.workers):
-                product.workers = [worker] * len(product.workers)  # the first after none
+            if len(scheduler.workers) == 1:  # the first after none
+                product.workers = [worker] * len(product.workers)
             elif worker not in product.workers:
                 product.make_room(worker)
         self._follow(scheduler, f"multimm-add-worker-{worker}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from distributed.comm.addressing import get_address_host
 
 from multimm.graph.tasks import Key
 from multimm.planning.grid import Coordinate, Grid
@@ -31,15 +33,21 @@ class Product:
         """The worker at a place in the grid."""
         return self.workers[self.grid.rank(at)]
 
-    def replace_lost(self, lost: str, live: Iterable[str]) -> bool:
-        """Give a lost worker's ranks to those with the fewest; False if nobody is left."""
-        load = Counter(dict.fromkeys(live, 0))
+    def replace(self, gone: Collection[str], able: Collection[str]) -> bool:
+        """Give the ranks of workers that are gone to those with the fewest; False if none is able.
+
+        Of equals, those on other hosts come first: the rest of a lost worker's host may be going,
+        too.
+        """
+        hosts = {address: get_address_host(address) for address in able}
+        load = Counter(dict.fromkeys(able, 0))
         load.update(address for address in self.workers if address in load)
         if not load:
             return False
         for rank, address in enumerate(self.workers):
-            if address == lost:
-                heir = min(load, key=lambda a: (load[a], a))
+            if address in gone:
+                host = get_address_host(address)
+                heir = min(load, key=lambda a: (load[a], hosts[a] == host, a))
                 self.workers[rank] = heir
                 load[heir] += 1
         return True
