@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, wait
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
@@ -97,7 +98,7 @@ def workers_of(client):
 
 def compute_and_listen(collection):
     """Compute, and give the scheduler's warnings the time to arrive: they travel on their own."""
-    result = collection.compute()
+    result = Client.current().compute(collection).result(timeout=30)
     time.sleep(0.2)
     return result
 
@@ -299,3 +300,84 @@ def test_planned_before_there_was_a_worker():
         time.sleep(0.2)
         cluster.scale(2)
         np.testing.assert_array_equal(future.result(timeout=60), x @ x)
+
+
+# Workers that take no tasks ----------------------------------------------------------------
+
+
+def set_status(client, addresses, status):
+    """As the worker's own memory monitor does it; returns when the scheduler knows."""
+
+    def change(dask_worker):
+        dask_worker.status = status
+
+    client.run(change, workers=addresses)
+    workers = client.cluster.scheduler.workers
+    soon(lambda: all(workers[address].status is status for address in addresses))
+
+
+def soon(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to that within 5 s")
+
+
+def test_a_paused_worker_s_part_goes_to_others_and_nobody_else_s_does():
+    with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
+        recorder = Recorder(cluster.scheduler)
+        cluster.scheduler.add_plugin(recorder)
+        (x, a), (y, b) = matrix(23), matrix(24)
+        c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+        grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
+        first, *others = workers_of(client)
+        set_status(client, [first], Status.paused)
+        with pytest.warns(RuntimeWarning, match=rf"take no tasks: {first} \(paused\)"):
+            result = compute_and_listen(c)
+        np.testing.assert_array_equal(result, x @ y)
+        assert set(recorder.ran.values()) == set(others)
+        off = misplaced(recorder, c, grid, [first, *others])
+        assert {grid.rank(c.dask[key].place.owner) for key in off} == {0}
+
+
+@pytest.mark.parametrize("status", [Status.paused, Status.closing_gracefully])
+@pytest.mark.filterwarnings("ignore:workers that take no tasks")
+def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
+    """What it has been sent goes to others as well."""
+    monkeypatch.setattr(placement, "PATIENCE", 0.3)
+    monkeypatch.setattr(placement, "GLANCE", 0.05)
+
+    def slow(block):
+        time.sleep(0.01)
+        return block
+
+    with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
+        (x, a), (y, b) = matrix(25), matrix(26)
+        a = a.map_blocks(slow, dtype=a.dtype, meta=a._meta)
+        scheduler, victim = cluster.scheduler, workers_of(client)[0]
+        future = client.compute(multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK))
+        soon(lambda: victim in scheduler.workers and scheduler.workers[victim].processing)
+        set_status(client, [victim], status)
+        np.testing.assert_array_equal(future.result(timeout=30), x @ y)
+        # What looks for such workers stops with the last product.
+        assert placement.NAME in scheduler.periodic_callbacks
+        del future
+        soon(lambda: placement.NAME not in scheduler.periodic_callbacks)
+
+
+def test_a_product_waits_while_every_worker_is_paused(monkeypatch):
+    monkeypatch.setattr(placement, "PATIENCE", 0.05)
+    monkeypatch.setattr(placement, "GLANCE", 0.05)
+    with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
+        (x, a), (y, b) = matrix(27), matrix(28)
+        everyone = workers_of(client)
+        c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+        set_status(client, everyone, Status.paused)
+        future = client.compute(c)
+        soon(lambda: placement.NAME in cluster.scheduler.periodic_callbacks)
+        time.sleep(0.2)
+        (product,) = cluster.scheduler.plugins[placement.NAME].products.values()
+        assert product.workers == everyone
+        set_status(client, everyone, Status.running)
+        np.testing.assert_array_equal(future.result(timeout=30), x @ y)

@@ -10,7 +10,8 @@ it is optimised. So each task carries its `Place`, and on the scheduler this plu
 * orders a product's tasks slab by slab, so that few operand blocks are alive at a time, and
   drops the copies that a worker has fetched when it has used them;
 * gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at
-  once: a strict pin to a worker that is gone would hang for ever.
+  once: a strict pin to a worker that is gone would hang for ever; so it would to one that is
+  paused, or closing, and stays so.
 
 It imports with dask, distributed and numpy alone.
 """
@@ -19,16 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
+import time
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.departed import Departed
+from multimm.graph.heirs import able, follow, hand_over, tell, unpin
 from multimm.graph.product import Product
 from multimm.graph.tasks import BlockTask, Key, Place
 from multimm.planning.grid import Coordinate, rearrange
@@ -52,6 +55,9 @@ _UNDECIDED = ("released", "waiting", "no-worker")
 #: of them to the next at once would be given up (KilledWorker) after a few such steps. So long they
 #: stand in "no-worker", which Dask does not count. Arbitrary otherwise.
 MOMENT = 0.2
+#: Seconds for which a worker may be paused before its tasks go to others: most pauses are short,
+#: until enough is spilled. And seconds from one look for such workers to the next. Arbitrary.
+PATIENCE, GLANCE = 5.0, 1.0
 
 Recommendations = dict[Key, Any]  #: key -> state
 
@@ -85,13 +91,6 @@ def place_of(ts: TaskState) -> Place | None:
     return ts.run_spec.place if isinstance(ts.run_spec, BlockTask) else None
 
 
-def tell(scheduler: Scheduler, message: str) -> None:
-    """Show a warning on the scheduler and in every connected client."""
-    logger.warning(message)
-    payload = {"message": pickle.dumps(message), "category": pickle.dumps(RuntimeWarning)}
-    scheduler.log_event(["warn", "multimm"], payload)
-
-
 class BlockPlacement(SchedulerPlugin):
     """Places the tasks of block products; see the module's docstring."""
 
@@ -103,6 +102,7 @@ class BlockPlacement(SchedulerPlugin):
         self.products: dict[str, Product] = {}
         self.owners: dict[Key, str] = {}  #: pinned key -> token of the product that pinned it
         self.losing = False  #: a worker was lost, and its tasks are not handed over yet
+        self.paused: dict[str, float] = {}  #: workers that take no tasks, and since when
 
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
@@ -116,23 +116,39 @@ class BlockPlacement(SchedulerPlugin):
                 arrived.setdefault(place.product, {})[ts] = place
         for token, places in arrived.items():
             self._place(scheduler, token, places)
+        if self.products and NAME not in scheduler.periodic_callbacks:
+            watch = PeriodicCallback(partial(self._watch, scheduler), 1000 * GLANCE)
+            scheduler.periodic_callbacks[NAME] = watch  # so that it ends with the scheduler
+            watch.start()
 
     @_guarded
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Give the lost worker's tasks to the survivors, in a moment."""
         if self.products and not self.losing:
             self.losing = True
-            asyncio.get_running_loop().call_later(MOMENT, self._hand_over, scheduler)
+            asyncio.get_running_loop().call_later(MOMENT, self._replace_lost, scheduler)
 
     @_guarded
-    def _hand_over(self, scheduler: Scheduler) -> None:
+    def _replace_lost(self, scheduler: Scheduler) -> None:
         """Give the tasks of all who were lost to the survivors."""
         self.losing = False
         for product in self.products.values():
-            lost = set(product.workers) - set(scheduler.workers)
-            if lost and not product.replace(lost, sorted(scheduler.workers)):
-                self._unpin(scheduler, product)
-        self._follow(scheduler, "multimm-hand-over")
+            hand_over(scheduler, product, set(product.workers) - set(scheduler.workers))
+        follow(scheduler, self.products.values(), "multimm-replace-lost")
+
+    @_guarded
+    def _watch(self, scheduler: Scheduler) -> None:
+        """Give the tasks of workers that stay paused to others; no hook tells of a pause."""
+        if not self.products or scheduler.plugins.get(NAME) is not self:
+            scheduler.periodic_callbacks.pop(NAME).stop()
+            self.paused.clear()
+            return
+        now, idle = time.monotonic(), set(scheduler.workers).difference(able(scheduler))
+        self.paused = {address: self.paused.get(address, now) for address in idle}
+        gone = {address for address in idle if now - self.paused[address] >= PATIENCE}
+        handed_over = [hand_over(scheduler, product, gone) for product in self.products.values()]
+        if any(handed_over):
+            follow(scheduler, self.products.values(), "multimm-replace-paused")
 
     @_guarded
     def add_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -142,7 +158,7 @@ class BlockPlacement(SchedulerPlugin):
                 product.workers = [worker] * len(product.workers)
             elif worker not in product.workers:
                 product.make_room(worker)
-        self._follow(scheduler, f"multimm-add-worker-{worker}")
+        follow(scheduler, self.products.values(), f"multimm-add-worker-{worker}")
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Let go of fetched operand blocks; forget what the scheduler forgets."""
@@ -181,7 +197,7 @@ class BlockPlacement(SchedulerPlugin):
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""
         for product in self.products.values():
-            self._unpin(scheduler, product)
+            unpin(scheduler, product)
             product.pinned.clear()
         self.products.clear()
         self.owners.clear()
@@ -216,7 +232,7 @@ class BlockPlacement(SchedulerPlugin):
     def _product(self, scheduler: Scheduler, token: str, place: Place) -> Product | None:
         """The product's workers; chosen when its first tasks arrive, kept from then on."""
         if token not in self.products:
-            live = sorted(scheduler.workers)
+            live = sorted(scheduler.workers)  # paused ones, too: plans know ranks by addresses
             if not live:
                 return None  # nothing to pin to: Dask places the blocks when workers come
             grid = place.grid
@@ -228,7 +244,9 @@ class BlockPlacement(SchedulerPlugin):
                     f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
                 )
             ranks = range(grid.workers)
-            self.products[token] = Product(grid, [live[rank % len(live)] for rank in ranks])
+            product = Product(grid, [live[rank % len(live)] for rank in ranks])
+            hand_over(scheduler, product, set(live).difference(able(scheduler)))
+            self.products[token] = product
         return self.products[token]
 
     def _pin(self, token: str, product: Product, ts: TaskState, at: Coordinate) -> bool:
@@ -269,27 +287,6 @@ class BlockPlacement(SchedulerPlugin):
                     at = next(at for at in places if at is not None)
                     if self._pin(token, product, dts, at):
                         level.append(dts)
-
-    def _follow(self, scheduler: Scheduler, stimulus_id: str) -> None:
-        """Bring restrictions in line with the products' workers, and start what was stuck."""
-        runnable: Recommendations = {}
-        for product in self.products.values():
-            for key, at in product.pinned.items():
-                ts = scheduler.tasks.get(key)
-                address = product.address(at)
-                if ts is None or ts.worker_restrictions == {address}:
-                    continue
-                if address in scheduler.workers and ts.state != "processing":
-                    ts.worker_restrictions = {address}
-                    if ts.state == "no-worker":
-                        runnable[key] = "processing"
-        if runnable:
-            scheduler.transitions(runnable, stimulus_id=stimulus_id)
-
-    def _unpin(self, scheduler: Scheduler, product: Product) -> None:
-        for key in product.pinned:
-            if (ts := scheduler.tasks.get(key)) is not None:
-                ts.worker_restrictions = set()
 
 
 def _soon(user: TaskState, address: str, place: Place) -> bool:
