@@ -87,7 +87,7 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
     made = planned(factors, options, None, reads_c=c is not None)
     if (client := current_client()) is not None:
-        from multimm.graph.placement import install
+        from multimm.graph.install import install
 
         install(client)
     return build(made, a, b, c, factors.step, meta)

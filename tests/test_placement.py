@@ -18,7 +18,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
 from multimm.cluster.describe import listed
+from multimm.errors import ClusterError
 from multimm.graph import placement
+from multimm.graph.departed import Departed
 from multimm.graph.tasks import BlockTask
 from multimm.planning.grid import Coordinate, Grid
 
@@ -258,6 +260,25 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
     with pytest.warns(RuntimeWarning, match="planned failure"):
         result = compute_and_listen(c)
     np.testing.assert_array_equal(result, x @ x)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "hook"), [(placement.BlockPlacement, "start"), (Departed, "setup")]
+)
+def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(plugin, hook):
+    def refuse(self, *args, **kwargs):
+        raise ModuleNotFoundError("No module named 'multimm'")
+
+    _, a = matrix(29)
+    with in_threads(2, memory_limit=0) as cluster, Client(cluster):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plugin, hook, refuse, raising=False)
+            for _ in range(2):
+                with pytest.raises(ClusterError, match=r"No module named .* same versions"):
+                    multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+        multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+        assert placement.NAME in cluster.scheduler.plugins
+        assert all(Departed.name in worker.plugins for worker in cluster.workers.values())
 
 
 def test_an_asynchronous_client_is_told_what_to_await():

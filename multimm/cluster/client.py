@@ -10,8 +10,6 @@ from typing import Any
 
 from distributed import Client
 
-from multimm.errors import ClusterError
-
 logger = logging.getLogger(__name__)
 
 
@@ -75,21 +73,12 @@ def prepare(client: Client, *, overlap: bool = False) -> None:
     from multimm.cluster.transport import Overlap
     from multimm.cluster.warm import WarmUp
     from multimm.cluster.worker import TransferCounter
-    from multimm.graph.placement import install
+    from multimm.graph.install import install, register
 
-    try:
-        install(client)
-        client.register_plugin(TransferCounter())
-        if overlap:
-            client.register_plugin(Overlap())
-            client.register_plugin(WarmUp())
-    except Exception as error:
-        # distributed re-raises here whatever went wrong on a worker, of any class.
-        raise ClusterError(
-            f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
-            "versions of multimm, dask and distributed on scheduler, workers and client"
-        ) from error
+    install(client)
+    register(client, TransferCounter())
     if overlap:
+        register(client, Overlap(), WarmUp())
         _get_ready(client)
 
 

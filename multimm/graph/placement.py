@@ -21,23 +21,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakSet
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from multimm.graph.departed import Departed
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
 from multimm.graph.product import Product
 from multimm.graph.tasks import BlockTask, Key, Place
 from multimm.planning.grid import Coordinate, rearrange
 
 if TYPE_CHECKING:
-    from distributed import Client
     from distributed.scheduler import Scheduler, TaskState
 
 logger = logging.getLogger(__name__)
@@ -60,9 +56,6 @@ MOMENT = 0.2
 PATIENCE, GLANCE = 5.0, 1.0
 
 Recommendations = dict[Key, Any]  #: key -> state
-
-#: Clients whose scheduler has the plugin, or that were told how to register it.
-_served: WeakSet[Client] = WeakSet()
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -310,28 +303,3 @@ def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
     numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
     for ts, number in zip(sorted(fresh, key=lambda ts: order[ts]), numbers, strict=True):
         ts.priority = number
-
-
-def install(client: Client) -> None:
-    """Register the plugin with the client's scheduler, once.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client is served at once. An asynchronous one cannot be waited for here:
-        a warning says what to await.
-    """
-    if client in _served:
-        return
-    if client.asynchronous:
-        warnings.warn(
-            "this client is asynchronous, so multimm cannot place blocks by itself: run "
-            "`await client.register_plugin(multimm.graph.placement.BlockPlacement())` once; "
-            "until then results are right but move more bytes",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    else:
-        client.register_plugin(BlockPlacement())
-        client.register_plugin(Departed())
-    _served.add(client)
