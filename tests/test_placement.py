@@ -18,9 +18,11 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
 from multimm.cluster.describe import listed
+from multimm.cluster.worker import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph import placement
 from multimm.graph.departed import Departed
+from multimm.graph.install import install
 from multimm.graph.tasks import BlockTask
 from multimm.planning.grid import Coordinate, Grid
 
@@ -103,6 +105,14 @@ def compute_and_listen(collection):
     result = Client.current().compute(collection).result(timeout=30)
     time.sleep(0.2)
     return result
+
+
+def soon(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to that within 5 s")
 
 
 @pytest.mark.parametrize(
@@ -281,6 +291,23 @@ def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(pl
         assert all(Departed.name in worker.plugins for worker in cluster.workers.values())
 
 
+def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
+    options = {"workers": 2, "memory_limit": 0, "protocol": "tcp", "host": "127.0.0.1"}
+    x, a = matrix(30)
+    with in_threads(**options) as cluster:
+        address = cluster.scheduler_address
+        client = Client(address)
+        install(client, TransferCounter())
+        multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK).compute()
+    with client, in_threads(**options, scheduler_port=int(address.rpartition(":")[2])) as cluster:
+        soon(lambda: client.status == "running" and len(workers_of(client)) == 2)
+        result = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK).compute()
+        np.testing.assert_array_equal(result, x @ x)
+        assert placement.NAME in cluster.scheduler.plugins
+        for worker in cluster.workers.values():
+            assert {Departed.name, TransferCounter.name} <= set(worker.plugins)
+
+
 def test_an_asynchronous_client_is_told_what_to_await():
     async def main():
         async with (
@@ -335,14 +362,6 @@ def set_status(client, addresses, status):
     client.run(change, workers=addresses)
     workers = client.cluster.scheduler.workers
     soon(lambda: all(workers[address].status is status for address in addresses))
-
-
-def soon(condition):
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not come to that within 5 s")
 
 
 def test_a_paused_worker_s_part_goes_to_others_and_nobody_else_s_does():

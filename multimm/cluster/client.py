@@ -73,12 +73,10 @@ def prepare(client: Client, *, overlap: bool = False) -> None:
     from multimm.cluster.transport import Overlap
     from multimm.cluster.warm import WarmUp
     from multimm.cluster.worker import TransferCounter
-    from multimm.graph.install import install, register
+    from multimm.graph.install import install
 
-    install(client)
-    register(client, TransferCounter())
+    install(client, TransferCounter(), *((Overlap(), WarmUp()) if overlap else ()))
     if overlap:
-        register(client, Overlap(), WarmUp())
         _get_ready(client)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from distributed import WorkerPlugin
 
@@ -16,25 +16,33 @@ from multimm.graph.placement import BlockPlacement
 if TYPE_CHECKING:
     from distributed import Client
 
-#: Clients whose scheduler has the plugins, or that were told how to register them.
-_served: WeakSet[Client] = WeakSet()
+#: By client: the identity of its scheduler, and the plugins that it has registered there, or was
+#: told to. A client outlives its scheduler, and connects to the next one at the same address.
+_served: WeakKeyDictionary[Client, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
 
 
-def install(client: Client) -> None:
-    """Register what every product needs with the client's cluster, once.
+def install(client: Client, *more: Any) -> None:
+    """Register what every product needs with the client's cluster, once for each scheduler.
 
     Parameters
     ----------
     client : distributed.Client
         A synchronous client is served at once. An asynchronous one cannot be waited for here:
         a warning says what to await.
+    *more : distributed.SchedulerPlugin or distributed.WorkerPlugin
+        Others, with names; they are registered again with the next scheduler, too.
 
     Raises
     ------
     ClusterError
         Where the scheduler or a worker cannot load the plugins.
     """
-    if client in _served:
+    # What the client was told when it connected: to ask would take a millisecond.
+    scheduler = client._scheduler_identity.get("id", "")
+    before, had = _served.get(client, ("", {}))
+    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed())}
+    plugins = plugins | {plugin.name: plugin for plugin in more}
+    if scheduler == before and plugins.keys() == had.keys():
         return
     if client.asynchronous:
         warnings.warn(
@@ -45,26 +53,13 @@ def install(client: Client) -> None:
             stacklevel=3,
         )
     else:
-        register(client, BlockPlacement(), Departed())
-    _served.add(client)
+        _register(client, plugins)
+    _served[client] = scheduler, plugins
 
 
-def register(client: Client, *plugins: Any) -> None:
-    """Register plugins with a synchronous client's cluster; a second time changes nothing.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    *plugins : distributed.SchedulerPlugin or distributed.WorkerPlugin
-        With a name.
-
-    Raises
-    ------
-    ClusterError
-        Where the scheduler or a worker cannot load one.
-    """
-    for plugin in plugins:
-        name = plugin.name
+def _register(client: Client, plugins: dict[str, Any]) -> None:
+    """Register plugins by name; what a cluster has already stays as it is."""
+    for name, plugin in plugins.items():
         try:
             client.register_plugin(plugin)
         except Exception as error:
