@@ -23,10 +23,17 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.worker_state_machine import AcquireReplicasEvent
 
 import multimm
-from multimm.graph import placement
+from multimm.graph import placement, tasks
+from multimm.graph.build import build
+from multimm.graph.install import install
 from multimm.graph.product import Product
 from multimm.graph.tasks import BlockTask
+from multimm.io import open_array
+from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
 
 SIZE, BLOCK = 150, 30  # 5 x 5 x 5 block products
 
@@ -132,10 +139,12 @@ class Record(SchedulerPlugin):
 
     def __init__(self):
         self.made = Counter()
+        self.who = {}  #: the last worker that made it
 
-    def transition(self, key, start, finish, *args, **kwargs):
+    def transition(self, key, start, finish, *args, worker=None, **kwargs):
         if start == "processing" and finish == "memory" and str(key[0]).startswith("multimm-"):
             self.made[key] += 1
+            self.who[key] = worker
 
 
 def is_ours(ts):
@@ -293,6 +302,40 @@ def test_heirs_are_on_another_host_unless_those_have_more_to_do():
     assert product.replace({here[1]}, able)
     assert product.workers == [*there, here[2], here[2], *there]
     assert not product.replace(set(product.workers), [])
+
+
+def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypatch):
+    """They read blocks again for the heir; the gates of these reads are still there."""
+
+    def finished(block):
+        time.sleep(0.002)
+        return block
+
+    monkeypatch.setattr(tasks, "finished", finished)
+    x, y = (
+        np.random.default_rng(0).integers(-8, 9, s).astype("f4") for s in ((200, 800), (800, 200))
+    )
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
+    problem = Problem(MatrixSpec(x.shape), MatrixSpec(y.shape), rereadable=(True, True))
+    spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000, 50.0, 20.0), 4, LOCAL_TCP)
+    plan = plan_matmul(problem, spec, options=Options(blocks=50, slabs=25, p_k=1))
+    assert plan.layout.stream
+    product = build(plan, a, b, None, tasks.Step("float32", "float32"), np.empty((0, 0), "f4"))
+    with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
+        install(client)
+        record = Record()
+        cluster.scheduler.add_plugin(record)
+        future = client.compute(product)
+        while len(record.who) < 0.8 * plan.tasks:
+            time.sleep(0.005)
+        victim = max(cluster.scheduler.workers)
+        theirs = [key for key, worker in list(record.who.items()) if worker != victim]
+        cluster.sync(cluster.scheduler.remove_worker, victim, stimulus_id="lost")
+        np.testing.assert_array_equal(future.result(timeout=60), x @ y)
+    again = {key[0].split("-")[1] for key in theirs if record.made[key] > 1}
+    assert again <= {"a", "b"}
 
 
 def test_losing_every_worker_is_survived():

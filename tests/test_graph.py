@@ -157,7 +157,21 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
             }
             assert len(ranks) == 1  # nothing travels for it
             assert {when[name] for name in tasks[gate].dependencies} == {when[gate]}
+    check_gates_are_kept(tasks, layout)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+def check_gates_are_kept(tasks, layout):
+    """The last task of a worker depends on all its gates: whoever reads again finds them passed."""
+    own = {}
+    for key, task in tasks.items():
+        own.setdefault(layout.grid.rank(task.place.owner), {})[key] = task
+    for mine in own.values():
+        gates = {key for key, task in mine.items() if task.func.__name__ == "wait_for"}
+        *_, last = sorted(mine.values(), key=lambda task: task.place.order)
+        later = {key for key in gates if mine[key].place.order[:2] >= last.place.order[:2]}
+        assert gates - last.dependencies == later
+        assert len(later) <= 2
 
 
 class Live(Callback):

@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any
 
 import dask.array as da
-from dask._task_spec import TaskRef
+from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
@@ -36,6 +36,7 @@ from multimm.graph.tasks import (
     Place,
     Step,
     add,
+    after,
     multiply,
     pack,
     read,
@@ -122,6 +123,8 @@ class Builder:
                 self._merge(batch, i, j)
                 if layout.mirrors:
                     self._mirror(batch, i, j)
+        if layout.stream:
+            self._keep_gates()
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
@@ -262,3 +265,24 @@ class Builder:
             place = self._place(Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0))
             self.made[key] = BlockTask(key, wait_for, *sums, place=place)
         return key
+
+    def _keep_gates(self) -> None:
+        """Have the last task of each worker depend on its gates, so that Dask keeps them.
+
+        A lost worker's heir needs blocks that others have read and let go of. They are read again;
+        a gate that is gone would be made again, too, from all sums of its worker until then.
+        """
+        gates: dict[int, list[BlockTask]] = {}
+        last: dict[int, BlockTask] = {}
+        for task in self.made.values():
+            rank = self.layout.grid.rank(task.place.owner)
+            if task.func is wait_for:
+                gates.setdefault(rank, []).append(task)
+            elif rank not in last or task.place.order > last[rank].place.order:
+                last[rank] = task
+        for rank, own in gates.items():
+            end = last[rank]
+            # Where others have a wave more, the last gates stand behind this worker's last task.
+            kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
+            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept)}
+            self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)

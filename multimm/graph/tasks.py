@@ -238,6 +238,11 @@ def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
 
 
+def after(*args: Any, func: Callable[..., Block], gates: list[None], **kwargs: Any) -> Block:
+    """What `func` returns; until then the gates are kept."""
+    return func(*args, **kwargs)
+
+
 def stream_for(block: Block) -> AbstractContextManager[None]:
     """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
     if is_packed(block):
