@@ -134,15 +134,15 @@ class Layout(Partition):
 
     def _kept(self, role: str) -> int:
         spec = self.spec(role)
-        if self.batch_blocks:
-            elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)
-            return min(spec.nbytes, elements * spec.itemsize)
         blocks = self.m_blocks if role == "a" else self.n_blocks
         if role in self.elsewhere:
             held: Counter[int] = Counter()
             for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
                 held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize
             return max(held.values())
+        if self.batch_blocks:
+            elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)
+            return min(spec.nbytes, elements * spec.itemsize)
         # A row's blocks go round its workers slab by slab, each row from the next one on.
         across = (self.grid.p_m, self.grid.p_n)[:: 1 if role == "a" else -1]
         rows = ceil(len(blocks) / across[0])
