@@ -491,6 +491,26 @@ def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, bl
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 
 
+def test_nobody_receives_less_than_nothing():
+    """Of uneven slabs what is kept is counted as if all were the longest."""
+    layout = GramLayout(
+        gram_problem(870, 60585), Grid(8, 1, 1), (), (435, 435), (435, 435), (50000, 10585), 1
+    )
+    assert layout.most_received >= 0
+    assert traffic.moved(layout, 8).busiest >= 0
+
+
+def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
+    problem = gram_problem(8192, 4096, pack="float32")
+    blocks = (2048,) * 4
+    layout = GramLayout(problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False)
+    cluster = ClusterSpec.homogeneous(H200, 1)
+    size = 2048 * 4096 * 4
+    each = cost.PACK_BYTES * size / (H200.copy_gbps * 1e9)
+    products = 2 * 6 + 4  # off the diagonal, and on it
+    assert cost.seconds(layout, cluster, 0)["packing"] == pytest.approx(products * each)
+
+
 @pytest.mark.parametrize("options", [Options(), Options(blocks=8192, slabs=8192, p_k=1)])
 @pytest.mark.parametrize("workers", [67, 127])
 def test_a_prime_number_of_workers_shares_a_triangle_too(workers, options):

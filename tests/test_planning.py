@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
 from multimm.planning import blocking, cost, traffic
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import (
     Coordinate,
     Grid,
@@ -290,6 +290,32 @@ def test_sums_are_handed_from_slab_to_slab(slabs, p_k):
     without = terms | {"sums between slabs": 0.0}
     in_turn = sum(without[name] for name in cost.IN_TURN)
     assert in_turn + terms["sums between slabs"] == sum(terms[name] for name in cost.IN_TURN)
+
+
+def test_parts_of_k_without_a_slab_have_no_share():
+    """Their ranks are idle: they receive no sums, and no worker computes for two of them."""
+    shape = problem(24, 60, 40)
+    cluster = cpus(2)
+    layout = Layout(shape, Grid(2, 1, 4), (), (12, 12), (40,), (30, 30), band=1)
+    assert (layout.parts, layout.ranks) == (2, 4)
+    moved = traffic.moved(layout, 8)
+    assert moved.total == traffic.volume(shape, Grid(2, 1, 2))
+    assert moved.busiest == moved.total / 4
+    one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
+    rate = cluster.slowest.gflops * 1e9
+    assert cost.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
+
+
+def test_one_slab_is_kept_where_k_is_not_divided():
+    rows, k = (8192,) * 8, 65536
+    a = MatrixSpec((k, k), chunks=(rows, (k,)))
+    shape = Problem(a, a.T, pack="float32")
+    cluster = ClusterSpec.homogeneous(H200, 8)
+    given = Cut(given=True)
+    whole, _ = lay_out(shape, cluster, Grid(8, 1, 1), Options(), given)
+    assert (whole.m_blocks, whole.n_blocks, whole.slabs) == (rows, rows, (k,))
+    halves, _ = lay_out(shape, cluster, Grid(4, 1, 2), Options(), given)
+    assert len(halves.slabs) > 1
 
 
 def test_packing_is_counted_once_for_each_block_or_for_each_product():
