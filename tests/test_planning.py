@@ -304,6 +304,7 @@ def test_parts_of_k_without_a_slab_have_no_share():
     one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
     rate = cluster.slowest.gflops * 1e9
     assert cost.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
+    assert cost.memory(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
 
 
 def test_one_slab_is_kept_where_k_is_not_divided():
