@@ -28,8 +28,6 @@ SHARP = 4.0
 U64 = 2.0**-53
 #: Smallest subnormal of float32, in which float16, bfloat16 and float32 are summed.
 TINY32 = 2.0**-149
-#: Largest value of float32.
-LARGEST32 = (2 - 2.0**-23) * 2.0**127
 #: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
 BFLOAT16 = (2.0**-8, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
 
@@ -116,7 +114,8 @@ def make_rule(
     u_out, smallest, largest = _format(dtype)
     u = max(U64, min(u_out, 2.0**-24))
     if kept is not None and kept.name in ("float32", "complex64"):
-        u, rule = 2.0**-24, replace(rule, summed=LARGEST32)
+        u, _, summed = _format(kept)
+        rule = replace(rule, summed=summed)
     tiny = smallest + (k + 1) * max(1.0, abs(alpha)) * (smallest if u == U64 else TINY32)
     added = operands[2:] if kept is not None and kept.kind in "biu" else []
     u_added = max([u, *(_format(c0)[0] for c0 in added if rank(c0, "c0") > 1)])

@@ -278,7 +278,7 @@ def _choose(
     """
     if fixed is not None:
         return regular(size, fixed)
-    if keep and (len(hints[0]) > 1 or workers == 1) and len(hints[0]) <= MOST_CHUNKS:
+    if keep and min(2, workers) <= len(hints[0]) <= MOST_CHUNKS:  # one block serves one worker
         return group(hints[0], keep)
     blocks = _evenly(size, count, workers)
     for chunks in hints:

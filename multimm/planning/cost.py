@@ -102,6 +102,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     travel when the last slab is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
+    copying = device.copy_gbps * 1e9
     _, cuts, pieces = layout.recut
     cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
     crowd = ceil(layout.ranks / cluster.workers)
@@ -122,15 +123,15 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "packing": _packing(layout, cluster),
         "cutting": ceil(cuts / cluster.workers) * PACK_S
         + ceil(pieces / cluster.workers) * PIECE_S
-        + 2 * cut_bytes / cluster.workers / (device.copy_gbps * 1e9),  # read and written
-        "sums between slabs": SUMS_BYTES * handed_on / (device.copy_gbps * 1e9),
+        + 2 * cut_bytes / cluster.workers / copying,  # read and written
+        "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first / rate + cluster.link.latency_s * (first > 0),
         "last sums": sums * p.sum_bytes / rate + levels * cluster.link.latency_s,
-        "mirroring": mirrored / (device.copy_gbps * 1e9),
+        "mirroring": mirrored / copying,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
 

@@ -52,12 +52,8 @@ class Grid(NamedTuple):
 
     def rank(self, at: Coordinate) -> int:
         """The number of the worker at a place; ranks run along p_k, then p_n, then p_m."""
-        row, col, part = self.wrapped(at)
+        row, col, part = at.row % self.p_m, at.col % self.p_n, at.part % self.p_k
         return (row * self.p_n + col) * self.p_k + part
-
-    def wrapped(self, at: Coordinate) -> Coordinate:
-        """The place inside the grid that a place stands for."""
-        return Coordinate(at.row % self.p_m, at.col % self.p_n, at.part % self.p_k)
 
     def place(self, rank: int) -> Coordinate:
         """Where the worker of a number stands."""

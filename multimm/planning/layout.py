@@ -96,7 +96,7 @@ class Layout(Partition):
             role
             for role in self.lying
             if any(
-                self.home(role, 0, *at) != self.grid.wrapped(self._home(role, 0, *at))
+                self.grid.rank(self.home(role, 0, *at)) != self.grid.rank(self._home(role, 0, *at))
                 for at in product(range(len(edges[role])), range(len(self.slabs)))
             )
         )
@@ -104,7 +104,8 @@ class Layout(Partition):
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """Where an operand block is kept: where it lies, if it lies somewhere.
 
-        Else A's by block row, B's by block column, and slab.
+        Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
+        block of C that uses it.
         """
         if role in self.lying:
             at = (block, slab) if role == "a" else (slab, block)
@@ -168,13 +169,13 @@ class Layout(Partition):
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """In turn with one of the grid rows that use it, and with one of the columns."""
-        part, first = self.part_of[slab], self.share_of(role)[flat].users[0]
+        part = self.part_of[slab]
         if role == "b":
             at = self.grid.home_b(slab, block, part)
-            rows = self._rows_of_b[first]
+            rows = self._rows_of_b[flat]
             return at._replace(row=rows[(at.row + flat) % len(rows)])
         at = self.grid.home_a(self.row(flat, block), slab, part)
-        rows = self._rows_of_a[first, block]
+        rows = self._rows_of_a[flat, block]
         return at._replace(row=rows[(slab + block) % len(rows)])
 
     @property

@@ -11,12 +11,11 @@ own block for each; one without any, or with dimensions of 1, is broadcast along
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks
+from multimm.planning.grid import Blocks, remembered
 
 
 class Share(NamedTuple):
@@ -26,7 +25,7 @@ class Share(NamedTuple):
     matrices: int
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def shares(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> tuple[Share, ...]:
     """The batch blocks of an operand, in the order of their first users.
 
@@ -53,7 +52,7 @@ def shares(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> tuple[Sh
     )
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def share_of(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> dict[int, Share]:
     """By batch block of C: the operand's batch block that it uses."""
     return {flat: share for share in shares(batch_blocks, shape) for flat in share.users}

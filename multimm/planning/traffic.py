@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import product
+from itertools import product, starmap
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -126,10 +126,10 @@ Transfer = tuple[int, set[int], int]
 
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, len(layout.m_blocks)
+    grid = layout.grid
     columns = range(min(grid.p_n, len(layout.n_blocks)))
     for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
-        waves = _rows_by_wave(layout, (flat * rows + i for flat in share.users))
+        waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
         for (s, slab), used in product(enumerate(layout.slabs), waves):
             part = layout.part_of[s]
             home = grid.rank(layout.home("a", share.users[0], i, s))
@@ -138,9 +138,9 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
 
 
 def _count_b(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, len(layout.m_blocks)
+    grid, rows = layout.grid, range(len(layout.m_blocks))
     for share in layout.shares("b"):
-        waves = _rows_by_wave(layout, (f * rows + i for f in share.users for i in range(rows)))
+        waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
             home = grid.rank(layout.home("b", share.users[0], j, s))
             for used in waves:
