@@ -11,6 +11,8 @@ import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import dask
+import dask.array as da
 import distributed
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, syst
 from benchmarks.peers import __main__ as group_main
 from benchmarks.peers.__main__ import job
 from benchmarks.peers.base import ENOUGH_SECONDS, Machine, System, crossing, measure, normal
-from benchmarks.peers.on_dask import OnDask, RunError
+from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.records import ROOT
 from benchmarks.sweep_cases import Product
 
@@ -412,6 +414,23 @@ def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):
     statuses[0, 1] = "error"
     with pytest.raises(MemoryError, match="of a GPU"):
         one.after(result)
+
+
+def test_elements_are_taken_out_of_blocks_one_task_each():
+    matrix = np.random.default_rng(0).standard_normal((90, 40), dtype=np.float32)
+    blocks = da.from_array(matrix, chunks=((30, 0, 25, 35), (13, 27)))
+    rows, columns = np.array([0, 12, 13, 39]), np.array([29, 30, 54, 55, 89])
+    for found, expected in (
+        (elements(blocks.T, rows=rows), matrix.T[rows]),
+        (elements(blocks, columns=rows), matrix[:, rows]),
+        (elements(blocks.T, rows, columns), matrix.T[rows][:, columns]),
+        (elements(blocks.T, rows[:0], columns), matrix.T[:0, columns]),
+    ):
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found.compute(), expected)
+    # A task of its own for a transposed block would count as a second operand in memory.
+    names = {str(key[0]) for key in dict(dask.optimize(elements(blocks.T, rows))[0].dask)}
+    assert not [name for name in names if name.startswith(("transpose", "getitem", "rechunk"))]
 
 
 def test_blocks_are_cut_until_every_worker_has_products():

@@ -131,9 +131,10 @@ class OnDask(System):
 
     def sample(self, operands: Any, result: da.Array, at: Sample) -> tuple[Array, Array, Array]:
         a, b = operands
-        parts = (a[at.rows], b[:, at.columns], result[at.rows][:, at.columns])
-        hosted = [part.map_blocks(to_host, meta=np.empty((0, 0), np.float32)) for part in parts]
-        left, right, found = da.compute(*hosted)
+        crossing = elements(result, at.rows, at.columns)
+        left, right, found = da.compute(
+            elements(a, rows=at.rows), elements(b, columns=at.columns), crossing
+        )
         return left, right, found
 
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
@@ -156,9 +157,45 @@ def empty(gpu: bool) -> Array:
     return cupy.empty((0, 0), cupy.float32)
 
 
-def to_host(block: Array) -> Array:
-    """Runs on a worker: the block as NumPy."""
-    return block.get() if hasattr(block, "get") else block
+def elements(matrix: da.Array, rows: Array | None = None, columns: Array | None = None) -> da.Array:
+    """Return where some rows and some columns of a matrix cross, as NumPy; None is all of them.
+
+    One task for each block, where it lies. Dask's own indexing makes transposed blocks, and copies
+    of those that an index splits, results of their own: operands that fill half of the workers'
+    memory are then spilled to be looked at.
+
+    Parameters
+    ----------
+    matrix : dask.array.Array
+    rows, columns : numpy.ndarray of int, optional
+        Sorted.
+    """
+    own = [_by_block(*axis) for axis in zip((rows, columns), matrix.chunks, strict=True)]
+    chunks = tuple(
+        given if index is None else tuple(map(len, parts))
+        for index, parts, given in zip((rows, columns), own, matrix.chunks, strict=True)
+    )
+    found: da.Array = da.map_blocks(
+        taken_out, matrix, *own, chunks=chunks, meta=np.empty((0, 0), np.float32)
+    )
+    return found
+
+
+def _by_block(index: Array | None, chunks: Blocks) -> list[Any]:
+    """What of an axis is wanted of each block, counted from the block's begin."""
+    if index is None:
+        return [slice(None)] * len(chunks)
+    begins = np.cumsum((0, *chunks))
+    cuts = np.searchsorted(index, begins)
+    return [index[cuts[i] : cuts[i + 1]] - begins[i] for i in range(len(chunks))]
+
+
+def taken_out(
+    block: Array, by_row: list[Any], by_column: list[Any], block_id: tuple[int, int]
+) -> Array:
+    """Runs on a worker: elements of a block as NumPy, gathered on its device."""
+    part = block[by_row[block_id[0]]][:, by_column[block_id[1]]]
+    return part.get() if hasattr(part, "get") else part
 
 
 def synchronize() -> None:
