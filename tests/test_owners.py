@@ -23,7 +23,7 @@ from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import _rank, plan_matmul
+from multimm.planning.strategy import NEARLY, _rank, plan_matmul
 
 SIZE, BLOCK = 96, 12
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
@@ -295,6 +295,22 @@ def test_operands_that_lie_as_planned_are_multiplied_as_planned(workers, m, n, k
         assert not plan.layout.elsewhere
         assert plan.memory_terms == first.memory_terms
         assert plan.spill_terms == first.spill_terms
+
+
+@pytest.mark.parametrize(
+    ("workers", "m", "n", "k", "pack"),
+    [(4, 16384, 16384, 2**18, "float32"), (16, 16384, 16384, 2**18, ""),
+     (8, 65536, 16384, 65536, "float32")],
+)  # fmt: skip
+def test_operands_cut_as_planned_are_multiplied_as_fast(workers, m, n, k, pack):
+    """Also where the arrangement they are cut for is none of the best with usual blocks."""
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    first = plan_matmul(Problem(MatrixSpec((m, k)), MatrixSpec((k, n)), pack=pack), cluster)
+    a, b = (
+        MatrixSpec(shape, chunks=first.layout.operand_chunks(role))
+        for shape, role in (((m, k), "a"), ((k, n), "b"))
+    )
+    assert plan_matmul(Problem(a, b, pack=pack), cluster).seconds <= NEARLY * first.seconds
 
 
 def test_one_block_that_lies_elsewhere_is_counted():

@@ -157,10 +157,8 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         for slabs in others:
             cut_as(grid, Cut(*factors, slabs))
     if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
-        # Operands that lie on workers may lie as an arrangement wants them that, cut as usual, is
-        # none of the best.
-        lie = problem.a.owners or problem.b.owners
-        for grid in arrangements if lie else finalists:
+        # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
+        for grid in arrangements:
             cut_as(grid, Cut(given=True))
     ranks |= _added_at_once(ranks, cluster)
     if options.blocks is not None:
