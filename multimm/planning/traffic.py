@@ -90,35 +90,55 @@ class Moved(NamedTuple):
 
 
 def moved(layout: Layout, workers: int) -> Moved:
-    """What is received: in a closed form, shared evenly, unless blocks lie elsewhere.
+    """What is received: in a closed form, unless blocks lie elsewhere.
 
-    Then it is counted, and so is what stacks move in several waves.
+    Then it is counted, and so is what stacks move in several waves, and all where blocks are too
+    few for the rows or columns of the grid.
     """
-    problem, recut = layout.problem, layout.recut.nbytes
-    stacked = bool(layout.batch_blocks)
-    if layout.elsewhere or (
-        stacked and (layout.waves > 1 or layout.grid.p_n > len(layout.n_blocks) or layout.mirrors)
+    grid, stacked = layout.grid, bool(layout.batch_blocks)
+    idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
+    if (
+        layout.elsewhere
+        or (idle and not layout.mirrors)
+        or (stacked and (layout.waves > 1 or layout.mirrors))
     ):
         counted = received(layout, workers)
-        most = max(counted.values(), default=0)
-        return Moved(sum(counted.values()) + recut, most + recut / workers)
-    if isinstance(layout, GramLayout):
-        width = layout.width("a")
-        others = _triangle(problem) * (layout.parts - 1) + recut
-        total = layout.in_waves.sent * problem.k * width + others
-        return Moved(total, layout.most_received * width + others / layout.ranks)
-    if stacked:
-        # Rows of its matrices need not come out even with the grid's.
-        a, b = (n * layout.width(role) for n, role in zip(layout.copies, "ab", strict=True))
-        sums = problem.batch * problem.m * problem.n * problem.sum_bytes * (layout.parts - 1)
-        total = (a + b) * problem.k + sums + recut
-        return Moved(total, total / layout.ranks)
-    a, b = (
-        layout.spec(role).nbytes // layout.spec(role).itemsize * layout.width(role) for role in "ab"
-    )
-    grid = layout.grid._replace(p_k=layout.parts)
-    total = volume(problem, grid, (a, b), layout.waves) + recut
+        found = Moved(sum(counted.values()), max(counted.values(), default=0))
+    elif isinstance(layout, GramLayout):
+        found = _of_gram(layout)
+    else:
+        found = _of_stack(layout) if stacked else _of_product(layout)
+    recut = layout.recut.nbytes
+    return Moved(found.total + recut, found.busiest + recut / workers)
+
+
+def _of_gram(layout: GramLayout) -> Moved:
+    width, sums = layout.width("a"), _triangle(layout.problem) * (layout.parts - 1)
+    total = layout.in_waves.sent * layout.problem.k * width + sums
+    return Moved(total, layout.most_received * width + sums / layout.ranks)
+
+
+def _of_stack(layout: Layout) -> Moved:
+    """Rows of its matrices need not come out even with the grid's."""
+    problem = layout.problem
+    a, b = (n * layout.width(role) for n, role in zip(layout.copies, "ab", strict=True))
+    sums = problem.batch * problem.m * problem.n * problem.sum_bytes * (layout.parts - 1)
+    total = (a + b) * problem.k + sums
     return Moved(total, total / layout.ranks)
+
+
+def _of_product(layout: Layout) -> Moved:
+    """The busiest has most rows of A, columns of B and slabs, and keeps fewest of their blocks."""
+    problem, grid, parts = layout.problem, layout.grid, layout.parts
+    a, b = layout.width("a"), layout.width("b")
+    sizes = problem.m * problem.k * a, problem.k * problem.n * b
+    total = volume(problem, grid._replace(p_k=parts), sizes, layout.waves)
+    rows = ceil(len(layout.row_sizes) / grid.p_m) * layout.steps
+    columns = ceil(len(layout.n_blocks) / grid.p_n) * layout.steps
+    of_a = layout.share_rows * a * (1 - rows // grid.p_n / rows)
+    of_b = layout.share_cols * b * (1 - columns // grid.p_m / columns) * layout.waves
+    sums = layout.share_sums * problem.sum_bytes * (1 - 1 / parts)
+    return Moved(total, layout.share_k * (of_a + of_b) + sums)
 
 
 #: Of one block: the rank that keeps it, the ranks that use it, its bytes.
