@@ -132,7 +132,7 @@ def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Held) -> MatrixSpec
     if isinstance(x, MatrixSpec):
         return x
     lazy = is_dask(x)
-    owners = _owners(x, cluster, held) if lazy and cluster.workers > 1 else ()
+    owners = _owners(x, cluster, held) if lazy else ()
     return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
 
 

@@ -11,8 +11,9 @@ import dask.array as da
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import Blocks, OnDask
+from benchmarks.peers.on_dask import Blocks, Home, OnDask
 from benchmarks.sweep_cases import Product, too_large
+from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 
@@ -61,38 +62,29 @@ class Multimm(OnDask):
         self._ideal(precision)
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
-        plan = self._planned(product, precision)
-        layout, grid = plan.layout, plan.grid
-
-        def home(role: str) -> Any:
-            def of(i: int, j: int) -> int:
-                block, slab = (i, j) if role == "a" else (j, i)
-                return grid.rank(layout.home(role, 0, block, slab))
-
-            return of
-
-        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, home("b"))
+        layout = self._planned(product, precision).layout
+        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(layout, "b"))
         if product.gram:
             return b.T, b
-        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, home("a")), b
+        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(layout, "a")), b
 
     def _planned(self, product: Product, precision: str) -> MatmulPlan:
-        """The plan for operands that come in the plan's own blocks."""
+        """The plan for operands that lie in the plan's own blocks, where it keeps them."""
         import multimm
 
         if (product, precision) in self._plans:
             return self._plans[product, precision]
-        m: Blocks = (product.m,)
-        n: Blocks = (product.n,)
-        k: Blocks = (product.k,)
-        for _ in range(3):  # what a plan is given it mostly keeps
-            b = MatrixSpec((product.k, product.n), chunks=(k, n))
-            a = b if product.gram else MatrixSpec((product.m, product.k), chunks=(m, k))
+        b = MatrixSpec((product.k, product.n))
+        a = b if product.gram else MatrixSpec((product.m, product.k))
+        for _ in range(4):  # what a plan is given it mostly keeps
             plan = multimm.plan(a, b, trans_a=product.gram, precision=precision)
-            layout = plan.layout
-            if (m, n, k) == (layout.m_blocks, layout.n_blocks, layout.slabs):
+            given, layout = (a, b), plan.layout
+            b = _lying(layout, "b", (layout.slabs, layout.n_blocks), len(self.addresses))
+            a = b
+            if not product.gram:
+                a = _lying(layout, "a", (layout.m_blocks, layout.slabs), len(self.addresses))
+            if given == (a, b):
                 break
-            m, n, k = layout.m_blocks, layout.n_blocks, layout.slabs
         self._plans[product, precision] = plan.check()
         return plan
 
@@ -143,6 +135,24 @@ class Multimm(OnDask):
             ]
             self._rates[precision] = float(f"{sum(self.client.gather(rates)):.6g}")
         return self._rates[precision]
+
+
+def _home(layout: Layout, role: str) -> Home:
+    """The rank that keeps a block of an operand, by the block's row and column."""
+
+    def of(i: int, j: int) -> int:
+        block, slab = (i, j) if role == "a" else (j, i)
+        return layout.grid.rank(layout.home(role, 0, block, slab))
+
+    return of
+
+
+def _lying(layout: Layout, role: str, chunks: tuple[Blocks, Blocks], workers: int) -> MatrixSpec:
+    """An operand in the blocks of a layout, with the workers that keep them."""
+    home = _home(layout, role)
+    owners = (home(i, j) % workers for i in range(len(chunks[0])) for j in range(len(chunks[1])))
+    rows, columns = map(sum, chunks)
+    return MatrixSpec((rows, columns), chunks=chunks, owners=tuple(owners))
 
 
 def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import dask.array as da
@@ -37,6 +37,7 @@ from multimm.graph.tasks import (
     Step,
     add,
     after,
+    in_turn,
     multiply,
     pack,
     read,
@@ -134,22 +135,32 @@ class Builder:
         opening = layout.opening(row, j, part)
         # A gate returns None, which is what a chain begins with.
         previous: Key = None if opening is None else self._gate(opening, part)
-        for s in range(layout.first_slab[part], layout.first_slab[part + 1]):
-            key = self._chain_key(batch, i, j, s)
-            inputs = [self._operand(self.operands[0], batch, i, s, row, s)]
-            if not layout.mirrors:
-                inputs.append(self._operand(self.operands[1], batch, s, j, row, s))
-            elif i != j:
-                inputs.append(self._operand(self.operands[0], batch, j, s, row, s))
-            order = (layout.wave(row), s - layout.first_slab[part], row, j)
-            place = self._place(layout.owner(row, j, part), order, tuple(inputs))
-            if layout.mirrors and i == j:
-                more = {"complete": True} if key == self._sum_key(batch, i, j) else {}
-                self._add(key, multiply_diagonal, [inputs[0][0], previous], place, **more)
-            else:
-                func = multiply_gram if layout.mirrors else multiply
-                self._add(key, func, [inputs[0][0], inputs[-1][0], previous], place)
+        start, end = layout.first_slab[part : part + 2]
+        diagonal = layout.mirrors and i == j
+        func = multiply_diagonal if diagonal else multiply_gram if layout.mirrors else multiply
+        for first in range(start, end, layout.slabs_per_task):
+            slabs = range(first, min(first + layout.slabs_per_task, end))
+            key = self._chain_key(batch, i, j, slabs[-1])
+            inputs = [self._factors(batch, i, j, row, s) for s in slabs]
+            order = (layout.wave(row), first - start, row, j)
+            place = self._place(layout.owner(row, j, part), order, tuple(chain(*inputs)))
+            complete = diagonal and key == self._sum_key(batch, i, j)
+            more: dict[str, Any] = {"complete": True} if complete else {}
+            *before, last = ([operand for operand, _ in pair] for pair in inputs)
+            if before:
+                earlier = [List(*map(TaskRef, operands)) for operands in before]
+                more |= {"link": func, "before": List(*earlier), "inner": self.inner}
+            self._add(key, in_turn if before else func, [*last, previous], place, **more)
             previous = key
+
+    def _factors(
+        self, batch: Index, i: int, j: int, row: int, s: int
+    ) -> tuple[tuple[Key, Coordinate], ...]:
+        """Keys and homes of what is multiplied for P(i, j) and a slab."""
+        left = self._operand(self.operands[0], batch, i, s, row, s)
+        if not self.layout.mirrors:
+            return left, self._operand(self.operands[1], batch, s, j, row, s)
+        return (left, self._operand(self.operands[0], batch, j, s, row, s)) if i != j else (left,)
 
     def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:
         """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""

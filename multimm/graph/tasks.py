@@ -243,6 +243,36 @@ def after(*args: Any, func: Callable[..., Block], gates: list[None], **kwargs: A
     return func(*args, **kwargs)
 
 
+def in_turn(
+    *last: Block,
+    link: Callable[..., Block],
+    before: list[list[Block]],
+    step: Step,
+    inner: Step,
+    **more: Any,
+) -> Block:
+    """What `link` makes of one slab after another: several links of a chain as one task.
+
+    Parameters
+    ----------
+    *last : Block
+        Operands of the last slab, and the sums that the chain begins with or None.
+    link : callable
+        Of operands and sums. Each call ends as a task does, and lets go of what it made beside its
+        result.
+    before : list of list of Block
+        Operands of the other slabs.
+    step, inner : Step
+        Of the last slab, and of the others.
+    **more
+        For the last slab alone.
+    """
+    *operands, partial = last
+    for slab in before:
+        partial = link(*slab, partial, step=inner)
+    return link(*operands, partial, step=step, **more)
+
+
 def stream_for(block: Block) -> AbstractContextManager[None]:
     """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
     if is_packed(block):

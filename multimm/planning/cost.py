@@ -61,6 +61,7 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
         if layout.arrives(role):
             stay[f"{role.upper()} in flight"] = WINDOW * size
         else:
+            size *= min(layout.slabs_per_task, layout.steps)
             stay[f"{role.upper()} in use"] = used[role] = size
     if layout.parts > 1 and cluster.workers > 1:
         # Of the workers with a part of the same sum, one receives the others', and another one of
@@ -113,7 +114,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
     chains = ceil(layout.blocks * layout.parts / cluster.workers)
-    links = layout.steps - 1 if chains <= cluster.threads else 0
+    links = layout.links - 1 if chains <= cluster.threads else 0
     switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
     steps = bool(layout.packed) + bool(cuts) + levels + mirrors

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import ceil
 from typing import NamedTuple
 
@@ -87,6 +87,16 @@ class Layout(Partition):
             and max(self.spec(role).owners) < self.grid.workers
             and self.spec(role).chunks == self.operand_chunks(role)
         }
+
+    @property
+    def fusible(self) -> bool:
+        """Whether a task may multiply several slabs: all that it needs lies with its worker.
+
+        And a worker would wait between slabs: C is one block, and there is no other to go on with.
+        """
+        alone = self.blocks == 1 and self.steps > 1 and not self.packed
+        roles = ("a",) if self.mirrors else ("a", "b")
+        return alone and all(role in self.lying and not self.arrives(role) for role in roles)
 
     @cached_property
     def elsewhere(self) -> tuple[str, ...]:
@@ -253,9 +263,10 @@ class Layout(Partition):
     @cached_property
     def tasks(self) -> int:
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
-        slabs = len(self.slabs)
+        slabs, per_task = len(self.slabs), self.slabs_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
-        products = self.blocks * (slabs + sums) + self.finishing
+        chained = sum(ceil((end - start) / per_task) for start, end in pairwise(self.first_slab))
+        products = self.blocks * (chained + sums) + self.finishing
         panels = self.operand_panels() if self.stream or self.packed else set()
         packs = slabs * sum(role in self.packed for role, *_ in panels)
         if not self.stream:

@@ -54,6 +54,8 @@ class Partition:
         product packs its own, which takes less memory.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
+    slabs_per_task : int
+        Slabs that one task multiplies in turn, at most, where it has them at home.
     """
 
     problem: Problem
@@ -66,6 +68,7 @@ class Partition:
     stream: bool = False
     pack_once: bool = True
     fan_in: int = 2
+    slabs_per_task: int = 1
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -102,6 +105,11 @@ class Partition:
     def steps(self) -> int:
         """Slabs in the longest part of k."""
         return max(even(len(self.slabs), self.grid.p_k))
+
+    @property
+    def links(self) -> int:
+        """Tasks that follow each other in the longest part of k, for each block of C."""
+        return ceil(self.steps / self.slabs_per_task)
 
     @property
     def waves(self) -> int:

@@ -233,7 +233,9 @@ class MatmulPlan:
         half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
         at_once = min(layout.fan_in, layout.parts)
         sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
-        return f"{self.tasks} tasks in {waves}{reads}{half}{sums}"
+        slabs = min(layout.slabs_per_task, layout.steps)
+        fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
+        return f"{self.tasks} tasks in {waves}{fused}{reads}{half}{sums}"
 
     def _moved_line(self) -> str:
         recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(

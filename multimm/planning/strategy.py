@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from math import ceil
 from typing import NamedTuple
 
 from multimm.planning import cost, traffic
@@ -55,6 +56,8 @@ FINALISTS = 4
 MOST_GRAM_ROWS = 128
 #: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
 FAN_IN = (4, 8, 16)
+#: Share of a worker's memory that the slabs of one task may take: arbitrary.
+FUSED = 0.3
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
 #: predictions are no better.
 NEARLY = 1.02
@@ -161,9 +164,9 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         for grid in arrangements:
             cut_as(grid, Cut(given=True))
     ranks |= _added_at_once(ranks, cluster)
-    if options.blocks is not None:
-        return ranks  # the bits must not depend on the workers, nor may the kernels
-    return ranks | _packed_within(ranks, cluster)
+    if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
+        ranks |= _packed_within(ranks, cluster)
+    return ranks | _fused(ranks, cluster)
 
 
 def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
@@ -205,6 +208,22 @@ def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
         if fan_in < 2 * layout.parts
     ]
     return _ranked(wider, cluster)
+
+
+def _fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid whose tasks may multiply several slabs. The bits are the same.
+
+    What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
+    memory, in tasks as even as possible.
+    """
+    found = []
+    for layout in _best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
+        roles = ("a",) if layout.mirrors else ("a", "b")
+        panels = zip(roles, layout.panels, strict=False)
+        slab = max(layout.slabs) * sum(panel * layout.width(role) for role, panel in panels)
+        most = max(1, int(FUSED * cluster.budget_bytes // slab))
+        found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
+    return _ranked(found, cluster)
 
 
 def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:

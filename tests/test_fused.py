@@ -1,0 +1,134 @@
+"""Slabs that a worker has at home are multiplied by one task, not by one after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, wait
+
+import multimm
+from multimm.graph.tasks import in_turn
+from multimm.planning import cost
+from multimm.planning.grid import Grid
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+SLABS, LENGTH, SIDE = 8, 30, 24
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def client(request):
+    with in_threads(request.param) as cluster, Client(cluster) as client:
+        yield client
+
+
+def kept(client, matrix, homes):
+    """A matrix whose blocks of rows lie with these workers, by their rank."""
+    workers = sorted(client.scheduler_info()["workers"])
+    name, graph = f"kept-{np.random.default_rng().integers(2**60)}", {}
+    for s, home in enumerate(homes):
+        key = (name, s, 0)
+        block = matrix[s * LENGTH : (s + 1) * LENGTH]
+        graph[key] = client.submit(np.array, block, workers=[workers[home]], key=key, pure=False)
+    wait(list(graph.values()))
+    chunks = ((LENGTH,) * SLABS, (SIDE,))
+    return da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, matrix.dtype)
+
+
+def products(array):
+    return [task for task in dict(array.dask).values() if getattr(task, "func", None) is in_turn]
+
+
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_result_is_that_of_one_task_a_slab(client, gram, scaled):
+    x, y = np.random.default_rng(1).standard_normal((2, SLABS * LENGTH, SIDE)).astype("float32")
+    p_k = len(client.scheduler_info()["workers"])
+    homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
+
+    def product(a, b):
+        fixed = {"blocks": SIDE, "slabs": LENGTH, "p_k": p_k}
+        if not scaled:
+            return multimm.matmul(a.T, b, **fixed)
+        return multimm.gemm(3.0, a.T, b, 2.0, da.ones((SIDE, SIDE), dtype="float32"), **fixed)
+
+    a = kept(client, x, homes)
+    fused = product(a, a if gram else kept(client, y, homes))
+    on_host = da.from_array(x, chunks=(LENGTH, SIDE))
+    one_by_one = product(on_host, on_host if gram else da.from_array(y, chunks=(LENGTH, SIDE)))
+    assert len(products(fused)) == p_k
+    assert not products(one_by_one)
+    np.testing.assert_array_equal(fused.compute(), one_by_one.compute())
+
+
+def laid_out(workers, rows, slabs, side=2048, gram=True, owners=None, **options):
+    """A plan for a tall operand whose slabs lie with the workers in turn."""
+    per = slabs // workers
+    owners = owners or tuple(s // per for s in range(slabs))
+    chunks = ((rows // slabs,) * slabs, (side,))
+    b = MatrixSpec((rows, side), chunks=chunks, owners=owners)
+    a = b.T if gram else MatrixSpec((rows, side), chunks=chunks, owners=owners).T
+    problem = Problem(a, b, gram=gram, pack="float32")
+    return plan_matmul(problem, ClusterSpec.homogeneous(H200, workers), **options)
+
+
+@pytest.mark.parametrize("gram", [True, False])
+def test_a_worker_s_slabs_are_one_task_where_they_take_little_memory(gram):
+    plan = laid_out(4, 2**22, 16, gram=gram)
+    assert plan.grid == Grid(1, 1, 4)
+    assert plan.layout.slabs_per_task == 4
+    assert plan.tasks == 4 + 1
+    assert "4 slabs multiplied by each" in str(plan)
+    lone = replace(plan.layout, slabs_per_task=1)
+    assert plan.seconds < cost.total_seconds(cost.seconds(lone, plan.cluster, 0))
+
+
+def test_what_a_task_works_on_is_held_and_never_spilled():
+    """So the plan keeps it to a share of the memory: two tasks of four slabs, not one of eight."""
+    plan = laid_out(4, 2**25, 32)
+    assert plan.layout.slabs_per_task == 4
+    assert plan.tasks == 2 * 4 + 1
+    slab = 2**20 * 2048 * 4
+    assert plan.memory_terms["A in use"] == 4 * slab < 0.3 * plan.budget_bytes
+    assert plan.spill_terms["A at home"] == 4 * slab
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"m_blocks": (1024, 1024), "n_blocks": (1024, 1024), "band": 2}, "others to go on with"),
+        ({"slabs": (2**20,) * 4}, "one slab a worker"),
+        ({"stream": True}, "read as it is needed"),
+        ({"grid": Grid(2, 1, 2)}, "blocks that arrive"),
+    ],
+)
+def test_else_there_is_a_task_for_each_slab(changed, why):
+    layout = laid_out(4, 2**22, 16).layout
+    assert layout.fusible
+    assert not replace(layout, slabs_per_task=1, **changed).fusible, why
+
+
+def test_operands_that_lie_nowhere_are_multiplied_as_they_come():
+    spec = MatrixSpec((2**22, 2048), chunks=((2**18,) * 16, (2048,)))
+    problem = Problem(spec.T, spec, gram=True, pack="float32")
+    plan = plan_matmul(problem, ClusterSpec.homogeneous(H200, 4))
+    assert plan.grid == Grid(1, 1, 4)
+    assert plan.layout.slabs_per_task == 1
+    misplaced = laid_out(4, 2**22, 16, owners=(0, 1, 2, 3) * 4)
+    assert misplaced.layout.slabs_per_task == 1
+
+
+@pytest.mark.parametrize("per_task", [1, 2, 3, 5, 9])
+def test_tasks_are_counted_part_by_part(per_task):
+    problem = Problem(MatrixSpec((8, 90)), MatrixSpec((90, 8)))
+    layout = Layout(problem, Grid(1, 1, 2), (), (8,), (8,), (10,) * 9, band=1,
+                    slabs_per_task=per_task)  # fmt: skip
+    assert layout.tasks == -(-5 // per_task) + -(-4 // per_task) + 1
+    assert layout.links == -(-5 // per_task)
