@@ -317,7 +317,7 @@ def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
     chunk.write_bytes(chunk.read_bytes()[:5])
     output = tmp_path / f"c.{form}"
     result = cli("matmul", a, b, "-o", output, "--scheduler", address)
-    assert_one_line(result, 1, "the run failed")
+    assert_one_line(result, 1, "the run failed: block (0, 0) of A failed on tcp://127.0.0.1:")
     assert names(tmp_path) == ["a.zarr", "b.npy"]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from multimm.checks.rule import SHARP, U64, Rule
 from multimm.checks.tasks import SIZES, STATS, host
+from multimm.failures import named
 
 #: What one block of rows tells: how many rows are wrong and the worst ratio of those; how many
 #: are suspect, how many of these the sketch cannot settle (open), and how many others stand
@@ -30,6 +31,7 @@ ROWS = 16
 WIDTH = len(FIELDS) + 2 * ROWS
 
 
+@named
 def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
     """The verdict on a block of rows; `others` are the product's and C0's, where they count."""
     rest = [host(other) for other in others]
@@ -128,6 +130,7 @@ def _pack(found: dict[str, Any], score: Any) -> Any:
     return np.concatenate([[float(found[name]) for name in FIELDS], top.ravel()])
 
 
+@named
 def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
     """[worst ratio, its row and column in the block, difference, bound] of recomputed rows."""
     rest = [host(other) for other in others]

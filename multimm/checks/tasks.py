@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from multimm.checks.rule import Rule
+from multimm.failures import named
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
 #: and finite but hidden (their vector entry is zero: no finite value is right there)
@@ -20,6 +21,7 @@ STATS = ("total", "peak", "bad", "good", "hidden")
 SIZES = ("norm", "total", "peak", "bad_a", "bad_b")
 
 
+@named
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
     vectors = np.asarray(vectors, like=block)
@@ -40,6 +42,7 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     return np.concatenate([sketch, stats.astype(rule.dtype)], axis=-1)[..., None, :]
 
 
+@named
 def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """A block of A times the sketch of the rows of B that it meets, and SIZES.
 
@@ -61,6 +64,7 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     return np.concatenate(parts, axis=-1)[..., None, :]
 
 
+@named
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
     """A block of B^T times a few rows of A (as columns), and the same of absolute values."""
     values, rows = block.astype(rule.dtype), rows.astype(rule.dtype)
@@ -74,11 +78,13 @@ def keep(block: Any, axis: Any, keepdims: bool) -> Any:
     return block
 
 
+@named
 def add(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns."""
     return block.sum(axis=axis, keepdims=keepdims)
 
 
+@named
 def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns, except that the peak is the largest one."""
     total = block.sum(axis=axis, keepdims=keepdims)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli import FAILED_RUN, one_line
+from multimm.cli import FAILED_RUN
 from multimm.cli.stop import STOP
+from multimm.failures import told
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -43,7 +44,7 @@ def failed_run() -> Iterator[None]:
     except click.ClickException:
         raise
     except Exception as error:
-        raise RunError(f"the run failed: {type(error).__name__}: {one_line(error)}") from error
+        raise RunError(f"the run failed: {told(error)}") from error
 
 
 def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, float]:

@@ -19,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import parse_bytes
 
 from multimm.errors import ShapeError
+from multimm.failures import named
 from multimm.files import FORMATS, zarr
 from multimm.files.stored import Index, StoredMatrix, reason
 
@@ -27,6 +28,7 @@ Chunks = tuple[tuple[int, ...], ...]
 ZARR_CHUNK_BYTES = 256 * 2**20
 
 
+@named
 def read_block(matrix: StoredMatrix, index: Index, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
     block = FORMATS[matrix.place.suffix].read(matrix, index)
@@ -38,6 +40,7 @@ def read_block(matrix: StoredMatrix, index: Index, gpu: bool = False) -> Any:
     return block
 
 
+@named
 def write_block(
     matrix: StoredMatrix, index: Index, block: Any, lock: Any = None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:

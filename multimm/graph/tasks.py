@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask._task_spec import Task
 
+from multimm.failures import named, note
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
 from multimm.graph.streams import own_stream
@@ -81,6 +82,14 @@ class BlockTask(Task):
     def block_fusion(self) -> bool:
         """Dask asks this before it merges tasks."""
         return True
+
+    def __call__(self, values: Any = ()) -> Block:
+        """Run the task; an error says which block it was to make, of which ones, and where."""
+        try:
+            return super().__call__(values)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            note(error, self.key, (key for key, _ in self.place.inputs))
+            raise
 
     def copy(self) -> BlockTask:
         """The same task again."""
@@ -212,6 +221,7 @@ def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
     return reference.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
 
 
+@named
 def transpose(block: Block) -> Block:
     """`swap_axes` as a task: finished when it returns."""
     with stream_for(block):

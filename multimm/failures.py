@@ -1,0 +1,106 @@
+"""What an error says of the task that it ends: the block, the worker and the cause, in one line.
+
+It is said by a note, which keeps the error's type and travels with it to the client.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+Key = Any  #: of Dask: a string, or a tuple that begins with one
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def cause(error: BaseException) -> str:
+    """An error's type and text, without line breaks."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def told(error: BaseException) -> str:
+    """The line that a task has left of its failure, or the error's own type and text."""
+    why = cause(error)
+    return next((note for note in getattr(error, "__notes__", ()) if note.endswith(why)), why)
+
+
+def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> None:
+    """Have an error say which task it ends, on which worker and why, unless it does already.
+
+    Parameters
+    ----------
+    error : BaseException
+    key : Dask key, optional
+        Of the task; by default of the one that runs here, as far as that is known.
+    inputs : iterable of Dask key
+        Operand blocks that the task is given.
+    """
+    worker = _worker()
+    if key is None and worker is not None:
+        with suppress(KeyError):  # a thread that the task has started
+            key = worker.get_current_task()
+    why = cause(error)
+    if key is None or told(error) != why:
+        return
+    own = [_block(x) if _token(x) == _token(key) else repr(x) for x in inputs]
+    made_of = f", from {' and '.join(own)}," if own else ""
+    where = "" if worker is None else f" on {worker.address}"
+    error.add_note(f"{_block(key)}{made_of} failed{where}: {why}")
+
+
+def named(task: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have a task's errors name it, for tasks that are given no key of their own."""
+
+    @functools.wraps(task)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return task(*args, **kwargs)
+        except Exception as error:
+            note(error)
+            raise
+
+    return run
+
+
+def _worker() -> Any:
+    """The worker of Dask's that this thread runs a task for, or None."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import get_worker
+
+    try:
+        return get_worker()
+    except ValueError:
+        return None
+
+
+def _block(key: Key) -> str:
+    """What a task makes: of products by block, slab and parts of k (`graph.build` has the keys)."""
+    name, *at = key if isinstance(key, tuple) else (key,)
+    prefix, *roles = str(name).split("-")[:-1] or [""]
+    if prefix != "multimm":
+        return f"task {key!r}"
+    role = roles[-1]
+    if role in ("a", "b"):
+        packed = "packed " if len(roles) > 1 else ""
+        return f"{packed}block {_index(at[1:])} of {role.upper()}"  # a wave comes first
+    if role == "gate":
+        return f"the wait for slab {at[1]}"
+    if role == "part":
+        return f"block {_index(at[:-1])} of C, slab {at[-1]}"
+    if role == "sum":
+        return f"block {_index(at[:-2])} of C, parts {at[-2]} to {at[-1]} of k"
+    return f"block {_index(at)} of C"
+
+
+def _index(at: list[int]) -> str:
+    return f"({', '.join(map(str, at))})"
+
+
+def _token(key: Key) -> str:
+    return str(key[0] if isinstance(key, tuple) else key).rpartition("-")[2]

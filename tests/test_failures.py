@@ -1,0 +1,219 @@
+"""A task that fails names its block, its worker and its cause, in one line."""
+
+from __future__ import annotations
+
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client
+
+import multimm
+from multimm.checks import judge
+from multimm.checks import tasks as checks
+from multimm.errors import ArrayTypeError, ShapeError
+from multimm.failures import named, note, told
+from multimm.graph import tasks
+from multimm.io import Output, open_array, save_array
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Errors of its workers reach the client as bytes, as those of other processes do."""
+    with in_threads(2, memory_limit=0, silence_logs=50) as cluster, Client(cluster) as client:
+        yield client
+
+
+class OutOfMemoryError(MemoryError):
+    """As CuPy's: what it does not give to its constructor is lost on the way."""
+
+    def __init__(self, size):
+        self.size = size
+        super().__init__(f"Out of memory allocating {size} bytes")
+
+    def __reduce__(self):
+        return type(self), (self.size,)
+
+
+def masked(block):
+    return np.ma.masked_array(block)
+
+
+def short(block):
+    return block[:, :-1]
+
+
+def low(block):
+    return block[:-1]
+
+
+def spoil(change):
+    """Ones in 3 x 3 blocks, of which one is not what the chunks say."""
+
+    def block(x, block_info=None):
+        return change(x) if block_info[0]["chunk-location"] == (1, 2) else x
+
+    ones = da.ones((60, 60), chunks=20, dtype="float32")
+    return ones.map_blocks(block, name=f"spoilt-{change.__name__}", meta=ones._meta)
+
+
+def failure(lazy, kind):
+    """The one line that the task left of its error."""
+    with pytest.raises(kind) as caught:
+        lazy.compute()
+    error = caught.value
+    assert type(error) is kind
+    (line,) = error.__notes__
+    assert "\n" not in line
+    assert line == told(error)
+    assert line.endswith(f"{kind.__name__}: {error}")
+    assert line in "".join(traceback.format_exception(error))
+    return line
+
+
+def on_a_worker(client, line):
+    return any(f" failed on {address}: " in line for address in client.scheduler_info()["workers"])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "p_k", "said"),
+    [
+        (short, ShapeError, 1, " of C, from ('spoilt-short', 1, 2) and ('other', 2, "),
+        (
+            masked,
+            ArrayTypeError,
+            3,
+            " of C, slab 2, from ('spoilt-masked', 1, 2) and ('other', 2, ",
+        ),
+        (low, ShapeError, 3, ") of C failed on"),  # as a part of k that does not fit the others
+    ],
+)
+def test_a_block_that_is_not_what_its_chunks_say(client, change, kind, p_k, said):
+    b = da.ones((60, 80), chunks=20, dtype="float32").map_blocks(np.copy, name="other")
+    c = multimm.matmul(spoil(change), b, blocks=20, slabs=20, p_k=p_k)
+    line = failure(c, kind)
+    assert line.startswith("block (1, ")
+    assert said in line
+    assert on_a_worker(client, line)
+
+
+def test_gram_products_and_c_name_their_blocks_too(client):
+    ones = da.ones((60, 60), chunks=20, dtype="float32")
+    spoilt = spoil(masked)
+    gram = multimm.matmul(spoilt, spoilt.T, blocks=20, slabs=20)
+    assert ", from ('spoilt-masked', 1, 2)" in failure(gram, ArrayTypeError)
+    line = failure(multimm.gemm(1, ones, ones, 1, spoilt, blocks=20, slabs=60), ArrayTypeError)
+    assert line.startswith("block (1, 2) of C, from ")
+    assert " and ('spoilt-masked', 1, 2), failed on " in line
+
+
+def test_a_block_that_cannot_be_read_or_written(client, tmp_path):
+    ones = np.ones((40, 40), np.float32)
+    path = save_array(ones, tmp_path / "a.npy")
+    a = open_array(path, chunks=20)
+    c = multimm.matmul(a, da.ones((40, 40), chunks=20, dtype="float32"), blocks=20, slabs=20)
+    path.unlink()
+    line = failure(c, FileNotFoundError)
+    assert line.startswith("block (")
+    assert ") of A failed on" in line
+    assert failure(a, FileNotFoundError).startswith("task ('read-")
+    with Output(tmp_path / "b.npy") as output:
+        line = failure(output.store(spoil(low)), ValueError)
+        assert line.startswith("task ('spoilt-low-write-")  # Dask has made one task of both
+        assert ", 1, 2) failed on" in line
+
+
+def test_transposes_and_checks_name_their_task(client):
+    line = failure(multimm.transpose(spoil(masked)), ArrayTypeError)
+    assert line.startswith("task ('transpose-")
+    assert "', 2, 1) failed on" in line
+    assert on_a_worker(client, line)
+    ones = da.ones((60, 60), chunks=20, dtype="float32")
+    with pytest.raises(ValueError, match="mismatch") as caught:
+        multimm.verify(spoil(short), ones, ones)
+    assert ", 1, 2, 0) failed on" in told(caught.value)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        *(checks.sketch_rows, checks.product_rows, checks.exact_rows, checks.add, checks.add_stats),
+        *(judge.judge, judge.judge_elements),
+    ],
+)
+def test_every_task_of_a_check_names_itself(client, task):
+    with pytest.raises(TypeError) as caught:
+        client.submit(task, key=task.__name__).result()
+    assert told(caught.value).startswith(f"task {task.__name__!r} failed on ")
+
+
+def test_memory_errors_keep_type_and_text(client, monkeypatch):
+    def multiply(*args, **options):
+        raise OutOfMemoryError(2**40)
+
+    monkeypatch.setattr(tasks, "gemm", multiply)
+    ones = da.ones((40, 40), chunks=20, dtype="float32")
+    line = failure(multimm.matmul(ones, ones, blocks=20, slabs=40), OutOfMemoryError)
+    assert line.endswith(f": OutOfMemoryError: Out of memory allocating {2**40} bytes")
+    assert on_a_worker(client, line)
+
+
+def test_other_schedulers_run_no_workers():
+    b = da.ones((60, 60), chunks=20, dtype="float32")
+    with pytest.raises(ShapeError) as caught:
+        multimm.matmul(spoil(short), b, blocks=20, slabs=20).compute(scheduler="threads")
+    assert ", failed: ShapeError: a (20, 19)" in told(caught.value)
+
+
+def test_what_is_no_task_of_a_worker_s_names_none(client):
+    @named
+    def fails():
+        raise MemoryError("all of it")
+
+    def beside():
+        with ThreadPoolExecutor() as threads:
+            return repr(threads.submit(copy_context().run, fails).exception())
+
+    assert client.submit(beside).result() == "MemoryError('all of it')"
+
+
+def test_a_line_is_written_once_and_only_of_what_is_known():
+    @named
+    def fails():
+        raise error
+
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        fails()
+    assert told(error) == "MemoryError"  # no worker runs this
+    error.add_note("of somebody else")
+    for slab in 1, 2:
+        note(error, ("multimm-part-T", 0, 4, 5, slab), [("multimm-packed-a-T", 0, 4, 1)])
+    assert (
+        told(error)
+        == "block (0, 4, 5) of C, slab 1, from packed block (4, 1) of A, failed: MemoryError"
+    )
+    assert len(error.__notes__) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (("multimm-a-T", 3, 0, 1), "block (0, 1) of A"),
+        (("multimm-packed-b-T", 3, 0, 1), "packed block (0, 1) of B"),
+        (("multimm-gate-T", 0, 2, 1, 1), "the wait for slab 2"),
+        (("multimm-sum-T", 4, 5, 0, 3), "block (4, 5) of C, parts 0 to 3 of k"),
+        (("multimm-half-T", 4, 5), "block (4, 5) of C"),
+        (("multimm-matmul-T", 4, 5), "block (4, 5) of C"),
+        ("a name", "task 'a name'"),
+        ("name", "task 'name'"),
+    ],
+)
+def test_keys_say_which_block(key, said):
+    error = ValueError("two\nlines")
+    note(error, key)
+    assert told(error) == f"{said} failed: ValueError: two lines"
