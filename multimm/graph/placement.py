@@ -146,12 +146,14 @@ class BlockPlacement(SchedulerPlugin):
     @_guarded
     def add_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Let a new worker take over from those that work for two."""
+        joined = []
         for product in self.products.values():
             if len(scheduler.workers) == 1:  # the first after none
                 product.workers = [worker] * len(product.workers)
-            elif worker not in product.workers:
-                product.make_room(worker)
-        follow(scheduler, self.products.values(), f"multimm-add-worker-{worker}")
+                joined.append(product)
+            elif worker not in product.workers and product.make_room(worker):
+                joined.append(product)
+        follow(scheduler, joined, f"multimm-add-worker-{worker}")
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Let go of fetched operand blocks; forget what the scheduler forgets."""

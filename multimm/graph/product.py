@@ -52,12 +52,12 @@ class Product:
                 load[heir] += 1
         return True
 
-    def make_room(self, joined: str) -> None:
-        """Give a new worker ranks of those that hold the most, while they hold two more."""
+    def make_room(self, joined: str) -> bool:
+        """Give a new worker ranks of those that hold two more, the most first; False if none."""
         while True:
             load = Counter(self.workers)
             busiest = max(load, key=lambda a: (load[a], a))
             if load[busiest] <= load[joined] + 1:
-                return
+                return joined in load
             last = len(self.workers) - 1 - self.workers[::-1].index(busiest)
             self.workers[last] = joined
