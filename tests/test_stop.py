@@ -8,10 +8,13 @@ import signal
 import time
 
 import click
+import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from clusters import in_threads
 from commands import command
+from distributed import Client
 from foreign_files import names
 
 from multimm.cli import Commands, stop
@@ -23,11 +26,12 @@ CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 @pytest.fixture(autouse=True)
 def _signals_that_nobody_ignores():
-    """Under nohup pytest, and what it starts, would ignore SIGHUP."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in CODES}
+    """Under nohup pytest, and what it starts, would ignore SIGHUP; in the background, Ctrl-C."""
+    own = dict.fromkeys(CODES, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in own.items()}
     yield
     for number, handler in before.items():
-        assert signal.getsignal(number) is signal.SIG_DFL
+        assert signal.getsignal(number) is own[number]
         signal.signal(number, handler)
 
 
@@ -66,19 +70,55 @@ def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector():
             sent.append(phase)
             signal.raise_signal(signal.SIGINT)  # handled before the callback returns
 
-    sent, before = [], signal.getsignal(signal.SIGINT)
+    sent = []
     gc.callbacks.append(interrupted)
     try:
-        with cli_run.interrupts() as check:
-            check()
+        with STOP.heeded(), pytest.raises(Stopped), STOP.held_back():  # noqa: PT012
+            STOP.check()
             gc.collect()
-            with pytest.raises(KeyboardInterrupt):
-                check()
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(Stopped):
+                STOP.check()
     finally:
         gc.callbacks.remove(interrupted)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert sent
+
+
+def held_back(*numbers):
+    """Which of the signals are raised at once where they are held back."""
+    at_once = []
+    with STOP.heeded(), pytest.raises(Stopped), STOP.held_back():  # noqa: PT012
+        for number in numbers:
+            try:
+                signal.raise_signal(number)
+            except Stopped:
+                at_once.append(number)
+    return at_once
+
+
+def test_a_second_ctrl_c_is_not_waited_for():
+    others = signal.SIGTERM, signal.SIGHUP  # the same request
+    assert held_back(signal.SIGINT, signal.SIGINT, *others) == [signal.SIGINT]
+    assert held_back(signal.SIGTERM, signal.SIGINT, *others) == [signal.SIGINT]
+    assert held_back(signal.SIGHUP, *others) == []
+
+
+def test_a_run_is_interrupted_where_it_looks_for_signals(monkeypatch):
+    def finished(futures):
+        if not went_on:
+            signal.raise_signal(signal.SIGINT)
+        went_on.append(True)
+        return len(went_on) > 1
+
+    went_on = []
+    monkeypatch.setattr(cli_run, "_finished", finished)
+    with (
+        in_threads(1) as cluster,
+        Client(cluster.scheduler_address) as client,
+        STOP.heeded(),
+        pytest.raises(Stopped),
+    ):
+        cli_run.compute(client, da.ones(3), "waiting")
+    assert went_on == [True]
 
 
 def exit_of(command):
@@ -106,28 +146,46 @@ def test_a_signal_ends_a_command_as_an_error_does(number):
     assert STOP.signal is None
 
 
+def test_ctrl_c_ends_a_command_and_its_cleaning_up():
+    cleaned = []
+
+    def run():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            cleaned.append(True)
+
+    assert exit_of(run) == (130, "multimm: interrupted")
+    assert not cleaned
+    assert STOP.signal is None
+
+
 def test_a_later_signal_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(stop, "SAME_SECONDS", 0)
-    with STOP.heeded(), pytest.raises(Stopped), STOP.held_back():  # noqa: PT012
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Stopped):
-            signal.raise_signal(signal.SIGHUP)
+    assert held_back(signal.SIGTERM, signal.SIGHUP) == [signal.SIGHUP]
 
 
-def test_a_signal_that_is_held_back_is_raised_at_the_end():
+@pytest.mark.parametrize("number", stop.SIGNALS)
+def test_a_signal_that_is_held_back_is_raised_at_the_end(number):
+    assert held_back(number) == []
     with STOP.heeded():
         with pytest.raises(Stopped), STOP.held_back():
-            signal.raise_signal(signal.SIGTERM)
-        assert STOP.signal is signal.SIGTERM
+            signal.raise_signal(number)
+        assert STOP.signal is number
 
 
-def test_a_run_that_dies_of_the_signal_counts_as_stopped():
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
+)
+def test_a_run_that_dies_of_the_signal_counts_as_stopped(number, code, text):
     def run():
-        with cli_run.failed_run(), cli_run.interrupts():
-            signal.raise_signal(signal.SIGTERM)
+        with cli_run.failed_run(), STOP.held_back():
+            signal.raise_signal(number)
             raise OSError("the workers got it too")
 
-    assert exit_of(run) == (143, "multimm: stopped by SIGTERM")
+    assert exit_of(run) == (code, f"multimm: {text}")
 
 
 def test_what_nohup_ignores_stays_ignored():

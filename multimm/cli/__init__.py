@@ -6,6 +6,7 @@ Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C, 143 a
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from multimm.errors import KernelError, MultimmError
 
 #: Command -> the module in this package that holds a click command of the same name.
 COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench", "report")
-FAILED_RUN, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED_RUN, BAD_INPUT = 1, 2
 
 
 class Commands(click.Group):
@@ -62,10 +63,10 @@ class Commands(click.Group):
 
 def explain(error: Exception) -> tuple[str, int]:
     """One line for the user, and the exit code."""
-    if STOP.signal is not None:  # whatever else went wrong then
-        return f"stopped by {STOP.signal.name}", 128 + STOP.signal
-    if isinstance(error, click.Abort):
-        return "interrupted", INTERRUPTED
+    if STOP.signal is not None or isinstance(error, click.Abort):  # whatever else went wrong then
+        number = STOP.signal or signal.SIGINT
+        text = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+        return text, 128 + number
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "multimm"
         return f"error: {error.format_message()} (see {command} --help)", BAD_INPUT

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +68,12 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     from distributed import futures_of
 
     start = time.perf_counter()
-    with failed_run(), interrupts() as check:
+    with failed_run(), STOP.held_back():
         names = {str(name) for name in array.dask.layers}
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
-            _wait(client, futures, names, label, check)
+            _wait(client, futures, names, label)
         except BaseException:
             client.cancel(futures, force=True)
             if client.cluster is None:  # others' workers go on, our own end with the command
@@ -88,43 +86,7 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     return persisted, time.perf_counter() - start
 
 
-@contextmanager
-def interrupts() -> Iterator[Callable[[], None]]:
-    """Yield what raises KeyboardInterrupt after Ctrl-C or `STOP`; a second one is not waited for.
-
-    Python would raise it in whatever the main thread is doing. That may be a callback of the
-    garbage collector, of which distributed has one: there an exception is printed, and lost.
-    """
-    seen: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        seen.append(number)
-        if len(seen) > 1:
-            raise KeyboardInterrupt
-
-    def check() -> None:
-        STOP.check()
-        if seen:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield check
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        with STOP.held_back():
-            yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _wait(
-    client: Client,
-    futures: list[Future[Any]],
-    names: set[str],
-    label: str,
-    check: Callable[[], None],
-) -> None:
+def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: str) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -134,7 +96,7 @@ def _wait(
         bar = progress.add_task(label, total=None)
         seen = time.monotonic()
         while not _finished(futures):
-            check()
+            STOP.check()
             if client.scheduler_info()["workers"]:
                 seen = time.monotonic()
             elif time.monotonic() - seen > NO_WORKERS_SECONDS:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP: a command that is told to end cleans up first, as after Ctrl-C."""
+"""Ctrl-C, SIGTERM and SIGHUP: a command that is told to end cleans up first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: `timeout`, batch systems and service managers send the first, a closed terminal the second.
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: `timeout`, batch systems and service managers send the second, a closed terminal the third.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What follows sooner is the same request, and disturbs no cleaning up: `timeout` tells the
-#: process and then its group. Arbitrary: longer than workers take to end.
+#: process and then its group. Arbitrary: longer than workers take to end. But who presses Ctrl-C
+#: again does not want to wait.
 SAME_SECONDS = 5.0
 
 
@@ -21,7 +22,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """The request to end, which is raised at once or, where that could be lost, by `check`."""
+    """The request to end, which is raised at once or, where that could be lost, by `check`.
+
+    Python raises in whatever the main thread is doing. That may be a callback of the garbage
+    collector, of which distributed has one: there an exception is printed, and lost.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -48,7 +53,7 @@ class Stop:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Only `check` raises inside, and the end of it, whatever else it ends with."""
+        """A first signal is raised by `check` alone, and by the end, whatever else it ends with."""
         self._held = True
         try:
             yield
@@ -63,7 +68,7 @@ class Stop:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         again, now = self.signal is not None, time.monotonic()
-        if again and now - self._since < SAME_SECONDS:
+        if again and number != signal.SIGINT and now - self._since < SAME_SECONDS:
             return
         self.signal, self._since = signal.Signals(number), now
         if again or not self._held:
