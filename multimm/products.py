@@ -95,13 +95,11 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
 
 def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
     """A, B and C: those that are more than a spec as `product` would multiply them."""
-    operands = [
-        x if x is None or isinstance(x, MatrixSpec) else as_array(x, name)
-        for x, name in zip(given, "abc", strict=True)
-    ]
-    if not any(map(is_dask, operands)):
-        return operands
-    return [x if x is None or isinstance(x, MatrixSpec) else as_dask(x) for x in operands]
+    named = dict(zip("abc", given, strict=True))
+    arrays = {n: as_array(x, n) for n, x in named.items() if not isinstance(x, MatrixSpec | None)}
+    if any(map(is_dask, arrays.values())):
+        arrays = {name: as_dask(x) for name, x in arrays.items()}
+    return list((named | arrays).values())
 
 
 def planned(
