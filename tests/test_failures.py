@@ -89,7 +89,7 @@ def on_a_worker(client, line):
             3,
             " of C, slab 2, from ('spoilt-masked', 1, 2) and ('other', 2, ",
         ),
-        (low, ShapeError, 3, ") of C failed on"),  # as a part of k that does not fit the others
+        (low, ShapeError, 3, " of C, slab 2, from ('spoilt-low', 1, 2) and ('other', 2, "),
     ],
 )
 def test_a_block_that_is_not_what_its_chunks_say(client, change, kind, p_k, said):
@@ -99,6 +99,22 @@ def test_a_block_that_is_not_what_its_chunks_say(client, change, kind, p_k, said
     assert line.startswith("block (1, ")
     assert said in line
     assert on_a_worker(client, line)
+
+
+def test_a_block_that_would_make_one_of_c_too_small(client):
+    """No kernel can know: nothing is added to it."""
+
+    def block(x, block_info=None):
+        return x[:1] if block_info[0]["chunk-location"] == (1, 0) else x
+
+    a, b = (da.ones(shape, chunks=20, dtype="float32") for shape in ((60, 20), (20, 40)))
+    low = a.map_blocks(block, name="low", meta=a._meta)
+    line = failure(multimm.matmul(low, b, blocks=20), ShapeError)
+    assert ") of C, from ('low', 1, 0) and (" in line
+    assert "the result has shape (1, 20), planned are (20, 20)" in line
+    stack = da.stack([a, low])
+    line = failure(multimm.matmul(stack, b, blocks=20), ShapeError)
+    assert line.startswith("block (1, 1, ")
 
 
 def test_gram_products_and_c_name_their_blocks_too(client):
@@ -151,13 +167,15 @@ def test_every_task_of_a_check_names_itself(client, task):
     assert told(caught.value).startswith(f"task {task.__name__!r} failed on ")
 
 
-def test_memory_errors_keep_type_and_text(client, monkeypatch):
-    def multiply(*args, **options):
+@pytest.mark.parametrize(("verb", "p_k"), [("gemm", 1), ("summed", 2)])
+def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
+    def fails(*args, **options):
         raise OutOfMemoryError(2**40)
 
-    monkeypatch.setattr(tasks, "gemm", multiply)
+    monkeypatch.setattr(tasks, verb, fails)
     ones = da.ones((40, 40), chunks=20, dtype="float32")
-    line = failure(multimm.matmul(ones, ones, blocks=20, slabs=40), OutOfMemoryError)
+    line = failure(multimm.matmul(ones, ones, blocks=20, slabs=20, p_k=p_k), OutOfMemoryError)
+    assert line.startswith("block (")
     assert line.endswith(f": OutOfMemoryError: Out of memory allocating {2**40} bytes")
     assert on_a_worker(client, line)
 

@@ -229,7 +229,9 @@ class Builder:
             args["c"] = TaskRef(c_key)
             place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
         refs = [None if operand is None else TaskRef(operand) for operand in operands]
-        self.made[key] = BlockTask(key, func, *refs, **args, place=place)
+        i, j = key[1 + len(self.layout.batch_blocks) :][:2]
+        shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
+        self.made[key] = BlockTask(key, func, *refs, **args, place=place, shape=shape)
 
     def _operand(
         self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int
@@ -295,5 +297,5 @@ class Builder:
             end = last[rank]
             # Where others have a wave more, the last gates stand behind this worker's last task.
             kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
-            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept)}
+            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "shape": end.shape}
             self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)

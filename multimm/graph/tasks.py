@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask._task_spec import Task
 
+from multimm.errors import ShapeError
 from multimm.failures import named, note
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
@@ -65,17 +66,28 @@ class Place(NamedTuple):
 
 
 class BlockTask(Task):
-    """A task with a place, whose key survives Dask's fusion."""
+    """A task with a place, whose key survives Dask's fusion.
+
+    Where it makes a block of C, it knows how many rows and columns: a kernel does not.
+    """
 
     place: Place
+    shape: tuple[int, int] | None
 
-    __slots__ = ("place",)
-    # The annotation makes dask treat `place` as part of the task when it copies one.
+    __slots__ = ("place", "shape")
+    # The annotations make dask treat both as parts of the task when it copies one.
 
     def __init__(
-        self, key: Key, func: Callable[..., Block], /, *args: Any, place: Place, **kwargs: Any
+        self,
+        key: Key,
+        func: Callable[..., Block],
+        /,
+        *args: Any,
+        place: Place,
+        shape: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.place = place
+        self.place, self.shape = place, shape
         super().__init__(key, func, *args, **kwargs)
 
     @property
@@ -86,14 +98,22 @@ class BlockTask(Task):
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""
         try:
-            return super().__call__(values)  # type: ignore[no-untyped-call]
+            block = super().__call__(values)  # type: ignore[no-untyped-call]
+            if self.shape is not None and block.shape[-2:] != self.shape:
+                raise ShapeError(
+                    f"the result has shape {block.shape}, planned are {self.shape}: a block of an "
+                    "operand is not what the operand's chunks say"
+                )
+            return block
         except Exception as error:
             note(error, self.key, (key for key, _ in self.place.inputs))
             raise
 
     def copy(self) -> BlockTask:
         """The same task again."""
-        return type(self)(self.key, self.func, *self.args, place=self.place, **self.kwargs)
+        return type(self)(
+            self.key, self.func, *self.args, place=self.place, shape=self.shape, **self.kwargs
+        )
 
 
 def is_gpu(block: Block) -> bool:
