@@ -59,7 +59,7 @@ def test_a_sweep_over_cpu_workers_is_no_figure_of_speed(tmp_path):
     assert Runs(tmp_path).of("scaling")[0]["date"] == "2026-01-01T00:00:00Z"
 
 
-def test_sweeps_of_one_commit_are_one(tmp_path, monkeypatch):
+def test_sweeps_are_one(tmp_path, monkeypatch):
     """Each with counts or peers that the other lacks; a figure is not replaced by its absence."""
     first = [entry("strong square 65536", "multimm", "float32", workers) for workers in (1, 2)]
     again = [
@@ -77,8 +77,12 @@ def test_sweeps_of_one_commit_are_one(tmp_path, monkeypatch):
                      ("numpy", 1): "absent"}  # fmt: skip
     assert [r["tflops"] for r in found if r["detail"]["workers"] == 2] == [7.0]
     monkeypatch.setenv("MULTIMM_COMMIT", "c2")
-    save(tmp_path, first[:1], "2026-01-03T00:00:00Z")
-    assert len(Runs(tmp_path).of("scaling")) == 1
+    lost = without_result("strong square 65536", "multimm", 2, "failed", "out of memory")
+    save(tmp_path, [first[0] | {"tflops": 8.0}, lost], "2026-01-03T00:00:00Z")
+    found = Runs(tmp_path).of("scaling")
+    ours = {r["detail"]["workers"]: (r["detail"]["status"], r["commit"]) for r in found}
+    assert ours == {1: ("done", "c2"), 2: ("failed", "c2"), 4: ("done", "c1")}
+    assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
 
 
 def test_what_a_sweep_lacks_of_peers_is_taken_from_an_older_one(tmp_path, monkeypatch):
@@ -95,8 +99,8 @@ def test_what_a_sweep_lacks_of_peers_is_taken_from_an_older_one(tmp_path, monkey
     path = save(tmp_path, newer, "2026-01-02T00:00:00Z")
     found = Runs(tmp_path).of("scaling")
     where = {(r["system"], r["detail"]["workers"]): r["detail"]["status"] for r in found}
-    assert where == {("multimm", 1): "done", ("dask.array", 2): "done"}
-    assert origin(found) == "8 x toy, 2026-01-02, commit c2 (dask.array in part at c1)."
+    assert where == {("multimm", 1): "done", ("multimm", 2): "done", ("dask.array", 2): "done"}
+    assert origin(found) == "8 x toy, 2026-01-02, commit c2 (dask.array and multimm in part at c1)."
     text = path.read_text().replace('"count": 8', '"count": 8, "driver": "another"')
     path.write_text(text)
     assert [r["detail"]["status"] for r in Runs(tmp_path).of("scaling")] == ["done", "failed"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import accuracy, prediction, roofline, several, single, style, sweep
-from benchmarks.report.runs import SCALING, Runs, missing
+from benchmarks.report.runs import SCALING, Runs, missing, newest
 from benchmarks.report.style import WIDTH, Figure
 
 
@@ -57,7 +57,8 @@ class Picture(NamedTuple):
 
     def stamp(self, runs: Runs) -> str:
         """Return what a drawing of these runs says about itself."""
-        of = [(suite, runs.of(suite)[0]) for suite in (*self.suites, *self.also) if runs.of(suite)]
+        of = [(suite, newest(runs.of(suite)))
+              for suite in (*self.suites, *self.also) if runs.of(suite)]  # fmt: skip
         shown = [f"{suite} {first['date']} {first['commit']}" for suite, first in of]
         return "; ".join((*shown, f"drawn by {self._digest()}"))
 

@@ -1,19 +1,22 @@
 """The newest run of every suite in a folder of records.
 
-Sweeps of one commit on one model of GPU count as one run: each may have had another number of GPUs,
-or other peers. What the newest did not measure of a peer is taken from an older one, of whatever
-commit, where machine and versions are the same: it takes minutes, and no commit of ours changes it.
+Sweeps on one model of GPU count as one run: each may have had another number of GPUs, other cases
+or other peers. What the newest did not come to is taken from an older one, where driver and
+versions are the same, and the tables say of which commit. But a case in which multimm failed is
+not replaced by one of an older commit in which it did not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from benchmarks.agenda import key_of
 from benchmarks.records import RESULTS, Record, load
-from benchmarks.sweep_cases import KINDS
+from benchmarks.sweep_cases import KINDS, PRECISIONS
 from multimm.errors import OptionError
 
 #: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
@@ -61,27 +64,37 @@ class Runs:
 
 
 def _together(older: list[Record], newer: list[Record]) -> list[Record]:
-    """Both, if they are of one commit; of what both have, the newer, or what was measured.
-
-    Of another commit, what it measured of peers.
-    """
+    """Both; of what both have, the newer, or what was measured."""
     found, first = {key_of(record): record for record in newer}, newer[0]
     for record in older:
         other, measured = found.get(key_of(record)), record["detail"]["status"] == "done"
         if record["commit"] == first["commit"]:
             fits = measured or other is None
+        elif record["system"] == "multimm":
+            fits = measured and other is None and _software(record) == _software(first)
         else:
-            alike = all(record[name] == first[name] for name in ("machine", "versions"))
-            fits = measured and alike and record["system"] != "multimm"
+            fits = measured and _software(record) == _software(first)
         if fits and (other is None or other["detail"]["status"] != "done"):
             found[key_of(record)] = record
     return sorted(found.values(), key=_place)
 
 
-def _place(record: Record) -> tuple[int, int]:
-    """Where a record stands among those of several sweeps: by workers, then by kind of case."""
-    at = (i for i, kind in enumerate(KINDS) if record["case"].startswith(kind))
-    return record["detail"]["workers"], next(at, len(KINDS))
+def _software(record: Record) -> tuple[object, ...]:
+    """What a rate depends on, beside our own code and the number of GPUs."""
+    machine = record["machine"]
+    return record["versions"], *(machine.get(name) for name in ("driver", "cuda"))
+
+
+def newest(records: list[Record]) -> Record:
+    """Return one of those that were measured last."""
+    return max(records, key=lambda record: str(record["date"]))
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    """Where a record stands among those of several sweeps: as one sweep of all would have it."""
+    kind = (i for i, kind in enumerate(KINDS) if record["case"].startswith(kind))
+    size, precision = math.prod(record["shape"]), PRECISIONS.index(record["precision"])
+    return record["detail"]["workers"], next(kind, len(KINDS)), size, record["case"], precision
 
 
 def _load(path: Path) -> list[Record]:
@@ -114,13 +127,14 @@ def missing(suite: str) -> str:
 
 def origin(records: list[Record]) -> str:
     """Return the line that says on what, when and of which commit records were measured."""
-    first = records[0]
+    first = newest(records)
     machine = first["machine"]
     where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
     count = max(record["machine"]["count"] or 1 for record in records)
     many = f"{count} x " if count > 1 else ""
     text = f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}"
     done = [record for record in records if record.get("seconds")]
+    done.sort(key=lambda record: str(record["date"]), reverse=True)
     older = dict.fromkeys((r["commit"][:8], r["system"]) for r in done
                           if r["commit"] != first["commit"])  # fmt: skip
     commits = {commit: [s for c, s in older if c == commit] for commit, _ in older}
