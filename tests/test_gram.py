@@ -24,7 +24,7 @@ from multimm.graph.build import build
 from multimm.graph.operand import peel
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
-from multimm.planning import cost, strategy, traffic
+from multimm.planning import cost, search, traffic
 from multimm.planning.blocking import MOST_ELEMENTS, Options
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
@@ -558,7 +558,7 @@ def test_all_of_c_is_looked_at_where_it_may_be_as_fast(monkeypatch, workers, m, 
     cluster = ClusterSpec.homogeneous(H200, workers)
     chosen = plan_matmul(gram_problem(m, k, pack="float32"), cluster).layout
     plan_matmul.cache_clear()
-    monkeypatch.setattr(strategy, "_ahead_of_all", lambda *_: False)
+    monkeypatch.setattr(search, "_ahead_of_all", lambda *_: False)
     assert plan_matmul(gram_problem(m, k, pack="float32"), cluster).layout == chosen
     if (m, k) in ((4096, 512), (65536, 4096)) and workers > 1:  # one of either kind
         assert chosen.mirrors == (m == 65536)

@@ -22,8 +22,9 @@ from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts
+from multimm.planning.search import rank_of
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import NEARLY, _rank, plan_matmul
+from multimm.planning.strategy import NEARLY, plan_matmul
 
 SIZE, BLOCK = 96, 12
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
@@ -342,7 +343,7 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
     layout = replace(plan.layout, grid=Grid(1, 1, 16))
     assert layout.elsewhere == ("a", "b")
     for each in (layout, plan.layout):
-        rank = _rank(each, cluster, cost.memory(each, cluster))
+        rank = rank_of(each, cluster, cost.memory(each, cluster))
         assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds)
     assert plan.seconds < replace(plan, layout=layout).seconds
 

@@ -1,0 +1,192 @@
+"""The arrangements of some workers, laid out and ranked by predicted time: see `strategy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from typing import NamedTuple
+
+from multimm.planning import cost, traffic
+from multimm.planning.blocking import EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
+from multimm.planning.grid import Grid, grids
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec
+
+#: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
+#: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
+#: triangle is shared more evenly; in coarser ones, where only k is divided among workers, it is
+#: fewer tasks.
+SOME_SLABS, SLABS = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
+FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
+FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
+#: Only the best so many arrangements, cut as usual, are cut in other ways; and twice as many of
+#: those, each with its blocks, into slabs of all lengths. In 1041 plans for GPUs and CPUs the
+#: search of everything, which takes twice as long, found three better ones, by 1.5 % at most.
+FINALISTS = 4
+
+#: Block rows of a Gram product, at most, for every block of its triangle is dealt out: arbitrary, a
+#: C of 17 TB on GPUs. Beyond, it is planned as any other product is.
+MOST_GRAM_ROWS = 128
+#: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
+FAN_IN = (4, 8, 16)
+#: Share of a worker's memory that the slabs of one task may take: arbitrary.
+FUSED = 0.3
+#: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
+#: predictions are no better.
+NEARLY = 1.02
+
+
+class Rank(NamedTuple):
+    """What is to be little, first things first."""
+
+    too_large: bool
+    seconds: float
+    moved: int  #: bytes
+    parts: int  #: of k
+    columns: int  #: of the grid
+
+
+def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+    """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
+    halves: dict[Layout, Rank] = {}
+    if problem.gram and problem.m <= MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]:
+        found = _searched(problem, cluster, options)
+        halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
+    # With given blocks the bits must not depend on the workers, nor may what is mirrored.
+    if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
+        return halves
+    return halves | _searched(replace(problem, gram=False), cluster, options)
+
+
+def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
+    """One takes less than the block products of all of C would, on all workers."""
+    best = min(ranks.values())
+    rate = cluster.workers * cost.product_gflops(problem, cluster.slowest) * 1e9
+    return not best.too_large and NEARLY * best.seconds < problem.flops / rate
+
+
+def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+    """Every arrangement cut as usual, and the best of them in every way."""
+    arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
+    usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
+    ranks = {layout: rank_of(layout, cluster, held) for layout, held in usual}
+    finalists = _finalists(ranks, problem.gram)
+    finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
+
+    def cut_as(grid: Grid, cut: Cut) -> Rank:
+        layout, held = lay_out(problem, cluster, grid, options, cut)
+        if layout not in ranks:
+            ranks[layout] = rank_of(layout, cluster, held)
+        return ranks[layout]
+
+    # Blocks are judged by two lengths of slabs, and the best of them cut in all ways.
+    some, others = (SOME_SLABS, SLABS) if options.slabs is None else ((1,), ())
+    by_blocks = {
+        (grid, factors): min(cut_as(grid, Cut(*factors, slabs)) for slabs in some)
+        for grid, factors in product(finalists, finer)
+    }
+    for grid, factors in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
+        for slabs in others:
+            cut_as(grid, Cut(*factors, slabs))
+    if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
+        # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
+        for grid in arrangements:
+            cut_as(grid, Cut(given=True))
+    ranks |= _added_at_once(ranks, cluster)
+    if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
+        ranks |= _packed_within(ranks, cluster)
+    return ranks | _fused(ranks, cluster)
+
+
+def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
+    """Of all workers; for a Gram product, where all of these are thin, of some of them too.
+
+    Both of its operands are A: long, thin arrangements move most, and need as many block rows. A
+    prime number of workers has no other one without parts of k.
+    """
+    found = list(grids(workers, p_k))
+    if not gram:
+        return found
+    found = [grid for grid in found if max(grid.p_m, grid.p_n) <= MOST_BLOCK_ROWS]
+    if not any(grid.p_k == (p_k or 1) for grid in found):
+        found += _arrangements(gram, workers - 1, p_k)
+    return found
+
+
+def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
+    """The best arrangements, and of a Gram product, whose transposes are alike, as many others."""
+    ranked = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)]
+    best = ranked[:FINALISTS]
+    if not gram:
+        return best
+    other = [g for i, g in enumerate(ranked) if Grid(g.p_n, g.p_m, g.p_k) not in ranked[:i]]
+    return list(dict.fromkeys(best + other[:FINALISTS]))
+
+
+def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid, with more than two sums of parts of k added by one task.
+
+    That is fewer steps at the end, and more bytes to one worker at a time: best for a small C. The
+    bits are the same.
+    """
+    split = [layout for layout in ranks if layout.parts > 2]
+    wider = [
+        replace(layout, fan_in=fan_in)
+        for layout in _best_of_each_grid(split, ranks, 2)
+        for fan_in in FAN_IN
+        if fan_in < 2 * layout.parts
+    ]
+    return _ranked(wider, cluster)
+
+
+def _fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid whose tasks may multiply several slabs. The bits are the same.
+
+    What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
+    memory, in tasks as even as possible.
+    """
+    found = []
+    for layout in _best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
+        roles = ("a",) if layout.mirrors else ("a", "b")
+        panels = zip(roles, layout.panels, strict=False)
+        slab = max(layout.slabs) * sum(panel * layout.width(role) for role, panel in panels)
+        most = max(1, int(FUSED * cluster.budget_bytes // slab))
+        found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
+    return _ranked(found, cluster)
+
+
+def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of each grid, with blocks packed by every product that uses them.
+
+    Packing a block where it is kept is one task more, and of blocks that are used a few times the
+    task takes longer than the packing: 31 against 18 ms for 8192 on two H200s, 27 against 22 for
+    16384 in tf32.
+    """
+    packed = [layout for layout in ranks if layout.packed]
+    as_given = [layout for layout in packed if not layout.cut_again]  # small blocks gain most
+    tried = (x for found in (packed, as_given) for x in _best_of_each_grid(found, ranks, FINALISTS))
+    return _ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
+
+
+def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
+    of_grid: dict[Grid, list[Layout]] = {}
+    for layout in sorted(layouts, key=ranks.__getitem__):
+        of_grid.setdefault(layout.grid, []).append(layout)
+    return [layout for found in of_grid.values() for layout in found[:most]]
+
+
+def _ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    return {layout: rank_of(layout, cluster, cost.memory(layout, cluster)) for layout in layouts}
+
+
+def rank_of(layout: Layout, cluster: ClusterSpec, held: cost.Held) -> Rank:
+    """What the chooser compares, of a layout that holds so much."""
+    moved = traffic.moved(layout, cluster.workers)
+    stay, spill = held
+    too_large = cost.excess((stay, {}), cluster) > 0
+    spilled = cost.excess((stay, spill), cluster)
+    terms = cost.seconds(layout, cluster, moved.busiest, spilled)
+    return Rank(too_large, cost.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)
