@@ -232,7 +232,9 @@ class BlockPlacement(SchedulerPlugin):
                 return None  # nothing to pin to: Dask places the blocks when workers come
             grid = place.grid
             if len(live) != place.workers:
-                grid = rearrange(place.grid, len(live))
+                # Of a plan that left workers out, as many as it needs may be there still.
+                if not grid.workers <= min(len(live), place.workers - 1):
+                    grid = rearrange(grid, len(live))
                 tell(
                     scheduler,
                     f"a product was planned for {place.workers} workers (grid {place.grid}) and "

@@ -116,8 +116,9 @@ def lay_out(
 ) -> tuple[Layout, cost.Held]:
     """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
 
-    With what `cost.memory` says about them.
+    With what `cost.memory` says about them. Workers without a place in `grid` count for nothing.
     """
+    cluster = cluster.first(grid.workers)
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
         layout = Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)

@@ -185,19 +185,22 @@ def _first_blocks(layout: Layout) -> int:
 
     A worker that keeps a block of A and one of B of the first slab begins at once. With at
     least as many block rows, or columns, as workers in a part of k, all keep one. A block that is
-    cut from others has to be gathered first.
+    cut from others has to be gathered first, and one that lies with a worker beyond the grid comes
+    from there.
     """
     p, grid, slab = layout.problem, layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
-    if traffic.volume(p, grid._replace(p_k=1)) == 0:
+    beyond = [x for x in (*layout.cut_again, *layout.lying) if layout.lies_beyond(x)]
+    if traffic.volume(p, grid._replace(p_k=1)) == 0 and not beyond:
         return 0
     matrices = max(layout.batch_sizes) if len(p.b.shape) > 2 else 1
     block_a = slab * max(layout.row_sizes) * layout.width("a")
     block_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
     if layout.mirrors:  # the other of two blocks
-        return block_a if plane > 1 else 0
-    waits_a = "a" in layout.cut_again or (grid.p_n > 1 and len(layout.row_sizes) < plane)
-    waits_b = "b" in layout.cut_again or (grid.p_m > 1 and len(layout.n_blocks) < plane)
+        return block_a if plane > 1 or beyond else 0
+    gathered = (*layout.cut_again, *beyond)
+    waits_a = "a" in gathered or (grid.p_n > 1 and len(layout.row_sizes) < plane)
+    waits_b = "b" in gathered or (grid.p_m > 1 and len(layout.n_blocks) < plane)
     return block_a * waits_a + block_b * waits_b
 
 

@@ -83,9 +83,7 @@ class Layout(Partition):
         return {
             role: self.spec(role).owners
             for role in roles
-            if self.spec(role).owners
-            and max(self.spec(role).owners) < self.grid.workers
-            and self.spec(role).chunks == self.operand_chunks(role)
+            if self.spec(role).owners and self.spec(role).chunks == self.operand_chunks(role)
         }
 
     @property
@@ -106,22 +104,33 @@ class Layout(Partition):
             role
             for role in self.lying
             if any(
-                self.grid.rank(self.home(role, 0, *at)) != self.grid.rank(self._home(role, 0, *at))
+                self.keeps(role, 0, *at) != self.grid.rank(self._home(role, 0, *at))
                 for at in product(range(len(edges[role])), range(len(self.slabs)))
             )
         )
 
     def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """Where an operand block is kept: where it lies, if it lies somewhere.
+        """Where an operand block is kept: where it lies, if it lies in a place of the grid.
 
         Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
         block of C that uses it.
         """
-        if role in self.lying:
-            at = (block, slab) if role == "a" else (slab, block)
-            cols = len(self.slabs if role == "a" else self.n_blocks)
-            return self.grid.place(self.lying[role][at[0] * cols + at[1]])
-        return self._home(role, flat, block, slab)
+        rank = self._lies(role, block, slab)
+        if rank is None or rank >= self.grid.workers:
+            return self._home(role, flat, block, slab)
+        return self.grid.place(rank)
+
+    def keeps(self, role: str, flat: int, block: int, slab: int) -> int:
+        """The number of the worker that keeps an operand block, in the grid or beyond it."""
+        rank = self._lies(role, block, slab)
+        return self.grid.rank(self._home(role, flat, block, slab)) if rank is None else rank
+
+    def _lies(self, role: str, block: int, slab: int) -> int | None:
+        """The number of the worker on which an operand block lies, None if it lies nowhere."""
+        if role not in self.lying:
+            return None
+        row, col = (block, slab) if role == "a" else (slab, block)
+        return self.lying[role][row * len(self.slabs if role == "a" else self.n_blocks) + col]
 
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product.
@@ -149,7 +158,7 @@ class Layout(Partition):
         if role in self.elsewhere:
             held: Counter[int] = Counter()
             for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
-                held[self.grid.rank(self.home(role, 0, at, s))] += size * slab * spec.itemsize
+                held[self.keeps(role, 0, at, s)] += size * slab * spec.itemsize
             return max(held.values())
         if self.batch_blocks:
             elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)

@@ -172,6 +172,10 @@ class Partition:
             and self.spec(role).chunks != self.operand_chunks(role)
         )
 
+    def lies_beyond(self, role: str) -> bool:
+        """Whether a block of an operand lies with a worker that has no place in the grid."""
+        return max(self.spec(role).owners, default=0) >= self.grid.workers
+
     @cached_property
     def recut(self) -> Recut:
         """What it takes to bring operands into these blocks.
@@ -181,7 +185,7 @@ class Partition:
         size = tasks = pieces = 0
         for role in self.cut_again:
             spec = self.spec(role)
-            size += spec.nbytes if self.grid.workers > 1 else 0
+            size += spec.nbytes if self.grid.workers > 1 or self.lies_beyond(role) else 0
             more, made = cuts(spec.chunks, self.operand_chunks(role))
             tasks, pieces = tasks + more, pieces + made
         return Recut(size, tasks, pieces)

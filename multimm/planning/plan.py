@@ -79,9 +79,14 @@ class MatmulPlan:
         return self.layout.grid
 
     @cached_property
+    def used(self) -> ClusterSpec:
+        """The workers that have a place in the grid; a single task may run on any."""
+        return self.cluster if self.tasks == 1 else self.cluster.first(self.grid.workers)
+
+    @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
-        return dict(traffic.received(self.layout, self.cluster.workers))
+        return dict(traffic.received(self.layout, self.used.workers))
 
     @property
     def bytes_received(self) -> int:
@@ -95,16 +100,16 @@ class MatmulPlan:
 
     @property
     def bytes_bound(self) -> int:
-        """The least that a two-dimensional arrangement of the workers receives."""
-        return traffic.bound_2d(self.layout.problem, self.cluster.workers)
+        """The least that a two-dimensional arrangement of the workers in use receives."""
+        return traffic.bound_2d(self.layout.problem, self.used.workers)
 
     @cached_property
     def time_terms(self) -> cost.Terms:
         """Predicted seconds of the slowest worker, by name."""
         busiest = max(self.received.values(), default=0)
-        shared = self.bytes_recut / self.cluster.workers
-        spilled = cost.excess(self._memory, self.cluster)
-        return cost.seconds(self.layout, self.cluster, busiest + shared, spilled)
+        shared = self.bytes_recut / self.used.workers
+        spilled = cost.excess(self._memory, self.used)
+        return cost.seconds(self.layout, self.used, busiest + shared, spilled)
 
     @property
     def seconds(self) -> float:
@@ -123,8 +128,8 @@ class MatmulPlan:
 
     @cached_property
     def _memory(self) -> tuple[cost.Terms, cost.Terms]:
-        stay, spill = cost.memory(self.layout, self.cluster)
-        if all(device.spills for device in self.cluster.devices):
+        stay, spill = cost.memory(self.layout, self.used)
+        if all(device.spills for device in self.used.devices):
             return stay, spill
         return stay | spill, {}
 
@@ -135,8 +140,8 @@ class MatmulPlan:
 
     @property
     def budget_bytes(self) -> int:
-        """What the smallest worker may use."""
-        return self.cluster.budget_bytes
+        """What the smallest worker in use may use."""
+        return self.used.budget_bytes
 
     def check(self) -> MatmulPlan:
         """Return the plan if every worker can hold its share.
@@ -150,7 +155,7 @@ class MatmulPlan:
         if self.peak_bytes <= self.budget_bytes:
             return self
         worst = min(
-            range(self.cluster.workers), key=lambda rank: self.cluster.devices[rank].memory_bytes
+            range(self.used.workers), key=lambda rank: self.cluster.devices[rank].memory_bytes
         )
         name = self.cluster.addresses[worst] if self.cluster.addresses else f"worker {worst}"
         device = self.cluster.devices[worst]
@@ -165,7 +170,7 @@ class MatmulPlan:
         )
 
     def _workers_that_fit(self) -> int:
-        return -(-self.cluster.workers * self.peak_bytes // self.budget_bytes)
+        return -(-self.used.workers * self.peak_bytes // self.budget_bytes)
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<9} {text}" for name, text in self._lines())
@@ -224,7 +229,9 @@ class MatmulPlan:
             nodes = f", {self.cluster.node} per node, {self.cluster.between.name} between nodes"
         link = self.cluster.link.name
         of = " and ".join(names)
-        return f"{self.cluster.workers} of {of}{threads}, {link}{nodes}, {rates_text(self.cluster)}"
+        some = f", {self.used.workers} of them used" * (self.used.workers < self.cluster.workers)
+        workers = f"{self.cluster.workers} of {of}{some}{threads}"
+        return f"{workers}, {link}{nodes}, {rates_text(self.cluster)}"
 
     def _order_line(self) -> str:
         layout = self.layout
@@ -255,7 +262,7 @@ class MatmulPlan:
 
     def _nodes_text(self) -> str:
         problem, grid = self.layout.problem, self.layout.grid
-        far = traffic.share_between_nodes(problem, grid, self.cluster.node)
+        far = traffic.share_between_nodes(problem, grid, self.used.node)
         return f", about {far:.0%} between nodes" if far else ""
 
     def _memory_line(self, terms: cost.Terms) -> str:

@@ -126,6 +126,11 @@ class Problem:
         return self.batch * self.m * self.n * self.out_bytes
 
     @cached_property
+    def chunked(self) -> bool:
+        """Whether matrices come in blocks."""
+        return any(len(blocks) > 1 for spec in (self.a, self.b) for blocks in spec.chunks[-2:])
+
+    @cached_property
     def packable(self) -> bool:
         """Whether the product is large enough for blocks that are packed."""
         large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE

@@ -9,7 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from multimm.planning import cost, traffic
-from multimm.planning.blocking import EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
+from multimm.planning.blocking import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
 from multimm.planning.grid import Grid, grids
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
@@ -70,9 +70,8 @@ def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterS
 
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
-    arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
-    usual = (lay_out(problem, cluster, grid, options) for grid in arrangements)
-    ranks = {layout: rank_of(layout, cluster, held) for layout, held in usual}
+    ranks = cut_alike(problem, cluster, options)
+    arrangements = [layout.grid for layout in ranks]
     finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
 
@@ -91,14 +90,23 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     for grid, factors in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
         for slabs in others:
             cut_as(grid, Cut(*factors, slabs))
-    if any(len(blocks) > 1 for spec in (problem.a, problem.b) for blocks in spec.chunks[-2:]):
+    if problem.chunked:
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
             cut_as(grid, Cut(given=True))
     ranks |= _added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
-        ranks |= _packed_within(ranks, cluster)
-    return ranks | _fused(ranks, cluster)
+        ranks |= packed_within(ranks, cluster)
+    return ranks | fused(ranks, cluster)
+
+
+def cut_alike(
+    problem: Problem, cluster: ClusterSpec, options: Options, cut: Cut = AS_USUAL
+) -> dict[Layout, Rank]:
+    """Every arrangement, all cut in the same way."""
+    arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
+    found = (lay_out(problem, cluster, grid, options, cut) for grid in arrangements)
+    return {layout: rank_of(layout, cluster, held) for layout, held in found}
 
 
 def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
@@ -142,7 +150,7 @@ def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layo
     return _ranked(wider, cluster)
 
 
-def _fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
     """The best layouts of each grid whose tasks may multiply several slabs. The bits are the same.
 
     What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
@@ -158,7 +166,7 @@ def _fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank
     return _ranked(found, cluster)
 
 
-def _packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
     """The best layouts of each grid, with blocks packed by every product that uses them.
 
     Packing a block where it is kept is one task more, and of blocks that are used a few times the
@@ -179,11 +187,12 @@ def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: i
 
 
 def _ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
-    return {layout: rank_of(layout, cluster, cost.memory(layout, cluster)) for layout in layouts}
+    return {x: rank_of(x, cluster, cost.memory(x, cluster.first(x.grid.workers))) for x in layouts}
 
 
 def rank_of(layout: Layout, cluster: ClusterSpec, held: cost.Held) -> Rank:
     """What the chooser compares, of a layout that holds so much."""
+    cluster = cluster.first(layout.grid.workers)
     moved = traffic.moved(layout, cluster.workers)
     stay, spill = held
     too_large = cost.excess((stay, {}), cluster) > 0

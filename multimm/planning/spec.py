@@ -6,7 +6,7 @@ Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -226,6 +226,12 @@ class ClusterSpec:
     def node(self) -> int:
         """How many workers share a node."""
         return self.per_node or self.workers
+
+    def first(self, workers: int) -> ClusterSpec:
+        """The first so many workers: those that have a place in a grid of so many."""
+        if workers >= self.workers:
+            return self
+        return replace(self, devices=self.devices[:workers], addresses=self.addresses[:workers])
 
     @cached_property
     def slowest(self) -> DeviceSpec:

@@ -29,6 +29,7 @@ from functools import lru_cache
 
 from multimm.planning import cost
 from multimm.planning.blocking import Options, lay_out
+from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan, human
@@ -84,10 +85,14 @@ def plan_matmul(
     # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
     #    takes little longer for fewer bytes, or fewer parts of k (fewer roundings of partial sums).
     ranks = candidates(problem, cluster, options)
+    # 3. Unless it is the faster for leaving workers out.
+    all_work = min(ranks.values())
+    fewer = with_fewer(problem, cluster, options, all_work)
+    ranks = fewer or ranks
     best = _preferred(ranks)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
     plan = MatmulPlan(best, cluster, precision, name, "")
-    plan = replace(plan, reason=_reason(plan, ranks))
+    plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan
 
@@ -129,14 +134,21 @@ def _preferred(ranks: dict[Layout, Rank]) -> Layout:
     return min(near, key=cost_of)
 
 
-def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank]) -> str:
-    layout = plan.layout
-    if plan.cluster.workers == 1:
+def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
+    """Why this arrangement of these; with all workers the best one takes so many seconds."""
+    layout, workers = plan.layout, plan.cluster.workers
+    if workers == 1:
         return "there is one worker"
-    moved = human(ranks[layout].moved)
+    moved = f"{human(ranks[layout].moved)} move"
+    if min(ranks.values()).seconds < of_all:
+        count = layout.grid.workers
+        alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"
+        moved = f"{alone} {plan.seconds:.3g} s, all {workers} {of_all:.3g} s; {moved}"
     others = [other for other in ranks if other.grid != layout.grid]
+    if not others and layout.grid.workers == 1:
+        return moved
     if not others:
-        return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved} move"
+        return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved}"
     second = min(others, key=ranks.__getitem__)
     other = human(ranks[second].moved)
-    return f"{moved} move; next best is {second.grid} with {other}"
+    return f"{moved}; next best is {second.grid} with {other}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import product, starmap
@@ -71,13 +72,15 @@ def bound_2d(problem: Problem, workers: int) -> int:
 def received(layout: Layout, workers: int) -> Counter[int]:
     """Bytes that each worker (by rank) receives, counted block by block.
 
-    Where the grid has more ranks than there are workers, ranks wrap around.
+    Where the grid has more ranks than there are workers, ranks wrap around. Where it has fewer,
+    blocks may come from workers beyond it.
     """
     total: Counter[int] = Counter()
+    turn = workers if layout.grid.workers > workers else sys.maxsize
     operands = (_count_gram,) if isinstance(layout, GramLayout) else (_count_a, _count_b)
     for count in (*operands, _count_sums):
         for home, users, size in count(layout):
-            receivers = {rank % workers for rank in users} - {home % workers}
+            receivers = {rank % turn for rank in users} - {home % turn}
             total.update(dict.fromkeys(receivers, size))
     return total
 
@@ -152,7 +155,7 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
         waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
         for (s, slab), used in product(enumerate(layout.slabs), waves):
             part = layout.part_of[s]
-            home = grid.rank(layout.home("a", share.users[0], i, s))
+            home = layout.keeps("a", share.users[0], i, s)
             users = {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
             yield home, users, share.matrices * size * slab * layout.width("a")
 
@@ -162,7 +165,7 @@ def _count_b(layout: Layout) -> Iterator[Transfer]:
     for share in layout.shares("b"):
         waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
-            home = grid.rank(layout.home("b", share.users[0], j, s))
+            home = layout.keeps("b", share.users[0], j, s)
             for used in waves:
                 users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in used}
                 yield home, users, share.matrices * size * slab * layout.width("b")
@@ -187,7 +190,7 @@ def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
         for s, slab in enumerate(layout.slabs):
             part = layout.part_of[s]
             users = {grid.rank(Coordinate(*place, part)) for place in places}
-            home = grid.rank(layout.home("a", flat, i, s))
+            home = layout.keeps("a", flat, i, s)
             yield home, users, count * layout.m_blocks[i] * slab * layout.width("a")
 
 

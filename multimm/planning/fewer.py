@@ -1,0 +1,101 @@
+"""Products that some of the workers do sooner than all of them.
+
+Every worker more means more tasks, which the scheduler sends one after the other, and more
+operand blocks that travel. A small product does not pay for that: 16384 x 819 @ 819 x 16384 is
+predicted to take 14.6 ms on two H200s and 24.4 on eight. Those that have a place are the first
+ones, so that they share a node as far as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+
+from multimm.planning import cost
+from multimm.planning.blocking import Cut, Options
+from multimm.planning.layout import Layout
+from multimm.planning.problem import Problem
+from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, fused, packed_within
+from multimm.planning.spec import ClusterSpec
+
+#: How small products are cut best, mostly: into few tasks. Of 156 searches of plain products for
+#: 1 to 8 H200s all but seven found nothing better, and those by 7 % at most.
+FEW_TASKS, FEW_GRAM_TASKS = Cut(slabs=0.125), Cut(0.5, 0.5, 0.125)
+#: Of a larger product, for which nodes are left out, this one is looked at, too.
+MORE_TASKS = Cut(slabs=0.5)
+
+
+def with_fewer(
+    problem: Problem, cluster: ClusterSpec, options: Options, best: Rank
+) -> dict[Layout, Rank]:
+    """Arrangements of fewer workers, if one of them takes clearly less than `best`, of all.
+
+    Blocks, slabs or parts of k that the caller fixed are as many tasks on fewer workers.
+    """
+    if best.too_large or options.given:
+        return {}
+    found: dict[int, tuple[Rank, dict[Layout, Rank]]] = {}
+    limit = best.seconds / NEARLY
+    for count in _counts(problem, cluster):
+        if _at_least(problem, cluster.first(count)) < limit:
+            ranks = _in_few_tasks(problem, cluster.first(count))
+            first = min(ranks.values())
+            if not first.too_large and first.seconds < limit:
+                found[count] = first, ranks
+                limit = min(limit, NEARLY * first.seconds)
+    if not found:
+        return {}
+    count = max(count for count, (first, _) in found.items() if first.seconds <= limit)
+    ranks = found[count][1]
+    if not is_short(problem, cluster):
+        ranks = ranks | candidates(problem, cluster.first(count), options)
+    return ranks
+
+
+def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """All arrangements, in few blocks and slabs, or in those in which operands come."""
+    options, plain = Options(), replace(problem, gram=False)
+    ranks = cut_alike(plain, cluster, options, FEW_TASKS)
+    if not is_short(problem, cluster):
+        ranks |= cut_alike(plain, cluster, options, MORE_TASKS)
+    if problem.gram:
+        ranks |= cut_alike(problem, cluster, options, FEW_GRAM_TASKS)
+    if problem.chunked:
+        ranks |= cut_alike(problem, cluster, options, Cut(given=True))
+    ranks |= packed_within(ranks, cluster)
+    return ranks | fused(ranks, cluster)
+
+
+def is_short(problem: Problem, cluster: ClusterSpec) -> bool:
+    """One worker computes it in less time than a call takes."""
+    return problem.flops <= cluster.call_s * _rate(problem, cluster)
+
+
+def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
+    """Numbers of workers, fewer than all.
+
+    Powers of two of whole nodes; of one node's workers only for a short product. What lies on
+    workers stays within their nodes: only there are links as fast as is reckoned.
+    """
+    node = cluster.node
+    owned = max(problem.a.owners + problem.b.owners, default=0)
+    powers = [2**i for i in range(cluster.workers.bit_length())]
+    within = takewhile(node.__gt__, powers) if is_short(problem, cluster) else ()
+    for count in (*within, *(node * power for power in powers)):
+        nodes = -(-count // node)
+        if count < cluster.workers and owned < node * nodes:
+            yield count
+
+
+def _at_least(problem: Problem, cluster: ClusterSpec) -> float:
+    """Seconds of any plan of which each worker has a task."""
+    flops = problem.flops / (2 if problem.gram else 1)
+    sent = cluster.workers * cluster.task_overhead_s
+    products = flops / (cluster.workers * _rate(problem, cluster))
+    return cluster.call_s + cost.BEFORE * sent + max(sent, products)
+
+
+def _rate(problem: Problem, cluster: ClusterSpec) -> float:
+    """Operations per second of the slowest worker."""
+    return cost.product_gflops(problem, cluster.slowest) * 1e9

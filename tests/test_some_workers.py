@@ -1,0 +1,158 @@
+"""A grid may have fewer places than there are workers, and what lies with the others is fetched."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import replace
+from uuid import uuid4
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client, wait
+
+from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.graph.build import build
+from multimm.graph.install import install
+from multimm.graph.owners import owners_of
+from multimm.graph.tasks import Step
+from multimm.planning import cost, traffic
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import Grid
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.search import rank_of
+from multimm.planning.spec import (
+    H200,
+    LOCAL_TCP,
+    NVLINK,
+    ClusterSpec,
+    DeviceSpec,
+    MatrixSpec,
+)
+
+CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
+
+
+def gpus(workers):
+    return ClusterSpec((H200,) * workers, NVLINK)
+
+
+def test_workers_without_a_place_count_for_nothing():
+    poor = replace(H200, gflops=H200.gflops / 9, memory_bytes=H200.memory_bytes // 9)
+    cluster = ClusterSpec((H200,) * 2 + (poor,) * 6, NVLINK)
+    asked = Problem(MatrixSpec((65536, 16384)), MatrixSpec((16384, 65536)), pack="float32")
+    layout, held = lay_out(asked, gpus(2), Grid(2, 1, 1), Options())
+    assert lay_out(asked, cluster, Grid(2, 1, 1), Options()) == (layout, held)
+    assert rank_of(layout, cluster, held) == rank_of(layout, gpus(2), held)
+
+
+# Blocks that lie with the others ---------------------------------------------------------
+
+
+def beyond(count):
+    """A of 16384 x 819 in 4 blocks, the last `count` of them on workers 4, 5, ... of 8."""
+    owners = tuple(at if at < 4 - count else at + count for at in range(4))
+    a = MatrixSpec((16384, 819), chunks=((4096,) * 4, (819,)), owners=owners)
+    cut = Options(blocks=(4096, 8192), slabs=819)
+    asked = Problem(a, MatrixSpec((819, 16384)), pack="float32")
+    return lay_out(asked, gpus(8), Grid(4, 1, 1), cut)[0]
+
+
+def test_a_block_beyond_the_grid_is_fetched_from_there():
+    home, one, two = beyond(0), beyond(1), beyond(2)
+    assert not home.lies_beyond("a")
+    assert one.lies_beyond("a")
+    assert (home.elsewhere, one.elsewhere) == ((), ("a",))
+    block = 4096 * 819 * 4
+    for layout, fetched in ((one, 1), (two, 2)):
+        assert traffic.moved(layout, 4).total == traffic.moved(home, 4).total + fetched * block
+        more = Counter(traffic.received(layout, 4))
+        more.subtract(traffic.received(home, 4))
+        assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
+    assert [one.keeps("a", 0, row, 0) for row in range(4)] == [0, 1, 2, 4]
+    assert all(home.grid.rank(one.home("a", 0, row, 0)) == row for row in range(4))
+    first = [cost.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
+    assert first[0] < first[1]
+
+
+@pytest.mark.parametrize("owner", [0, 5])
+def test_what_is_cut_anew_travels_to_a_lone_worker_unless_it_lies_there(owner):
+    a = MatrixSpec((16384, 819), chunks=((8000, 8384), (819,)), owners=(0, owner))
+    asked = Problem(a, MatrixSpec((819, 16384)), pack="float32")
+    layout = lay_out(asked, gpus(8), Grid(1, 1, 1), Options(blocks=4096, slabs=819))[0]
+    assert layout.cut_again == ("a",)
+    assert layout.recut.nbytes == (a.nbytes if owner else 0)
+    assert (cost.seconds(layout, gpus(1), 0)["first blocks"] > 0) == bool(owner)
+
+
+# On workers ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def client():
+    with in_threads() as cluster, Client(cluster) as client:
+        install(client, TransferCounter())
+        yield client
+
+
+def integers(seed, chunks):
+    shape = tuple(map(sum, chunks))
+    x = np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+    return x, da.from_array(x, chunks=chunks, name=f"fewer-{uuid4()}", inline_array=True)
+
+
+def kept_on(client, x, owners):
+    """The array in memory, each block on the worker of that number, and its spec."""
+    ranks = sorted(client.cluster.scheduler.workers)
+    rows = [client.persist(x.blocks[i], workers=ranks[at]) for i, at in enumerate(owners)]
+    wait(rows)
+    return da.concatenate(rows), MatrixSpec(x.shape, chunks=x.chunks, owners=owners)
+
+
+def planned(grid, a, b, blocks=24):
+    layout, _ = lay_out(Problem(a, b), CPUS, grid, Options(blocks=blocks, slabs=48))
+    return MatmulPlan(layout, CPUS, "float32", "by hand", "")
+
+
+def product(plan, a, b):
+    return build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0), "float32"))
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 1, 1), Grid(2, 1, 1), Grid(1, 2, 1), Grid(3, 1, 1)])
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3), (0, 0, 0, 0), (3, 3, 2, 0)])
+def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, owners):
+    (x, a), (y, b) = integers(1, ((24,) * 4, (48,))), integers(2, ((48,), (24,) * 4))
+    a, spec = kept_on(client, a, owners)
+    plan = planned(grid, spec, MatrixSpec((48, 96), chunks=b.chunks))
+    assert plan.layout.lying == {"a": owners}
+    ranks = sorted(client.cluster.scheduler.workers)
+    reset_received_bytes(client)
+    c = product(plan, a, b)
+    done = c.persist()
+    wait(done)
+    received = received_bytes(client)
+    assert {ranks.index(at) for at, size in received.items() if size} == set(plan.received)
+    assert sum(received.values()) == plan.bytes_received
+    where = {str(key): at for key, at in client.who_has(done).items()}
+    lie = [where[str((done.name, *index))] for index in np.ndindex(4, 4)]
+    assert [ranks.index(at) for (at,) in lie] == list(owners_of(c, 4))
+    assert set(owners_of(c, 4)) == set(range(grid.workers))
+    np.testing.assert_array_equal(done.compute(), x @ y)
+
+
+@pytest.mark.parametrize("there", [2, 3, 5])
+def test_as_many_as_it_needs_do_it_when_others_came_or_went(there):
+    (x, a), (y, b) = integers(3, ((24,) * 4, (48,))), integers(4, ((48,), (24,) * 4))
+    plan = planned(Grid(2, 1, 1), *(MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b)))
+    assert plan.cluster.workers == 4
+    with in_threads(there) as cluster, Client(cluster) as client, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was planned for four
+        install(client, TransferCounter())
+        done = client.persist(product(plan, a, b))
+        wait(done)
+        ranks = sorted(cluster.scheduler.workers)
+        assert {at for own in client.who_has(done).values() for at in own} == set(ranks[:2])
+        np.testing.assert_array_equal(done.compute(), x @ y)
