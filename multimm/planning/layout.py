@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from multimm.planning.grid import Coordinate, Merge, merges
 from multimm.planning.partition import WINDOW, Partition
+from multimm.planning.stacks import rows_of_a, rows_of_b
 
 
 class Gate(NamedTuple):
@@ -173,17 +174,20 @@ class Layout(Partition):
 
     def _kept_of_stacks(self, role: str) -> Counter[int]:
         """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
+        # Plain loops over what does not change in them: most of the search for a stack was here.
         held: Counter[int] = Counter()
+        shares, steps = self.share_of(role), self.steps
         if role == "a":
             for (first, i), rows in self._rows_of_a.items():
-                turns = ceil(self.steps / (len(rows) if len(rows) > 1 else self.grid.p_n))
-                size = self.share_of("a")[first].matrices * self.m_blocks[i]
-                held.update(dict.fromkeys(rows, turns * size))
+                turns = ceil(steps / (len(rows) if len(rows) > 1 else self.grid.p_n))
+                for row in rows:
+                    held[row] += turns * shares[first].matrices * self.m_blocks[i]
             return held
-        columns = ceil(len(self.n_blocks) / self.grid.p_n)
+        columns, longest = ceil(len(self.n_blocks) / self.grid.p_n), max(self.n_blocks)
         for first, rows in self._rows_of_b.items():
-            blocks = self.share_of("b")[first].matrices * _most_of(columns, self.steps, len(rows))
-            held.update(dict.fromkeys(rows, blocks * max(self.n_blocks)))
+            blocks = _most_of(columns, steps, len(rows))
+            for row in rows:
+                held[row] += shares[first].matrices * blocks * longest
         return held
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
@@ -201,35 +205,27 @@ class Layout(Partition):
     def copies(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that are sent in one wave."""
         columns = min(self.grid.p_n, len(self.n_blocks))
+        shares_a, shares_b = self.share_of("a"), self.share_of("b")
         of_a = sum(
-            self.share_of("a")[first].matrices * self.m_blocks[i] * (len(rows) * columns - 1)
+            shares_a[first].matrices * self.m_blocks[i] * (len(rows) * columns - 1)
             for (first, i), rows in self._rows_of_a.items()
         )
         of_b = sum(
-            self.share_of("b")[first].matrices * (len(rows) - 1)
-            for first, rows in self._rows_of_b.items()
+            shares_b[first].matrices * (len(rows) - 1) for first, rows in self._rows_of_b.items()
         )
         return of_a, of_b * self.problem.n
 
     @cached_property
     def _rows_of_a(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """Grid rows that use a block row of A, by the first batch block that does."""
-        return {
-            (share.users[0], i): self._grid_rows(self.row(flat, i) for flat in share.users)
-            for share, i in product(self.shares("a"), range(len(self.m_blocks)))
-        }
+        shape = self.problem.a.shape
+        return rows_of_a(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
 
     @cached_property
     def _rows_of_b(self) -> dict[int, tuple[int, ...]]:
         """Grid rows that use a batch block of B, by the first of C's that does."""
-        rows = range(len(self.m_blocks))
-        return {
-            share.users[0]: self._grid_rows(self.row(*at) for at in product(share.users, rows))
-            for share in self.shares("b")
-        }
-
-    def _grid_rows(self, rows: Iterable[int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(row % self.grid.p_m for row in rows))
+        shape = self.problem.b.shape
+        return rows_of_b(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps.

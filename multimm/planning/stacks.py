@@ -11,6 +11,7 @@ own block for each; one without any, or with dimensions of 1, is broadcast along
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -56,3 +57,42 @@ def shares(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> tuple[Sh
 def share_of(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> dict[int, Share]:
     """By batch block of C: the operand's batch block that it uses."""
     return {flat: share for share in shares(batch_blocks, shape) for flat in share.users}
+
+
+@remembered
+def rows_of_a(
+    batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...], block_rows: int, p_m: int
+) -> dict[tuple[int, int], Blocks]:
+    """Grid rows that use a block of A, by the first batch block of C that does and block row.
+
+    Parameters
+    ----------
+    batch_blocks : tuple of Blocks
+        Of C, per batch dimension.
+    shape : tuple of int
+        Of A.
+    block_rows : int
+        Of each matrix.
+    p_m : int
+        Rows of the grid, to which block rows are dealt out, over all matrices, in turn.
+    """
+    return {
+        (share.users[0], i): _in_turn((flat * block_rows + i for flat in share.users), p_m)
+        for share, i in product(shares(batch_blocks, shape), range(block_rows))
+    }
+
+
+@remembered
+def rows_of_b(
+    batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...], block_rows: int, p_m: int
+) -> dict[int, Blocks]:
+    """The same of a batch block of B, by the first batch block of C that uses it."""
+    rows = range(block_rows)
+    return {
+        share.users[0]: _in_turn((flat * block_rows + i for flat in share.users for i in rows), p_m)
+        for share in shares(batch_blocks, shape)
+    }
+
+
+def _in_turn(rows: Iterable[int], p_m: int) -> Blocks:
+    return tuple(dict.fromkeys(row % p_m for row in rows))
