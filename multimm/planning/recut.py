@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise, starmap
 from math import prod
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks
+from multimm.planning.grid import Blocks, remembered
 
 
 class Recut(NamedTuple):
@@ -37,6 +37,7 @@ def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> tuple[int, in
     return (pieces - whole) + (blocks - alone), pieces
 
 
+@remembered
 def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
     """Pieces, those of them that are whole old blocks and whole new ones, and new blocks."""
     old, new = ([0, *accumulate(blocks)] for blocks in (before, after))
