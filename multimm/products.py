@@ -73,6 +73,7 @@ class Factors:
             (_rereadable(self.a), _rereadable(self.b)),
             pack,
             self.gram,
+            any(is_dask(x) and not spec.owners for x, spec in ((self.a, a), (self.b, b))),
         )
 
 

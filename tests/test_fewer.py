@@ -89,6 +89,12 @@ def test_blocks_and_slabs_that_are_given_are_no_fewer_on_fewer_workers():
         assert plan_matmul(problem(*OBLONG), gpus(8), options=options).grid.workers == 8
 
 
+def test_operands_that_are_still_to_be_made_are_made_by_all():
+    asked = problem(*OBLONG, awaited=True)
+    assert plan_matmul(asked, gpus(8)).grid.workers == 8
+    assert plan_matmul(asked, gpus(32, per_node=8)).grid.workers == 32
+
+
 def test_whole_nodes_are_left_out_of_larger_products():
     square = problem(16384, 16384, 16384)
     plan = plan_matmul(square, gpus(32, per_node=8))

@@ -166,6 +166,21 @@ def test_persisted_operands_are_used_where_they_lie(client):
     np.testing.assert_array_equal(multimm.matmul(a, b, **FIXED).compute(), -x @ y)
 
 
+def test_lazy_operands_are_awaited_and_others_are_not(client):
+    lazy, kept = matrix(17)[1], matrix(18)[1].map_blocks(np.negative, dtype="f4").persist()
+    wait(kept)
+    lies = multimm.matmul(kept, kept, **FIXED)
+
+    def awaited(a, b):
+        return multimm.plan(a, b, **FIXED).layout.problem.awaited
+
+    assert awaited(lazy, kept)
+    assert awaited(kept, lazy + 1)
+    assert not awaited(kept, kept)
+    assert not awaited(kept, lies)
+    assert not awaited(MatrixSpec((SIZE, SIZE)), kept)
+
+
 def test_operands_that_are_still_being_made_lie_nowhere(client):
     from distributed import Event
 

@@ -31,9 +31,10 @@ def with_fewer(
 ) -> dict[Layout, Rank]:
     """Arrangements of fewer workers, if one of them takes clearly less than `best`, of all.
 
-    Blocks, slabs or parts of k that the caller fixed are as many tasks on fewer workers.
+    Blocks, slabs or parts of k that the caller fixed are as many tasks on fewer workers. Operands
+    that are still to be made may take longer than the product, and all workers make them sooner.
     """
-    if best.too_large or options.given:
+    if best.too_large or options.given or problem.awaited:
         return {}
     found: dict[int, tuple[Rank, dict[Layout, Rank]]] = {}
     limit = best.seconds / NEARLY

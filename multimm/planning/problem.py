@@ -46,6 +46,8 @@ class Problem:
         enough; empty if they never are.
     gram : bool
         B is the transpose of A itself: the same values, not just the same shape.
+    awaited : bool
+        Blocks of an operand are still to be made, nobody knows in what time.
     """
 
     a: MatrixSpec
@@ -58,6 +60,7 @@ class Problem:
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
     gram: bool = False
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:
