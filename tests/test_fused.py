@@ -87,7 +87,11 @@ def test_a_worker_s_slabs_are_one_task_where_they_take_little_memory(gram):
     assert plan.tasks == 4 + 1
     assert "4 slabs multiplied by each" in str(plan)
     lone = replace(plan.layout, slabs_per_task=1)
-    assert plan.seconds < cost.total_seconds(cost.seconds(lone, plan.cluster, 0))
+    terms, apart = (cost.seconds(x, plan.cluster, 0) for x in (plan.layout, lone))
+    assert cost.total_seconds(terms) < cost.total_seconds(apart)
+    # Three tasks less, and none that is waited for.
+    saved = 3 * (cost.SWITCH["gpu"] + cost.CHAINED["gpu"]) * plan.cluster.task_overhead_s
+    assert apart["between tasks"] - terms["between tasks"] == pytest.approx(saved)
 
 
 def test_what_a_task_works_on_is_held_and_never_spilled():

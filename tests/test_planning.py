@@ -207,6 +207,16 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     assert 0.7 * most <= moved.busiest <= 1.8 * most
 
 
+def test_rows_of_the_grid_that_have_none_of_c_keep_none_of_b():
+    shape = problem(60, 70, 80)
+    for rows, kept in ((1, 8), (2, 4), (3, 3), (4, 2)):
+        layout = Layout(shape, Grid(4, 1, 1), (), even(60, rows), (10,) * 8, (70,), band=1)
+        homes = Counter(layout.grid.rank(layout.home("b", 0, j, 0)) for j in range(8))
+        most = max(homes.values())
+        assert most <= kept
+        assert layout.at_home["b"] == kept * 70 * 10 * 4, rows
+
+
 @pytest.mark.parametrize("band", [4, 2, 1])
 def test_b_is_sent_in_every_wave(band):
     """And a plan is chosen by that."""

@@ -164,13 +164,13 @@ class Layout(Partition):
         if self.batch_blocks:
             elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)
             return min(spec.nbytes, elements * spec.itemsize)
-        # A row's blocks go round its workers slab by slab, each row from the next one on.
-        across = (self.grid.p_m, self.grid.p_n)[:: 1 if role == "a" else -1]
-        rows = ceil(len(blocks) / across[0])
-        return min(
-            spec.nbytes,
-            _most_of(rows, self.steps, across[1]) * max(blocks) * max(self.slabs) * spec.itemsize,
-        )
+        # A row's blocks go round its workers slab by slab, each row from the next one on. Those of
+        # a column go round those that use them: rows of the grid may have none of C.
+        along, across, _ = self.grid
+        if role == "b":
+            along, across = across, min(along, len(self.row_sizes))
+        kept = _most_of(ceil(len(blocks) / along), self.steps, across)
+        return min(spec.nbytes, kept * max(blocks) * max(self.slabs) * spec.itemsize)
 
     def _kept_of_stacks(self, role: str) -> Counter[int]:
         """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
