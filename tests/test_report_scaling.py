@@ -212,6 +212,16 @@ def test_predictions_are_drawn_apart_from_what_was_measured(tmp_path, sweeps):
     assert picture.stamp(sweeps) != picture.stamp(Runs(tmp_path / "empty"))
 
 
+def test_an_older_sweep_makes_the_drawing_stale(tmp_path):
+    """It may hold what the newest one did not come to."""
+    picture = gallery.find("strong-scaling")
+    made = [entry("strong square 65536", "multimm", "float32", workers) for workers in (1, 2)]
+    save(tmp_path, made[1:], "2026-01-02T00:00:00Z")
+    stamp = picture.stamp(Runs(tmp_path))
+    save(tmp_path, made[:1], "2026-01-01T00:00:00Z")
+    assert picture.stamp(Runs(tmp_path)) != stamp
+
+
 def test_another_prediction_makes_the_drawing_stale(tmp_path, monkeypatch):
     picture = gallery.find("prediction")
     stamp = picture.stamp(Runs(tmp_path))

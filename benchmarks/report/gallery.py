@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import accuracy, prediction, roofline, several, single, style, sweep
-from benchmarks.report.runs import SCALING, Runs, missing, newest
+from benchmarks.report.runs import SCALING, Runs, missing
 from benchmarks.report.style import WIDTH, Figure
 
 
@@ -57,9 +57,11 @@ class Picture(NamedTuple):
 
     def stamp(self, runs: Runs) -> str:
         """Return what a drawing of these runs says about itself."""
-        of = [(suite, newest(runs.of(suite)))
-              for suite in (*self.suites, *self.also) if runs.of(suite)]  # fmt: skip
-        shown = [f"{suite} {first['date']} {first['commit']}" for suite, first in of]
+        shown = [
+            f"{suite} {run}"
+            for suite in (*self.suites, *self.also)
+            for run in sorted({f"{r['date']} {r['commit']}" for r in runs.of(suite)})
+        ]
         return "; ".join((*shown, f"drawn by {self._digest()}"))
 
     def _digest(self) -> str:

@@ -67,16 +67,20 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
     """Both; of what both have, the newer, or what was measured."""
     found, first = {key_of(record): record for record in newer}, newer[0]
     for record in older:
-        other, measured = found.get(key_of(record)), record["detail"]["status"] == "done"
-        if record["commit"] == first["commit"]:
-            fits = measured or other is None
-        elif record["system"] == "multimm":
-            fits = measured and other is None and _software(record) == _software(first)
+        other, same = found.get(key_of(record)), record["commit"] == first["commit"]
+        fits = _measured(record) and (same or _software(record) == _software(first))
+        if other is None:
+            fits = fits or same  # also of why it was not measured
         else:
-            fits = measured and _software(record) == _software(first)
-        if fits and (other is None or other["detail"]["status"] != "done"):
+            ours = record["system"] == "multimm" and not same
+            fits = fits and not _measured(other) and not ours
+        if fits:
             found[key_of(record)] = record
     return sorted(found.values(), key=_place)
+
+
+def _measured(record: Record) -> bool:
+    return bool(record["detail"]["status"] == "done")
 
 
 def _software(record: Record) -> tuple[object, ...]:
@@ -85,9 +89,8 @@ def _software(record: Record) -> tuple[object, ...]:
     return record["versions"], *(machine.get(name) for name in ("driver", "cuda"))
 
 
-def newest(records: list[Record]) -> Record:
-    """Return one of those that were measured last."""
-    return max(records, key=lambda record: str(record["date"]))
+def _date(record: Record) -> str:
+    return str(record["date"])
 
 
 def _place(record: Record) -> tuple[Any, ...]:
@@ -127,14 +130,14 @@ def missing(suite: str) -> str:
 
 def origin(records: list[Record]) -> str:
     """Return the line that says on what, when and of which commit records were measured."""
-    first = newest(records)
+    first = max(records, key=_date)
     machine = first["machine"]
     where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
     count = max(record["machine"]["count"] or 1 for record in records)
     many = f"{count} x " if count > 1 else ""
     text = f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}"
-    done = [record for record in records if record.get("seconds")]
-    done.sort(key=lambda record: str(record["date"]), reverse=True)
+    measured = (record for record in records if record.get("seconds"))
+    done = sorted(measured, key=_date, reverse=True)
     older = dict.fromkeys((r["commit"][:8], r["system"]) for r in done
                           if r["commit"] != first["commit"])  # fmt: skip
     commits = {commit: [s for c, s in older if c == commit] for commit, _ in older}
