@@ -15,6 +15,7 @@ from benchmarks.peers import trace
 from benchmarks.peers.base import Array, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
+from multimm.checks.tasks import host
 from multimm.cluster.describe import listed
 from multimm.cluster.probes import normal
 
@@ -194,8 +195,7 @@ def taken_out(
     block: Array, by_row: list[Any], by_column: list[Any], block_id: tuple[int, int]
 ) -> Array:
     """Runs on a worker: elements of a block as NumPy, gathered on its device."""
-    part = block[by_row[block_id[0]]][:, by_column[block_id[1]]]
-    return part.get() if hasattr(part, "get") else part
+    return host(block[by_row[block_id[0]]][:, by_column[block_id[1]]])
 
 
 def synchronize() -> None:

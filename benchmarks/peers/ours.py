@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import product as pairs
 from typing import Any, ClassVar
 
 import dask.array as da
@@ -11,7 +12,7 @@ import dask.array as da
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import Blocks, Home, OnDask
+from benchmarks.peers.on_dask import Home, OnDask
 from benchmarks.sweep_cases import Product, too_large
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
@@ -78,15 +79,20 @@ class Multimm(OnDask):
         a = b if product.gram else MatrixSpec((product.m, product.k))
         for _ in range(4):  # what a plan is given it mostly keeps
             plan = multimm.plan(a, b, trans_a=product.gram, precision=precision)
-            given, layout = (a, b), plan.layout
-            b = _lying(layout, "b", (layout.slabs, layout.n_blocks), len(self.addresses))
-            a = b
-            if not product.gram:
-                a = _lying(layout, "a", (layout.m_blocks, layout.slabs), len(self.addresses))
+            given = a, b
+            b = self._lying(plan.layout, "b")
+            a = b if product.gram else self._lying(plan.layout, "a")
             if given == (a, b):
                 break
         self._plans[product, precision] = plan.check()
         return plan
+
+    def _lying(self, layout: Layout, role: str) -> MatrixSpec:
+        """An operand in the blocks of a layout, with the workers that keep them."""
+        chunks, home = layout.operand_chunks(role), _home(layout, role)
+        at = pairs(*(range(len(sizes)) for sizes in chunks))
+        owners = tuple(home(*block) % len(self.addresses) for block in at)
+        return MatrixSpec(layout.spec(role).shape, chunks=chunks, owners=owners)
 
     def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> da.Array:
         import multimm
@@ -141,18 +147,9 @@ def _home(layout: Layout, role: str) -> Home:
     """The rank that keeps a block of an operand, by the block's row and column."""
 
     def of(i: int, j: int) -> int:
-        block, slab = (i, j) if role == "a" else (j, i)
-        return layout.grid.rank(layout.home(role, 0, block, slab))
+        return layout.keeps(role, 0, *((i, j) if role == "a" else (j, i)))
 
     return of
-
-
-def _lying(layout: Layout, role: str, chunks: tuple[Blocks, Blocks], workers: int) -> MatrixSpec:
-    """An operand in the blocks of a layout, with the workers that keep them."""
-    home = _home(layout, role)
-    owners = (home(i, j) % workers for i in range(len(chunks[0])) for j in range(len(chunks[1])))
-    rows, columns = map(sum, chunks)
-    return MatrixSpec((rows, columns), chunks=chunks, owners=tuple(owners))
 
 
 def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:

@@ -156,7 +156,7 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         return 0.0
     seconds = 0.0
     sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
-    for role in ("a",) if layout.mirrors else ("a", "b"):
+    for role in layout.roles:
         edges, spec = sides[role]
         once = role in layout.packed
         # One off the diagonal of a Gram product packs two blocks of its one operand.

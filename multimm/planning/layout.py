@@ -80,10 +80,9 @@ class Layout(Partition):
     @cached_property
     def lying(self) -> dict[str, tuple[int, ...]]:
         """Workers of the blocks of those operands that are used where they lie."""
-        roles = ("a",) if self.mirrors else ("a", "b")
         return {
             role: self.spec(role).owners
-            for role in roles
+            for role in self.roles
             if self.spec(role).owners and self.spec(role).chunks == self.operand_chunks(role)
         }
 
@@ -94,8 +93,7 @@ class Layout(Partition):
         And a worker would wait between slabs: C is one block, and there is no other to go on with.
         """
         alone = self.blocks == 1 and self.steps > 1 and not self.packed
-        roles = ("a",) if self.mirrors else ("a", "b")
-        return alone and all(role in self.lying and not self.arrives(role) for role in roles)
+        return alone and all(x in self.lying and not self.arrives(x) for x in self.roles)
 
     @cached_property
     def elsewhere(self) -> tuple[str, ...]:
@@ -151,7 +149,7 @@ class Layout(Partition):
     @cached_property
     def at_home(self) -> dict[str, int]:
         """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
-        return {role: self._kept(role) for role in (("a",) if self.mirrors else ("a", "b"))}
+        return {role: self._kept(role) for role in self.roles}
 
     def _kept(self, role: str) -> int:
         spec = self.spec(role)

@@ -144,6 +144,11 @@ class Partition:
         """Whether one triangle of C's blocks is computed and mirrored: see `GramLayout`."""
         return False
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The operands that blocks are read, kept or sent of: where C is mirrored, B is A."""
+        return ("a",) if self.mirrors else ("a", "b")
+
     def spec(self, role: str) -> MatrixSpec:
         """The operand "a" or "b", as it is multiplied."""
         return self.problem.a if role == "a" else self.problem.b
