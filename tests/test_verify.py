@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import tracemalloc
 
 import dask
 import dask.array as da
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import multimm
+from multimm.checks import tasks
 from multimm.checks.operands import prepare
 from multimm.checks.sweep import sweep
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
@@ -586,6 +588,45 @@ def test_no_task_sees_more_than_one_block_and_only_rows_of_numbers_are_added():
     assert seen == [80 * 80 * 8] * 64
     # A row panel of all columns would be 640 * 80 * 8; what is kept beside blocks is 25 wide.
     assert max(largest) <= max(80 * 80 * 8, 640 * 25 * 8)
+
+
+@pytest.mark.parametrize("shape", [(100, 60), (3, 50, 60), (7, 900)])
+@pytest.mark.parametrize("name", ["float32", "complex64", "int16"])
+def test_strips_of_a_block_say_what_all_of_it_does(monkeypatch, shape, name):
+    rng = np.random.default_rng(31)
+    a, b = draw(rng, shape, name), draw(rng, (shape[-1], 30), name)
+    if name != "int16":
+        a[..., 5, 7] = np.nan
+    rule = prepare(a, b, a @ b, None, (False, False), (1, 0), 6).rule
+    vectors = rng.integers(0, 2, (30, 6), np.int8)
+    sketch = tasks.sketch_rows(b, vectors, rule)[:, 0]
+    cases = [
+        (tasks.sketch_rows, b, vectors),
+        (tasks.product_rows, a, sketch),
+        (tasks.exact_rows, a, b),
+    ]
+    whole = [task(block, other, rule) for task, block, other in cases]
+    monkeypatch.setattr(tasks, "STRIP", 1300)
+    for (task, block, other), expected in zip(cases, whole, strict=True):
+        found = task(block, other, rule)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_check_takes_little_memory_beside_a_large_block(monkeypatch):
+    monkeypatch.setattr(tasks, "STRIP", 2**14)
+    block, vectors = np.ones((4096, 512), np.float32), np.ones((512, 4), np.int8)
+    rule = prepare(block, block.T, np.ones((4096, 4096)), None, (False, False), (1, 0), 4).rule
+    for task, other in (
+        (tasks.sketch_rows, vectors),
+        (tasks.product_rows, np.ones((512, 9))),
+        (tasks.exact_rows, np.ones((512, 4))),
+    ):
+        tracemalloc.start()
+        task(block, other, rule)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < block.nbytes / 2  # all of it in float64 are two blocks
 
 
 def test_one_pass_where_rounding_explains_everything(typical):

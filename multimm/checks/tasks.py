@@ -6,6 +6,8 @@ A sketch row is ``[row of block @ vectors | STATS]``; integers have no STATS. A 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,31 @@ STATS = ("total", "peak", "bad", "good", "hidden")
 #: |A| times the bounds of the norms of B's rows, |A| times totals, |A| times peaks; how many
 #: elements are non-finite in the row of A, and in all of B
 SIZES = ("norm", "total", "peak", "bad_a", "bad_b")
+#: Elements of a block that are looked at together. All of a block in float64, with its absolute
+#: values and what is finite of it, took seven times the block's own memory, which operands that
+#: fill a GPU do not leave. Arbitrary: half a GB of float64 in all, and work for a whole GPU.
+STRIP = 2**24
+
+_Task = Callable[[Any, Any, Rule], Any]
+
+
+def _in_strips(task: _Task) -> _Task:
+    """Have a task look at some rows of its block at a time: each has a row of the result."""
+
+    @functools.wraps(task)
+    def run(block: Any, other: Any, rule: Rule) -> Any:
+        rows = block.shape[-2]
+        step = max(1, STRIP * rows // max(1, block.size))
+        strips = [block[..., at : at + step, :] for at in range(0, rows, step)]
+        if len(strips) < 2:
+            return task(block, other, rule)
+        return np.concatenate([task(strip, other, rule) for strip in strips], axis=-3)
+
+    return run
 
 
 @named
+@_in_strips
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
     vectors = np.asarray(vectors, like=block)
@@ -43,6 +67,7 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
 
 
 @named
+@_in_strips
 def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """A block of A times the sketch of the rows of B that it meets, and SIZES.
 
@@ -65,6 +90,7 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
 
 
 @named
+@_in_strips
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
     """A block of B^T times a few rows of A (as columns), and the same of absolute values."""
     values, rows = block.astype(rule.dtype), rows.astype(rule.dtype)
