@@ -20,9 +20,10 @@ from multimm.planning.spec import (
     ClusterSpec,
     MatrixSpec,
 )
-from multimm.planning.strategy import is_small, plan_matmul
+from multimm.planning.strategy import UNSPLIT, is_small, plan_matmul
 
-OBLONG = (16384, 819, 16384)
+#: For two of many workers, in `float32`: measured on four.
+MEDIUM = (12288, 12288, 12288)
 
 
 def gpus(workers, per_node=0):
@@ -35,8 +36,8 @@ def problem(m, k, n, pack="float32", **options):
 
 @pytest.mark.parametrize("workers", [3, 4, 6, 8, 24, 64, 1024])
 def test_a_small_product_takes_no_longer_on_many_workers(workers):
-    two = plan_matmul(problem(*OBLONG), gpus(2))
-    plan = plan_matmul(problem(*OBLONG), gpus(workers))
+    two = plan_matmul(problem(*MEDIUM), gpus(2))
+    plan = plan_matmul(problem(*MEDIUM), gpus(workers))
     assert plan.grid.workers == 2
     assert plan.seconds == two.seconds
     assert plan.memory_terms == two.memory_terms
@@ -45,16 +46,16 @@ def test_a_small_product_takes_no_longer_on_many_workers(workers):
 
 
 def test_the_plan_says_how_many_workers_it_uses_and_why():
-    text = str(plan_matmul(problem(*OBLONG), gpus(8)))
+    text = str(plan_matmul(problem(*MEDIUM), gpus(8)))
     assert "8 of NVIDIA H200, 2 of them used" in text
-    assert "because 2 workers alone take 0.0146 s, all 8 0.0244 s" in text
+    assert "because 2 workers alone take 0.0256 s, all 8 0.0319 s" in text
     assert "next best is 1 x 2 x 1" in text
     text = str(plan_matmul(problem(65536, 512, 512), gpus(8)))
-    assert "one worker, because 1 worker alone takes 0.0133 s, all 8 0.0242 s; 0 B move\n" in text
+    assert "one worker, because 1 worker alone takes 0.0133 s, all 8 0.0267 s; 0 B move\n" in text
     assert "used" not in str(plan_matmul(problem(*[65536] * 3), gpus(8)))
 
 
-@pytest.mark.parametrize("size", [16384, 65536])
+@pytest.mark.parametrize("size", [32768, 65536])
 @pytest.mark.parametrize("workers", [2, 3, 4, 6, 7, 8])
 @pytest.mark.parametrize("pack", ["float32", "tf32", ""])
 def test_a_large_product_uses_all_workers_of_a_node(size, workers, pack):
@@ -77,7 +78,7 @@ def test_leaving_workers_out_is_never_slower_and_pays(shape, workers, gram):
     layout = plan_matmul(asked, cluster).layout
     seconds = rank_of(layout, cluster, cost.memory(layout, cluster)).seconds
     best = min(candidates(asked, cluster, Options()).values()).seconds
-    assert seconds <= NEARLY * best
+    assert seconds <= UNSPLIT * NEARLY * best
     if is_short(asked, cluster):
         for count in (1, 2, 4):
             fewer = candidates(asked, cluster.first(count), Options())
@@ -86,17 +87,17 @@ def test_leaving_workers_out_is_never_slower_and_pays(shape, workers, gram):
 
 def test_blocks_and_slabs_that_are_given_are_no_fewer_on_fewer_workers():
     for options in (Options(blocks=8192), Options(slabs=819), Options(p_k=1)):
-        assert plan_matmul(problem(*OBLONG), gpus(8), options=options).grid.workers == 8
+        assert plan_matmul(problem(*MEDIUM), gpus(8), options=options).grid.workers == 8
 
 
 def test_operands_that_are_still_to_be_made_are_made_by_all():
-    asked = problem(*OBLONG, awaited=True)
+    asked = problem(*MEDIUM, awaited=True)
     assert plan_matmul(asked, gpus(8)).grid.workers == 8
     assert plan_matmul(asked, gpus(32, per_node=8)).grid.workers == 32
 
 
 def test_whole_nodes_are_left_out_of_larger_products():
-    square = problem(16384, 16384, 16384)
+    square = problem(20480, 20480, 20480)
     plan = plan_matmul(square, gpus(32, per_node=8))
     assert plan.grid.workers == 8
     assert "between nodes" not in str(plan).split("moved")[1]
@@ -115,7 +116,7 @@ def test_fewer_workers_that_lack_memory_are_not_taken():
     # Each of two would hold half of A and C, one GB, and sums on top.
     small = replace(H200, memory_bytes=800_000_000, spills=False)
     cluster = ClusterSpec((small,) * 8, NVLINK)
-    plan = plan_matmul(problem(*OBLONG), cluster)
+    plan = plan_matmul(problem(*MEDIUM), cluster)
     assert plan.grid.workers > 2
     assert plan.check()
 
@@ -123,11 +124,11 @@ def test_fewer_workers_that_lack_memory_are_not_taken():
 def test_workers_that_are_left_out_do_not_count():
     slow = replace(H200, name="slow", gflops=H200.gflops / 2, memory_bytes=H200.memory_bytes // 2)
     cluster = ClusterSpec((H200,) * 2 + (slow,) * 6, NVLINK)
-    plan = plan_matmul(problem(*OBLONG), cluster)
+    plan = plan_matmul(problem(*MEDIUM), cluster)
     assert plan.grid.workers == 2
     assert plan.used.slowest == H200
     assert plan.budget_bytes == H200.budget_bytes
-    assert plan.seconds == plan_matmul(problem(*OBLONG), gpus(2)).seconds
+    assert plan.seconds == plan_matmul(problem(*MEDIUM), gpus(2)).seconds
 
 
 def test_when_nodes_are_left_out_the_rest_is_searched_as_thoroughly():
@@ -139,7 +140,7 @@ def test_when_nodes_are_left_out_the_rest_is_searched_as_thoroughly():
 
 
 def test_of_nearly_equal_numbers_of_workers_the_largest_is_used():
-    tie = problem(12288, 1024, 12288)
+    tie = problem(12800, 4096, 12800)
     one, two = (plan_matmul(tie, gpus(workers)) for workers in (1, 2))
     assert one.seconds < two.seconds < NEARLY * one.seconds
     assert plan_matmul(tie, gpus(8)).grid.workers == 2

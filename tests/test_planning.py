@@ -289,8 +289,8 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
     assert terms["transfers"] == 1.5
     assert terms["scheduling"] == 1e-3
-    # B's one block is with one of the two workers.
-    assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 0.5
+    # B's one block is with one of the two workers, the other one has nothing to do until it comes.
+    assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 2 * 0.5
     assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
     switch = cost.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
@@ -354,9 +354,12 @@ def test_packing_is_counted_once_for_each_block_or_for_each_product():
     # Four blocks of A and four of B, on two workers.
     once = cost.seconds(layout, cluster, 0)["packing"]
     assert once == pytest.approx(4 * (cost.PACK_S + moving))
-    # Eight products, each of which packs both of its operands.
+    # Eight products, each of which packs both of its operands: reads and writes four bytes.
+    moving *= cost.WITHIN_BYTES * (4 + 4) / (4 * cost.PACK_BYTES)
     each = cost.seconds(replace(layout, pack_once=False), cluster, 0)["packing"]
     assert each == pytest.approx(2 * 4 * moving)
+    half = replace(layout, pack_once=False, problem=replace(p, pack="tf32"))  # writes two
+    assert cost.seconds(half, cluster, 0)["packing"] == pytest.approx(2 * 4 * moving * 6 / 8)
     assert cost.seconds(replace(layout, problem=replace(p, pack="")), cluster, 0)["packing"] == 0
 
 
@@ -515,7 +518,8 @@ def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, 
     layout = replace(layout, fan_in=fan_in)
     terms = cost.seconds(layout, cluster, 0)
     assert terms["from step to step"] == pytest.approx(levels * 3e-3)
-    assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * 400 / 1e9)
+    each = cost.PART * 1.0 + 400 / 1e9
+    assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * each)
     stay, _ = cost.memory(layout, cluster)
     assert stay["sums received"] == (fan_in - 1 + 1) * 400
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
 from math import ceil
 
 from multimm.planning import traffic
@@ -33,6 +35,13 @@ STEP = 6
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
 PACK_S, PACK_BYTES = 1.5e-3, 4
+#: The same within a product, for each byte that the kernel reads or writes: 0.35 and 0.77 ms for
+#: blocks of 0.5 and 1 GiB in `float32` on an H200. `PACK_BYTES` there was 5 to 9 of 50 to 82 ms too
+#: much for squares of 32768 in `tf32`, on two and on four.
+WITHIN_BYTES = 1.4
+#: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
+#: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
+PART = 0.4
 #: Of an operand that is cut again, for each piece that a worker gathers: 0.37 to 0.55 ms, of 32 to
 #: 2048 pieces of 1024 to 8192 squares on two H200s.
 PIECE_S = 4e-4
@@ -108,8 +117,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
     crowd = ceil(layout.ranks / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
-    first, rate = _first_blocks(layout), link_rate(layout, cluster)
-    levels, sums = _sums(layout)
+    rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
+    levels, fetched, sums = _sums(layout)
     handed_on = crowd * (layout.steps - 1) * layout.share_sums * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
@@ -118,10 +127,12 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
     steps = bool(layout.packed) + bool(cuts) + levels + mirrors
+    products = flops / (product_gflops(p, device) * 1e9)
+    each = (products + packing * (not layout.packed)) / (chains * layout.steps)
     return {
-        "block products": flops / (product_gflops(p, device) * 1e9),
+        "block products": products,
         "transfers": moved / rate,
-        "packing": _packing(layout, cluster),
+        "packing": packing,
         "cutting": ceil(cuts / cluster.workers) * PACK_S
         + ceil(pieces / cluster.workers) * PIECE_S
         + 2 * cut_bytes / cluster.workers / copying,  # read and written
@@ -130,23 +141,23 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
-        "first blocks": first / rate + cluster.link.latency_s * (first > 0),
-        "last sums": sums * p.sum_bytes / rate + levels * cluster.link.latency_s,
+        "first blocks": _waiting(layout, cluster, each),
+        "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
 
 
-def _sums(layout: Layout) -> tuple[int, int]:
-    """Levels of the tree over the parts of k, and elements that the busiest worker receives."""
+def _sums(layout: Layout) -> tuple[int, int, int]:
+    """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    parts, blocks, levels, received = layout.parts, ceil(layout.share_sums / block), 0, 0
+    parts, blocks, levels, fetched = layout.parts, ceil(layout.share_sums / block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
         blocks = ceil(blocks / at_once)
-        received += (at_once - 1) * blocks * block
+        fetched += (at_once - 1) * blocks
         parts, levels = ceil(parts / layout.fan_in), levels + 1
-    return levels, received
+    return levels, fetched, fetched * block
 
 
 def _packing(layout: Layout, cluster: ClusterSpec) -> float:
@@ -154,18 +165,25 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
     p = layout.problem
     if not p.packable:
         return 0.0
-    seconds = 0.0
+    seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
     sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
     for role in layout.roles:
         edges, spec = sides[role]
-        once = role in layout.packed
-        # One off the diagonal of a Gram product packs two blocks of its one operand.
-        blocks = len(edges) if once else len(edges) ** 2 if layout.mirrors else layout.blocks
-        most = ceil(blocks * len(layout.slabs) / cluster.workers)
-        size = max(edges) * max(layout.slabs) * spec.itemsize
-        rate = cluster.slowest.copy_gbps * 1e9
-        seconds += most * (PACK_S * once + PACK_BYTES * size / rate)
+        once, count = role in layout.packed, len(edges)
+        elements = max(edges) * max(layout.slabs)
+        # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
+        alone = count if once or layout.mirrors else 0
+        within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
+        moved = WITHIN_BYTES * (spec.itemsize + p.packed_itemsize) * elements
+        seconds += _most(within, layout, cluster) * moved / rate
+        moved = PACK_BYTES * spec.itemsize * elements
+        seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
+
+
+def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
+    """Of so many blocks in every slab, those of the busiest worker."""
+    return ceil(blocks * len(layout.slabs) / cluster.workers)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
@@ -180,28 +198,57 @@ def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
     return 1e9 / ((1 - far) / cluster.link.gbps + far / cluster.between.gbps)
 
 
-def _first_blocks(layout: Layout) -> int:
-    """Bytes that a worker waits for before its first product, at worst.
+def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:
+    """Seconds in which a worker has nothing to do for want of blocks of the first slab, at worst.
 
-    A worker that keeps a block of A and one of B of the first slab begins at once. With at
-    least as many block rows, or columns, as workers in a part of k, all keep one. A block that is
-    cut from others has to be gathered first, and one that lies with a worker beyond the grid comes
-    from there.
+    It fetches what it does not keep of them, all at once, and meanwhile multiplies what it keeps,
+    in `product` seconds each.
     """
-    p, grid, slab = layout.problem, layout.grid, max(layout.slabs)
+    fetches, kept, size = _first_slab(layout)
+    if not fetches:
+        return 0.0
+    arrival = (1 + fetches) * cluster.link.latency_s + size / link_rate(layout, cluster)
+    return max(0.0, arrival - kept * product)
+
+
+def _first_slab(layout: Layout) -> tuple[int, int, int]:
+    """Of a worker, at worst: blocks that it lacks, products without them, bytes for the next one.
+
+    A block that is cut from others has to be gathered first, and one that lies with a worker beyond
+    the grid comes from there.
+    """
+    grid, slab = layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
-    beyond = [x for x in (*layout.cut_again, *layout.lying) if layout.lies_beyond(x)]
-    if traffic.volume(p, grid._replace(p_k=1)) == 0 and not beyond:
-        return 0
-    matrices = max(layout.batch_sizes) if len(p.b.shape) > 2 else 1
-    block_a = slab * max(layout.row_sizes) * layout.width("a")
-    block_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
-    if layout.mirrors:  # the other of two blocks
-        return block_a if plane > 1 or beyond else 0
-    gathered = (*layout.cut_again, *beyond)
-    waits_a = "a" in gathered or (grid.p_n > 1 and len(layout.row_sizes) < plane)
-    waits_b = "b" in gathered or (grid.p_m > 1 and len(layout.n_blocks) < plane)
-    return block_a * waits_a + block_b * waits_b
+    beyond = {x for x in (*layout.cut_again, *layout.lying) if layout.lies_beyond(x)}
+    size_a = slab * max(layout.row_sizes) * layout.width("a")
+    if layout.mirrors:  # the other one of two blocks
+        return int(plane > 1 or bool(beyond)), 0, size_a
+    matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
+    size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
+    gathered = beyond.union(layout.cut_again if plane > 1 else ())
+    rows = ceil(len(layout.row_sizes) / grid.p_m)
+    columns = ceil(len(layout.n_blocks) / grid.p_n)
+    keeps_a = 0 if "a" in gathered else _keeps(layout, "a", rows // grid.p_n)
+    keeps_b = 0 if "b" in gathered else _keeps(layout, "b", columns // grid.p_m)
+    kept = keeps_a * keeps_b
+    sizes = size_a * (keeps_a < rows), size_b * (keeps_b < columns)
+    return rows - keeps_a + columns - keeps_b, kept, max(sizes) if kept else sum(sizes)
+
+
+def _keeps(layout: Layout, role: str, usual: int) -> int:
+    """Blocks of the first slab that each worker keeps of those that it needs: `usual`, unless they
+    lie elsewhere.
+    """
+    if role not in layout.elsewhere:
+        return usual
+    grid, held = layout.grid, Counter[int]()
+    edges = layout.m_blocks if role == "a" else layout.n_blocks
+    for block, (part, slab) in product(range(len(edges)), enumerate(layout.first_slab[:-1])):
+        rank = layout.keeps(role, 0, block, slab)
+        at = grid.place(rank)
+        needed = (at.row - block) % grid.p_m if role == "a" else (at.col - block) % grid.p_n
+        held[rank] += not needed and at.part == part
+    return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
 
 
 #: What runs side by side still gets in each other's way: this share of all but the longest

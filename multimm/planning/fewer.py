@@ -1,9 +1,9 @@
 """Products that some of the workers do sooner than all of them.
 
 Every worker more means more tasks, which the scheduler sends one after the other, and more
-operand blocks that travel. A small product does not pay for that: 16384 x 819 @ 819 x 16384 is
-predicted to take 14.6 ms on two H200s and 24.4 on eight. Those that have a place are the first
-ones, so that they share a node as far as they can.
+operand blocks that travel. A small product does not pay for that: 16384 x 819 @ 819 x 16384 takes
+18 ms on one H200, 24 on two and 29 on four. Those that have a place are the first ones, so that
+they share a node as far as they can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from multimm.planning.spec import ClusterSpec
 #: How small products are cut best, mostly: into few tasks. Of 156 searches of plain products for
 #: 1 to 8 H200s all but seven found nothing better, and those by 7 % at most.
 FEW_TASKS, FEW_GRAM_TASKS = Cut(slabs=0.125), Cut(0.5, 0.5, 0.125)
-#: Of a larger product, for which nodes are left out, this one is looked at, too.
+#: Workers of a node are left out of products that one worker computes within so many calls' time:
+#: in `tf32` squares of 16384, of two calls, took 27 ms on two of four H200s and 36 on all of them,
+#: 24576, of five, 43 on either.
+CALLS = 5
+#: Of a larger product, for which workers are left out, this one is looked at, too.
 MORE_TASKS = Cut(slabs=0.5)
 
 
@@ -68,9 +72,9 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
     return ranks | fused(ranks, cluster)
 
 
-def is_short(problem: Problem, cluster: ClusterSpec) -> bool:
-    """One worker computes it in less time than a call takes."""
-    return problem.flops <= cluster.call_s * _rate(problem, cluster)
+def is_short(problem: Problem, cluster: ClusterSpec, calls: int = 1) -> bool:
+    """One worker computes it in less time than so many calls take."""
+    return problem.flops <= calls * cluster.call_s * _rate(problem, cluster)
 
 
 def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
@@ -82,7 +86,7 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
     node = cluster.node
     owned = max(problem.a.owners + problem.b.owners, default=0)
     powers = [2**i for i in range(cluster.workers.bit_length())]
-    within = takewhile(node.__gt__, powers) if is_short(problem, cluster) else ()
+    within = takewhile(node.__gt__, powers) if is_short(problem, cluster, CALLS) else ()
     for count in (*within, *(node * power for power in powers)):
         nodes = -(-count // node)
         if count < cluster.workers and owned < node * nodes:

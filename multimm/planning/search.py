@@ -125,13 +125,24 @@ def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
 
 
 def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
-    """The best arrangements, and of a Gram product, whose transposes are alike, as many others."""
-    ranked = [layout.grid for layout in sorted(ranks, key=ranks.__getitem__)]
-    best = ranked[:FINALISTS]
-    if not gram:
-        return best
-    other = [g for i, g in enumerate(ranked) if Grid(g.p_n, g.p_m, g.p_k) not in ranked[:i]]
-    return list(dict.fromkeys(best + other[:FINALISTS]))
+    """The best arrangements, and of a Gram product, whose transposes are alike, as many others.
+
+    Of others, one whose transpose does as well shows by that that it will however it is cut.
+    """
+    ranked = sorted(ranks, key=ranks.__getitem__)
+    if gram:
+        grids = [layout.grid for layout in ranked]
+        other = [g for i, g in enumerate(grids) if _turned(g) not in grids[:i]]
+        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS]))
+    best: dict[tuple[frozenset[Grid], float, int], Grid] = {}
+    for layout in ranked:
+        grid, rank = layout.grid, ranks[layout]
+        best.setdefault((frozenset((grid, _turned(grid))), rank.seconds, rank.moved), grid)
+    return [*best.values()][:FINALISTS]
+
+
+def _turned(grid: Grid) -> Grid:
+    return Grid(grid.p_n, grid.p_m, grid.p_k)
 
 
 def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
