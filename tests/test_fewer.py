@@ -85,6 +85,19 @@ def test_leaving_workers_out_is_never_slower_and_pays(shape, workers, gram):
             assert seconds <= 1.1 * min(fewer.values()).seconds
 
 
+@pytest.mark.parametrize("pack", ["float32", "tf32"])
+def test_what_was_laid_out_for_one_node_is_planned_for_one_again(pack):
+    """A tall product, whose sums of parts of k are best added by few tasks."""
+    cluster = gpus(64, per_node=8)
+    first = plan_matmul(problem(2048, 2**22, 2048, pack), cluster)
+    layout = first.layout
+    a = MatrixSpec((2048, 2**22), chunks=(layout.m_blocks, layout.slabs))
+    b = MatrixSpec((2**22, 2048), chunks=(layout.slabs, layout.n_blocks))
+    again = plan_matmul(Problem(a, b, pack=pack), cluster)
+    assert again.grid.workers <= 16
+    assert again.seconds <= NEARLY * first.seconds
+
+
 def test_blocks_and_slabs_that_are_given_are_no_fewer_on_fewer_workers():
     for options in (Options(blocks=8192), Options(slabs=819), Options(p_k=1)):
         assert plan_matmul(problem(*MEDIUM), gpus(8), options=options).grid.workers == 8

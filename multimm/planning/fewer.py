@@ -16,7 +16,15 @@ from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
-from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, fused, packed_within
+from multimm.planning.search import (
+    NEARLY,
+    Rank,
+    added_at_once,
+    candidates,
+    cut_alike,
+    fused,
+    packed_within,
+)
 from multimm.planning.spec import ClusterSpec
 
 #: How small products are cut best, mostly: into few tasks. Of 156 searches of plain products for
@@ -68,6 +76,7 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
         ranks |= cut_alike(problem, cluster, options, FEW_GRAM_TASKS)
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
+    ranks |= added_at_once(ranks, cluster)
     ranks |= packed_within(ranks, cluster)
     return ranks | fused(ranks, cluster)
 

@@ -94,7 +94,7 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
             cut_as(grid, Cut(given=True))
-    ranks |= _added_at_once(ranks, cluster)
+    ranks |= added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
     return ranks | fused(ranks, cluster)
@@ -145,7 +145,7 @@ def _turned(grid: Grid) -> Grid:
     return Grid(grid.p_n, grid.p_m, grid.p_k)
 
 
-def _added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
     """The best layouts of each grid, with more than two sums of parts of k added by one task.
 
     That is fewer steps at the end, and more bytes to one worker at a time: best for a small C. The
