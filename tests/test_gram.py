@@ -520,6 +520,14 @@ def test_a_prime_number_of_workers_shares_a_triangle_too(workers, options):
     assert plan.flops < 0.6 * plan.layout.problem.flops
 
 
+def test_ten_blocks_of_a_triangle_are_dealt_out_freely_to_eight_gpus():
+    """Six off the diagonal and four halves on it: at a place of its own each, nobody has two."""
+    plan = plan_matmul(gram_problem(32768, 32768, pack="float32"), ClusterSpec.homogeneous(H200, 8))
+    assert plan.grid == (8, 1, 1)
+    assert len(plan.layout.m_blocks) == 4
+    assert plan.layout.share_computed < 1.1 * 8192**2
+
+
 @pytest.mark.parametrize(("pack", "least"), [("float32", 1.72), ("tf32", 1.5), ("", 1.88)])
 def test_eight_gpus_share_a_triangle_without_parts_of_k(pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from multimm.planning import cost, traffic
 from multimm.planning.blocking import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
+from multimm.planning.deal import FREE_PLACES
 from multimm.planning.grid import Grid, grids
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
@@ -133,7 +134,9 @@ def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
     if gram:
         grids = [layout.grid for layout in ranked]
         other = [g for i, g in enumerate(grids) if _turned(g) not in grids[:i]]
-        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS]))
+        # In fewer blocks than usual, the few of a triangle may be shared far more evenly.
+        dealt = [g for g in grids if g.p_n == g.p_k == 1 and g.p_m <= FREE_PLACES]
+        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS] + dealt))
     best: dict[tuple[frozenset[Grid], float, int], Grid] = {}
     for layout in ranked:
         grid, rank = layout.grid, ranks[layout]
