@@ -25,6 +25,7 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,
     LOCAL_TCP,
+    NVLINK,
     SHARED_MEMORY,
     ClusterSpec,
     DeviceSpec,
@@ -69,11 +70,17 @@ def test_measured_rates_take_the_place_of_shipped_ones():
     spec = applied(ClusterSpec.homogeneous(H200, 8), ALL)
     assert {device.gflops for device in spec.devices} == {60_000.0}
     assert spec.slowest.packed_gflops == (("float32", 170_000.0),)
-    assert (spec.link.name, spec.link.gbps, spec.link.latency_s) == ("nvlink", 100.0, 2e-4)
+    assert (spec.link.name, spec.link.gbps) == ("nvlink", 100.0)
     assert (spec.between.name, spec.between.gbps) == ("infiniband", 20.0)
     # All else is left alone, and applying again changes nothing.
     assert spec.slowest.memory_bytes == H200.memory_bytes
     assert applied(spec, ALL) == spec
+
+
+@pytest.mark.parametrize(("measured", "taken"), [(2e-4, NVLINK.latency_s), (0.01, 0.01)])
+def test_a_lone_fetch_is_the_least_that_those_of_a_product_take(measured, taken):
+    found = ALL._replace(links=tuple(x._replace(latency_s=measured) for x in ALL.links))
+    assert applied(ClusterSpec.homogeneous(H200, 8), found).link.latency_s == taken
 
 
 def test_rates_hold_for_their_kind_only():

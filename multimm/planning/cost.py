@@ -65,8 +65,8 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
         "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
     }
     used = {}  # of what is at home: cannot be spilled meanwhile
-    for role, panel in zip(layout.at_home, layout.panels, strict=False):
-        size = crowd * panel * slab * layout.width(role)
+    for role, slab_bytes in layout.in_use.items():
+        size = crowd * slab_bytes
         if layout.arrives(role):
             stay[f"{role.upper()} in flight"] = WINDOW * size
         else:

@@ -275,6 +275,13 @@ class Partition:
             most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
         return most_a, most_b * self.share_cols
 
+    @property
+    def in_use(self) -> dict[str, int]:
+        """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
+        longest = max(self.slabs)
+        panels = zip(self.roles, self.panels, strict=False)
+        return {role: panel * longest * self.width(role) for role, panel in panels}
+
     def _bands(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         """What each grid row works on in each wave, of something by block row."""
         for rank in range(self.grid.p_m):

@@ -172,9 +172,7 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     """
     found = []
     for layout in _best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
-        panels = zip(layout.roles, layout.panels, strict=False)
-        slab = max(layout.slabs) * sum(panel * layout.width(role) for role, panel in panels)
-        most = max(1, int(FUSED * cluster.budget_bytes // slab))
+        most = max(1, int(FUSED * cluster.budget_bytes // sum(layout.in_use.values())))
         found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
     return _ranked(found, cluster)
 

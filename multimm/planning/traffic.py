@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -76,12 +75,12 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     blocks may come from workers beyond it.
     """
     total: Counter[int] = Counter()
-    turn = workers if layout.grid.workers > workers else sys.maxsize
+    wraps = layout.grid.workers > workers
     operands = (_count_gram,) if isinstance(layout, GramLayout) else (_count_a, _count_b)
-    for count in (*operands, _count_sums):
-        for home, users, size in count(layout):
-            receivers = {rank % turn for rank in users} - {home % turn}
-            total.update(dict.fromkeys(receivers, size))
+    for home, users, size in chain.from_iterable(f(layout) for f in (*operands, _count_sums)):
+        if wraps:
+            home, users = home % workers, {rank % workers for rank in users}
+        total.update(dict.fromkeys(users - {home}, size))
     return total
 
 
