@@ -98,6 +98,14 @@ def test_what_was_laid_out_for_one_node_is_planned_for_one_again(pack):
     assert again.seconds <= NEARLY * first.seconds
 
 
+def test_of_larger_products_more_blocks_are_tried_on_fewer_workers():
+    plan = plan_matmul(problem(20480, 32768, 20480, "tf32"), gpus(8))
+    found = candidates(plan.layout.problem, gpus(4), Options())
+    assert plan.grid == (2, 2, 1)
+    assert len(plan.layout.m_blocks) == len(plan.layout.n_blocks) == 4
+    assert plan.seconds <= NEARLY * min(found.values()).seconds
+
+
 def test_blocks_and_slabs_that_are_given_are_no_fewer_on_fewer_workers():
     for options in (Options(blocks=8192), Options(slabs=819), Options(p_k=1)):
         assert plan_matmul(problem(*MEDIUM), gpus(8), options=options).grid.workers == 8
