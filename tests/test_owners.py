@@ -357,10 +357,9 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
     plan = plan_matmul(Problem(a, b, pack="float32"), cluster)
     layout, _ = lay_out(plan.layout.problem, cluster, Grid(1, 1, 16), Options(), Cut(given=True))
     assert layout.elsewhere == ("a", "b")
-    for each in (layout, plan.layout):
+    for each, off in ((layout, 1e-6), (plan.layout, 0.01)):  # parts of k receive an even share
         rank = rank_of(each, cluster, cost.memory(each, cluster))
-        # What parts of k receive is ranked as an even share.
-        assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds, rel=0.01)
+        assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds, rel=off)
     assert plan.seconds < replace(plan, layout=layout).seconds
 
 

@@ -39,8 +39,9 @@ from multimm.planning.spec import ClusterSpec
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
 #: so many times its bytes, at most. Its sums are rounded once more, and travel when all else is
-#: done, to wait for the slowest worker. Arbitrary: on eight workers that shared four GPUs, 32768 in
-#: `float32` with two parts took 1.37 times as long as predicted, without them 1.03 to 1.15 times.
+#: done, to wait for the slowest worker. Arbitrary: on eight workers that shared four GPUs, of a
+#: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
+#: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
 
 logger = logging.getLogger(__name__)
