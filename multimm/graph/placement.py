@@ -8,7 +8,7 @@ it is optimised. So each task carries its `Place`, and on the scheduler this plu
 * pins what makes an operand block to the worker where the block belongs, and what only that
   needs, too; restrictions that the user set are never touched;
 * orders a product's tasks slab by slab, so that few operand blocks are alive at a time, and
-  drops the copies that a worker has fetched when it has used them;
+  drops the copies that a worker has fetched when it has used them, and not before;
 * gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at
   once: a strict pin to a worker that is gone would hang for ever; so it would to one that is
   paused, or closing, and stays so.
@@ -30,7 +30,8 @@ from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
 from multimm.graph.product import Product
-from multimm.graph.tasks import BlockTask, Key, Place
+from multimm.graph.replicas import let_go, place_of, spare_awaited
+from multimm.graph.tasks import Key, Place
 from multimm.planning.grid import Coordinate, rearrange
 
 if TYPE_CHECKING:
@@ -79,11 +80,6 @@ def _guarded(hook: Hook) -> Hook:
     return cast("Hook", safe)
 
 
-def place_of(ts: TaskState) -> Place | None:
-    """The place that a task carries, if it is one of ours."""
-    return ts.run_spec.place if isinstance(ts.run_spec, BlockTask) else None
-
-
 class BlockPlacement(SchedulerPlugin):
     """Places the tasks of block products; see the module's docstring."""
 
@@ -110,6 +106,7 @@ class BlockPlacement(SchedulerPlugin):
         for token, places in arrived.items():
             self._place(scheduler, token, places)
         if self.products and NAME not in scheduler.periodic_callbacks:
+            spare_awaited(scheduler)
             watch = PeriodicCallback(partial(self._watch, scheduler), 1000 * GLANCE)
             scheduler.periodic_callbacks[NAME] = watch  # so that it ends with the scheduler
             watch.start()
@@ -167,27 +164,8 @@ class BlockPlacement(SchedulerPlugin):
 
     @_guarded
     def _let_go(self, scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
-        """Drop copies of operand blocks on a worker that has no more use for them.
-
-        Of persisted operands the scheduler itself drops copies every few seconds only, and a
-        worker would hold whole panels by then.
-        """
-        ts, product = scheduler.tasks[key], self.products[self.owners[key]]
-        place = place_of(ts)
-        if place is None or not ts.who_has:
-            return
-        worker = next(iter(ts.who_has))
-        for block, home in place.inputs:
-            dts = scheduler.tasks.get(block)
-            if dts is None or not dts.who_has or product.address(home) == worker.address:
-                continue
-            copies = len(dts.who_has) if worker in dts.who_has else 0
-            if copies > 1 and not any(
-                _soon(user, worker.address, place) for user in dts.waiters or ()
-            ):
-                scheduler.request_remove_replicas(
-                    worker.address, [block], stimulus_id=f"multimm-let-go-{stimulus_id}"
-                )
+        """Drop what a task has used, where nothing else will use it."""
+        let_go(scheduler, scheduler.tasks[key], self.products[self.owners[key]], stimulus_id)
 
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""
@@ -284,15 +262,6 @@ class BlockPlacement(SchedulerPlugin):
                     at = next(at for at in places if at is not None)
                     if self._pin(token, product, dts, at):
                         level.append(dts)
-
-
-def _soon(user: TaskState, address: str, place: Place) -> bool:
-    """Whether a task will run on a worker in the same wave, or nobody knows where and when."""
-    theirs = place_of(user)
-    if theirs is None or not user.worker_restrictions:
-        return True
-    same_wave = (theirs.product, theirs.order[0]) == (place.product, place.order[0])
-    return address in user.worker_restrictions and (same_wave or theirs.product != place.product)
 
 
 def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
