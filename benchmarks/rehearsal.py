@@ -98,7 +98,7 @@ def wait_instead(rate: float, copy: float) -> None:
         else:
             xp = np
         result = xp.empty((m, n), step.dtype)
-        time.sleep(2 * k * elements / rate + cost.PACK_BYTES * loose / copy)
+        time.sleep(2 * k * elements / rate + 2 * cost.WITHIN_BYTES * loose / copy)
         return result
 
     for module in (tasks, gram_tasks):  # each has the name of its own

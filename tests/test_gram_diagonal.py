@@ -112,7 +112,7 @@ def test_products_are_whole_and_symmetric(small_pieces, options):
 
 
 def test_one_operand_block_is_all_that_a_task_on_the_diagonal_asks_for():
-    a = da.from_array(integers((40, 20)), chunks=10)
+    a = da.from_array(integers((40, 20)), chunks=20)
     made = dict(multimm.matmul(a, a.T, blocks=20, slabs=20).dask)
     halves = [t for t in made.values()
               if isinstance(t, BlockTask) and t.func is gram_tasks.multiply_diagonal]  # fmt: skip
@@ -122,7 +122,7 @@ def test_one_operand_block_is_all_that_a_task_on_the_diagonal_asks_for():
 
 @pytest.mark.parametrize("p_k", [1, 2])
 def test_a_block_on_the_diagonal_is_mirrored_once_by_the_task_that_completes_it(p_k):
-    a = da.from_array(integers((40, 20)), chunks=10)
+    a = da.from_array(integers((40, 20)), chunks=(20, 5))
     made = dict(multimm.matmul(a, a.T, blocks=20, slabs=5, p_k=p_k).dask)
     tasks = {key: task for key, task in made.items() if isinstance(task, BlockTask)}
     completing = {

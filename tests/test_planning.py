@@ -368,7 +368,7 @@ def test_what_has_to_be_cut_again_is_waited_for():
     a, b = MatrixSpec((4000, 4000), chunks=(pieces, pieces)), MatrixSpec((4000, 4000))
     cluster, even = cpus(2), (2000, 2000)
     layout = Layout(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
-    assert layout.recut == (a.nbytes, 4, 16)  # no block is cut, four are joined to each
+    assert layout.recut == (a.nbytes, 4, 16, a.nbytes)  # no block is cut, four are joined to each
     terms = cost.seconds(layout, cluster, 0)
     copied = 2 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
     assert terms["cutting"] == pytest.approx(2 * cost.PACK_S + 8 * cost.PIECE_S + copied)

@@ -21,6 +21,7 @@ from multimm.planning.spec import (
     ClusterSpec,
     DeviceSpec,
     Link,
+    call_seconds,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +171,13 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
     per_node = counts.pop() if len(neighbours) > 1 and len(counts) == 1 else 0
     between = INFINIBAND if link is NVLINK else link
     return ClusterSpec(
-        devices, link, addresses, max(1, threads), per_node=per_node, between=between
+        devices,
+        link,
+        addresses,
+        max(1, threads),
+        call_s=call_seconds(len(devices)),
+        per_node=per_node,
+        between=between,
     )
 
 

@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
-from dask._task_spec import List, TaskRef
+from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.gram_tasks import add_diagonal, multiply_diagonal, multiply_gram, scale
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
+from multimm.graph.pieces import multiply_pieces, pieces
 from multimm.graph.tasks import (
     Block,
     BlockTask,
@@ -53,6 +54,13 @@ KEY_VERSION = 2
 
 Index = tuple[int, ...]
 Verb = Callable[..., Block]
+
+
+class Factor(NamedTuple):
+    """An operand block, as a task is given it."""
+
+    ref: TaskRef | Task  #: to the block, or what makes it of others
+    inputs: tuple[tuple[Key, Coordinate], ...]  #: those blocks, and where each is at home
 
 
 def build(
@@ -134,29 +142,31 @@ class Builder:
         row = layout.row(layout.flat(batch), i)
         opening = layout.opening(row, j, part)
         # A gate returns None, which is what a chain begins with.
-        previous: Key = None if opening is None else self._gate(opening, part)
+        previous = None if opening is None else TaskRef(self._gate(opening, part))
         start, end = layout.first_slab[part : part + 2]
         diagonal = layout.mirrors and i == j
         func = multiply_diagonal if diagonal else multiply_gram if layout.mirrors else multiply
         for first in range(start, end, layout.slabs_per_task):
             slabs = range(first, min(first + layout.slabs_per_task, end))
             key = self._chain_key(batch, i, j, slabs[-1])
-            inputs = [self._factors(batch, i, j, row, s) for s in slabs]
+            factors = [self._factors(batch, i, j, row, s) for s in slabs]
+            inputs = tuple(chain(*(x.inputs for x in chain(*factors))))
             order = (layout.wave(row), first - start, row, j)
-            place = self._place(layout.owner(row, j, part), order, tuple(chain(*inputs)))
+            place = self._place(layout.owner(row, j, part), order, inputs)
             complete = diagonal and key == self._sum_key(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
-            *before, last = ([operand for operand, _ in pair] for pair in inputs)
+            *before, last = ([x.ref for x in pair] for pair in factors)
+            verb: Verb = func
             if before:
-                earlier = [List(*map(TaskRef, operands)) for operands in before]
-                more |= {"link": func, "before": List(*earlier), "inner": self.inner}
-            self._add(key, in_turn if before else func, [*last, previous], place, **more)
-            previous = key
+                earlier = List(*(List(*refs) for refs in before))
+                verb, more = in_turn, more | {"link": func, "before": earlier, "inner": self.inner}
+            elif not all(isinstance(ref, TaskRef) for ref in last):
+                verb, more = multiply_pieces, more | {"verb": func}
+            self._add(key, verb, [*last, previous], place, **more)
+            previous = TaskRef(key)
 
-    def _factors(
-        self, batch: Index, i: int, j: int, row: int, s: int
-    ) -> tuple[tuple[Key, Coordinate], ...]:
-        """Keys and homes of what is multiplied for P(i, j) and a slab."""
+    def _factors(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Factor, ...]:
+        """What is multiplied for P(i, j) and a slab."""
         left = self._operand(self.operands[0], batch, i, s, row, s)
         if not self.layout.mirrors:
             return left, self._operand(self.operands[1], batch, s, j, row, s)
@@ -192,7 +202,7 @@ class Builder:
             owner = layout.owner(row, j, merge.keeper)
             order = (layout.wave(row), layout.steps, row, j)
             place = self._place(owner, order)
-            self._add(key, func, [sums[part] for part in merge.addends], place)
+            self._add(key, func, [TaskRef(sums[part]) for part in merge.addends], place)
             sums[left] = key
 
     def _mirror(self, batch: Index, i: int, j: int) -> None:
@@ -204,21 +214,21 @@ class Builder:
         row = layout.row(layout.flat(batch), i)
         order = (layout.wave(row), layout.steps + 1, row, j)
         place = self._place(layout.keeper(row, j), order)
-        source, name = self._sum_key(batch, i, j), self.name("matmul")
+        source, name = TaskRef(self._sum_key(batch, i, j)), self.name("matmul")
         if self.c is not None:
             self._add((name, *batch, i, j), scale, [source], place, turned=False)
             if i != j:
                 self._add((name, *batch, j, i), scale, [source], place, turned=True)
         elif i != j:
             key = (name, *batch, j, i)
-            self.made[key] = BlockTask(key, transpose, TaskRef(source), place=place)
+            self.made[key] = BlockTask(key, transpose, source, place=place)
 
     def _place(
         self, owner: Coordinate, order: Index, inputs: tuple[tuple[Key, Coordinate], ...] = ()
     ) -> Place:
         return Place(self.token, self.layout.grid, self.workers, owner, order, inputs)
 
-    def _add(self, key: Key, func: Verb, operands: list[Key], place: Place, **more: Any) -> None:
+    def _add(self, key: Key, func: Verb, operands: list[Any], place: Place, **more: Any) -> None:
         """One task; the one that makes a block of C applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
         last = key[0] == self.name("matmul")
@@ -228,18 +238,18 @@ class Builder:
             c_key = (self.c.name, *key[1:])
             args["c"] = TaskRef(c_key)
             place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
-        refs = [None if operand is None else TaskRef(operand) for operand in operands]
         i, j = key[1 + len(self.layout.batch_blocks) :][:2]
         shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
-        self.made[key] = BlockTask(key, func, *refs, **args, place=place, shape=shape)
+        self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
 
-    def _operand(
-        self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int
-    ) -> tuple[Key, Coordinate]:
-        """Key and home of block (r, c) of an operand, with the tasks that read and pack it."""
+    def _operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Factor:
+        """Block (r, c) of an operand, with the tasks that read and pack it."""
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
+        if operand.in_pieces:
+            parts, keys = pieces(operand.array.name, operand.array.chunks, operand.where(index))
+            return Factor(parts, tuple((key, home) for key in keys))
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
         key = operand.key(index)
@@ -252,7 +262,7 @@ class Builder:
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
         if operand.role in layout.packed:
             key = self._packed(operand.role, key, (wave, *index), home, order)
-        return key, home
+        return Factor(TaskRef(key), ((key, home),))
 
     def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""

@@ -90,7 +90,7 @@ class Operand:
     role : str
         ``"a"`` or ``"b"``.
     array : dask.array.Array
-        As stored; in the plan's blocks unless there is a reader.
+        As stored; in the plan's blocks unless there is a reader, or every product cuts its own.
     layout : Layout
     transposed : bool
         Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
@@ -103,11 +103,16 @@ class Operand:
     transposed: bool
     reader: Reader | None
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether every product cuts and joins what it needs of the array's own blocks."""
+        return self.reader is None and self.array.chunks != self.chunks
+
     @classmethod
     def fit(cls, role: str, array: da.Array, layout: Layout, *, transposed: bool) -> Operand:
         """Bring the array into the blocks of the layout, lazily."""
         operand = cls(role, array, layout, transposed, reader_of(array))
-        if operand.reader is None and array.chunks != operand.chunks:
+        if operand.in_pieces and layout.cut_once:
             # Not Dask's peer-to-peer rechunk: its tasks know no placement and write to disk.
             array = array.rechunk(operand.chunks, method="tasks")
         return cls(role, array, layout, transposed, operand.reader)

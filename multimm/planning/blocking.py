@@ -26,8 +26,8 @@ EDGE = {"gpu": 16384, "cpu": 4096}
 #: Blocks are not cut below this edge to make more of them: an H200 needs 4096 for its full
 #: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
 LEAST_EDGE = {"gpu": 2048, "cpu": 512}
-#: Chains of block products per worker, at least: while one is multiplied another one's next
-#: slab is fetched.
+#: Chains of block products per worker and thread, at least: while one is multiplied another one's
+#: next slab is fetched. One worker fetches nothing.
 CHAINS = 2
 #: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
 #: one percent of the operations is at stake.
@@ -165,7 +165,8 @@ def _blocks(
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
     sizes = problem.m, problem.n, problem.k
-    rows, cols = _counts(*sizes, grid, parallel, CHAINS * cluster.threads, edge, least)
+    chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
+    rows, cols = _counts(*sizes, grid, parallel, chains, edge, least)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)

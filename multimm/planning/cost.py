@@ -45,6 +45,8 @@ PART = 0.4
 #: Of an operand that is cut again, for each piece that a worker gathers: 0.37 to 0.55 ms, of 32 to
 #: 2048 pieces of 1024 to 8192 squares on two H200s.
 PIECE_S = 4e-4
+#: The same where there is one worker, which has them all.
+PIECE_HERE_S = 6e-5
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -82,6 +84,10 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
     if layout.problem.packable:
         sides = (max(layout.row_sizes) + max(layout.n_blocks)) * p.packed_itemsize
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
+    if not layout.cut_once:
+        edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+        sides = sum(edges[role] * layout.spec(role).itemsize for role in layout.cut_again)
+        stay["operands being joined"] = cluster.threads * slab * sides
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:
         for role, size in layout.at_home.items():
@@ -113,8 +119,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     """
     p, device = layout.problem, cluster.slowest
     copying = device.copy_gbps * 1e9
-    _, cuts, pieces = layout.recut
-    cut_bytes = sum(layout.spec(role).nbytes for role in layout.cut_again)
+    cuts = layout.recut.tasks
     crowd = ceil(layout.ranks / cluster.workers)
     flops = crowd * 2 * layout.share_computed * layout.share_k
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
@@ -133,9 +138,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "block products": products,
         "transfers": moved / rate,
         "packing": packing,
-        "cutting": ceil(cuts / cluster.workers) * PACK_S
-        + ceil(pieces / cluster.workers) * PIECE_S
-        + 2 * cut_bytes / cluster.workers / copying,  # read and written
+        "cutting": _cutting(layout, cluster),
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": tasks * cluster.task_overhead_s,
@@ -179,6 +182,17 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         moved = PACK_BYTES * spec.itemsize * elements
         seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
+
+
+def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of a worker that brings its share of the operands into other blocks."""
+    workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
+    here = workers == 1 and not any(map(layout.lies_beyond, layout.cut_again))
+    _, tasks, pieces, copied = layout.recut
+    each = PIECE_HERE_S if here else PIECE_S
+    moved = 2 * copied / workers  # read and written
+    rate = cluster.slowest.copy_gbps * 1e9
+    return ceil(tasks / workers) * PACK_S + ceil(pieces / workers) * each + moved / rate
 
 
 def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:

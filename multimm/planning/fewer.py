@@ -22,6 +22,7 @@ from multimm.planning.search import (
     added_at_once,
     candidates,
     cut_alike,
+    cut_within,
     fused,
     packed_within,
 )
@@ -83,6 +84,7 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
     ranks |= added_at_once(ranks, cluster)
     ranks |= packed_within(ranks, cluster)
+    ranks |= cut_within(ranks, cluster)
     return ranks | fused(ranks, cluster)
 
 

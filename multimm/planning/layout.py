@@ -144,7 +144,8 @@ class Layout(Partition):
             crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
         else:
             crossed = self.grid.p_m
-        return self.stream or crossed > 1 or role in self.cut_again or role in self.elsewhere
+        cut = role in self.cut_again and (self.cut_once or self.lies_beyond(role))
+        return self.stream or crossed > 1 or cut or role in self.elsewhere
 
     @cached_property
     def at_home(self) -> dict[str, int]:

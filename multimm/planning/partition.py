@@ -52,6 +52,9 @@ class Partition:
     pack_once : bool
         Blocks that are used more than once may be packed where they are at home; else each
         product packs its own, which takes less memory.
+    cut_once : bool
+        Operands that come in other blocks are cut and joined to these by tasks of their own; else
+        each product does so with what it needs.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int
@@ -67,6 +70,7 @@ class Partition:
     band: int
     stream: bool = False
     pack_once: bool = True
+    cut_once: bool = True
     fan_in: int = 2
     slabs_per_task: int = 1
 
@@ -187,13 +191,16 @@ class Partition:
 
         A piece of a block is rarely where it will be needed, unless there is one worker.
         """
-        size = tasks = pieces = 0
+        size = tasks = pieces = copied = 0
+        uses = {"a": len(self.n_blocks), "b": len(self.row_sizes)}
         for role in self.cut_again:
             spec = self.spec(role)
             size += spec.nbytes if self.grid.workers > 1 or self.lies_beyond(role) else 0
             more, made = cuts(spec.chunks, self.operand_chunks(role))
-            tasks, pieces = tasks + more, pieces + made
-        return Recut(size, tasks, pieces)
+            times = 1 if self.cut_once else uses[role]
+            tasks, pieces = tasks + more * self.cut_once, pieces + made * times
+            copied += spec.nbytes * times
+        return Recut(size, tasks, pieces, copied)
 
     @cached_property
     def packed(self) -> tuple[str, ...]:

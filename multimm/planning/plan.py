@@ -186,7 +186,7 @@ class MatmulPlan:
                 "blocks",
                 f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
                 f"k in slabs of {blocks_text(layout.slabs)}"
-                f"{self._packed_text()}",
+                f"{self._cut_text()}{self._packed_text()}",
             ),
             ("order", self._order_line()),
             ("moved", self._moved_line()),
@@ -204,6 +204,10 @@ class MatmulPlan:
         if problem.batch > 1:
             lines.insert(1, ("batch", " x ".join(map(blocks_text, layout.batch_blocks))))
         return lines
+
+    def _cut_text(self) -> str:
+        within = not self.layout.cut_once and self.layout.cut_again
+        return f", {names(within)} cut by every product" if within else ""
 
     def _packed_text(self) -> str:
         packed = names(self.layout.packed)
@@ -242,7 +246,8 @@ class MatmulPlan:
         sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
         slabs = min(layout.slabs_per_task, layout.steps)
         fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
-        return f"{self.tasks} tasks in {waves}{fused}{reads}{half}{sums}"
+        tasks = f"{self.tasks} task{'s' * (self.tasks > 1)}"
+        return f"{tasks} in {waves}{fused}{reads}{half}{sums}"
 
     def _moved_line(self) -> str:
         recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(

@@ -21,7 +21,8 @@ class Recut(NamedTuple):
 
     nbytes: int  #: that travel for it, at most
     tasks: int  #: that cut blocks, and that join pieces
-    pieces: int
+    pieces: int  #: that are cut or joined, each as often as that is done
+    copied: int  #: bytes
 
 
 def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> tuple[int, int]:

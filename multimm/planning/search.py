@@ -98,6 +98,7 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     ranks |= added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
+    ranks |= cut_within(ranks, cluster)
     return ranks | fused(ranks, cluster)
 
 
@@ -188,6 +189,17 @@ def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layou
     as_given = [layout for layout in packed if not layout.cut_again]  # small blocks gain most
     tried = (x for found in (packed, as_given) for x in _best_of_each_grid(found, ranks, FINALISTS))
     return _ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
+
+
+def cut_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """The best layouts of one worker, with operands cut anew by every product that uses them.
+
+    That takes no tasks, and none that all products wait for. Among several workers what is cut
+    has to travel first, and would do so for every product.
+    """
+    alone = [x for x in ranks if x.cut_again and x.grid.workers == 1 and not x.packed]
+    best = _best_of_each_grid(alone, ranks, FINALISTS)
+    return _ranked((replace(x, cut_once=False) for x in best), cluster)
 
 
 def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:

@@ -161,6 +161,16 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=True)
 
 
+#: Of a product on workers of H200s: 11 to 13 ms on two and on four, and where eight of them shared
+#: one GPU; 6 to 7 ms where there is only one worker.
+CALL_S, LONE_CALL_S = 12e-3, 7e-3
+
+
+def call_seconds(workers: int) -> float:
+    """Seconds of a call on so many workers, without its tasks."""
+    return CALL_S if workers > 1 else LONE_CALL_S
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """The workers that a product is planned for.
@@ -179,8 +189,8 @@ class ClusterSpec:
         Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
         in a product of 4096 tasks; threads of one process need less).
     call_s : float
-        Seconds of a product without tasks: planned, sent, begun, and waited for (11 to 13 ms
-        on H200s; threads of one process need less).
+        Seconds of a product without tasks: planned, sent, begun, and waited for (`call_seconds`;
+        threads of one process need less).
     per_node : int
         Workers of one node, next to each other in `devices`. 0: all are on one.
     between : Link
@@ -192,7 +202,7 @@ class ClusterSpec:
     addresses: tuple[str, ...] = field(default=())
     threads: int = 1
     task_overhead_s: float = 5e-4
-    call_s: float = 12e-3
+    call_s: float = CALL_S
     per_node: int = 0
     between: Link = INFINIBAND
 
@@ -215,7 +225,7 @@ class ClusterSpec:
         """A cluster of equal workers, on paper."""
         if workers < 1:
             raise OptionError(f"workers={workers}: at least 1 is needed")
-        return cls((device,) * workers, link, threads=threads)
+        return cls((device,) * workers, link, threads=threads, call_s=call_seconds(workers))
 
     @property
     def workers(self) -> int:

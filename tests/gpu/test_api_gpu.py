@@ -10,6 +10,7 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError
+from multimm.graph import pieces
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -118,3 +119,17 @@ def test_accelerate_reaches_gpu_blocks():
         c = a @ a
     assert any(str(name).startswith("multimm-matmul") for name in c.dask.layers)
     same(c.compute(scheduler="sync"), x @ x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("large", [1, pieces.LARGE])
+def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned, large, monkeypatch):
+    """By each product: whole rows, parts of rows that begin anywhere, and a block of one piece."""
+    monkeypatch.setattr(pieces, "LARGE", large)
+    x, y = integers((130, 75), 5, dtype), integers((75, 90), 6, dtype)
+    a, b = on_gpu(x, (33, (50, 25))), on_gpu(y.T if turned else y, (26, 31))
+    b = b.T if turned else b
+    fixed = {"blocks": (100, 90), "slabs": 40}
+    assert not multimm.plan(a, b, **fixed).layout.cut_once
+    same(multimm.matmul(a, b, **fixed).compute(scheduler="sync"), x @ y)

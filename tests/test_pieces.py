@@ -1,0 +1,198 @@
+"""Operands in other blocks than the plan's, cut and joined by every product that uses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client, wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.graph.build import build
+from multimm.graph.pieces import Pieces, _along, pieces
+from multimm.graph.tasks import BlockTask, Step
+from multimm.planning.blocking import Options
+from multimm.planning.grid import regular
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+PLAIN = Step("float32", "float32")
+
+
+def integers(shape, seed):
+    """Small, so that every order of summation gives the same bits."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def square(size, chunk):
+    sizes = regular(size, chunk)
+    return MatrixSpec((size, size), chunks=(sizes, sizes))
+
+
+def gpus(workers):
+    return ClusterSpec.homogeneous(H200, workers)
+
+
+def spec_of(x, *, turned=False):
+    spec = MatrixSpec(x.shape, chunks=x.chunks)
+    return spec.T if turned else spec
+
+
+def planned(a, b, step=PLAIN, *, once=False, gram=False, **fixed):
+    """A plan for one worker, in which each product cuts its own."""
+    specs = spec_of(a, turned=step.trans_a), spec_of(b, turned=step.trans_b)
+    plan = plan_matmul(Problem(*specs, gram=gram), gpus(1), options=Options(**fixed))
+    return replace(plan, layout=replace(plan.layout, cut_once=once))
+
+
+def product(plan, a, b, step=PLAIN, c=None):
+    return build(plan, a, b, c, step, np.empty((0, 0), "float32"))
+
+
+# ------------------------------------------------------------------ the graph
+
+
+@pytest.mark.parametrize("step", [PLAIN, replace(PLAIN, trans_a=True, trans_b=True)])
+@pytest.mark.parametrize(
+    "fixed", [{"blocks": 10, "slabs": 10}, {"blocks": (30, 9), "slabs": 35}, {"blocks": 40}]
+)
+def test_products_of_pieces_are_right_and_take_no_other_tasks(step, fixed):
+    x, y = integers((31, 35), 0), integers((35, 33), 1)
+    a, b = (z.T if step.trans_a else z for z in (x, y))
+    a = da.from_array(a, chunks=(7, (30, a.shape[1] - 30)), name="pieces-a")
+    b = da.from_array(b, chunks=(11, 8), name="pieces-b")
+    plan = planned(a, b, step, **fixed)
+    assert plan.layout.cut_again == ("a", "b")
+    c = product(plan, a, b, step)
+    tasks = dict(c.dask)
+    ours = [task for task in tasks.values() if isinstance(task, BlockTask)]
+    assert len(ours) == plan.tasks
+    stored = {key for name in ("pieces-a", "pieces-b") for key in tasks if key[0] == name}
+    assert len(stored) == a.npartitions + b.npartitions
+    for task in ours:
+        assert {key for key, _ in task.place.inputs} == task.dependencies & stored != set()
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
+    rng = np.random.default_rng(3)
+    a, b = (
+        da.from_array(rng.standard_normal((64, 64), np.float32), chunks=20, name=f"normal-{name}")
+        for name in "ab"
+    )
+    results = [
+        product(planned(a, b, once=once, blocks=32, slabs=16), a, b).compute(scheduler="sync")
+        for once in (True, False)
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+def test_gram_products_and_addends():
+    x, d = integers((35, 30), 4), integers((30, 30), 5)
+    a = da.from_array(x, chunks=(9, 7), name="pieces-gram")
+    step = Step("float32", "float32", trans_a=True, alpha=2, beta=3)
+    plan = planned(a, a, step, gram=True, blocks=10, slabs=20)
+    assert plan.layout.mirrors
+    c = product(plan, a, a, step, da.from_array(d, chunks=10))
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), 2 * x.T @ x + 3 * d)
+
+
+def test_stacks():
+    x, y = integers((3, 8, 8), 6), integers((8, 8), 7)
+    a = da.from_array(x, chunks=((1, 2), 3, 5), name="pieces-stack")
+    b = da.from_array(y, chunks=3, name="pieces-shared")
+    plan = planned(a, b, blocks=4, slabs=4)
+    meta = np.empty((0, 0, 0), "float32")
+    c = build(plan, a, b, None, PLAIN, meta)
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+def test_a_block_within_another_is_no_copy():
+    x = integers((8, 8), 8)
+    whole = Pieces([x], (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),), (2, 8))
+    assert whole.joined().base is x
+    np.testing.assert_array_equal(whole.joined(), x[2:4])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
+def test_every_element_is_cut_once_and_put_in_order(blocks, data):
+    size = sum(blocks)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    elements, first = np.arange(size), np.cumsum([0, *blocks])
+    found = np.full(stop - start, -1)
+    for number, cut, to in _along(tuple(blocks), slice(start, stop)):
+        block = elements[first[number] : first[number + 1]]
+        assert (found[to] == -1).all()
+        found[to] = block[cut]
+    np.testing.assert_array_equal(found, elements[start:stop])
+
+
+def test_keys_are_those_of_the_array():
+    x = da.ones((6, 6), chunks=(4, 3), name="pieces-keys")
+    part, keys = pieces(x.name, x.chunks, (slice(2, 6), slice(3, 6)))
+    assert keys == [("pieces-keys", 0, 1), ("pieces-keys", 1, 1)]
+    assert part.dependencies == set(keys)
+
+
+# ------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("chunks", [1000, 2048, 4096])
+@pytest.mark.parametrize("pack", ["float32", "tf32", ""])
+def test_a_lone_worker_cuts_operands_within_its_products(chunks, pack):
+    """One task where there would be one for each block of C, and more to cut the operands."""
+    a, b = (square(8192, chunks) for _ in "ab")
+    plan = plan_matmul(Problem(a, b, pack=pack), gpus(1))
+    assert not plan.layout.cut_once
+    assert plan.tasks == 1
+    assert "A and B cut by every product" in str(plan)
+    assert plan.memory_terms["operands being joined"] == a.nbytes + b.nbytes
+    assert not plan.bytes_received
+    assert not plan.bytes_recut
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_several_workers_cut_operands_once(workers):
+    """What is cut has to travel first, and would for every product."""
+    specs = [square(65536, 3000) for _ in "ab"]
+    plan = plan_matmul(Problem(*specs, pack="float32"), gpus(workers))
+    assert plan.layout.cut_once
+    assert "cut by every product" not in str(plan)
+
+
+def test_large_operands_in_many_chunks_are_cut_once():
+    specs = [square(32768, 1024) for _ in "ab"]
+    assert plan_matmul(Problem(*specs, pack="float32"), gpus(1)).layout.cut_once
+
+
+def test_one_block_is_one_task():
+    for size in (8192, 16384):
+        specs = [MatrixSpec((size, size), chunks=((size,), (size,)), owners=(0,)) for _ in "ab"]
+        assert plan_matmul(Problem(*specs, pack="float32"), gpus(1)).tasks == 1
+
+
+# --------------------------------------------------------------- on a cluster
+
+
+def test_a_worker_multiplies_what_it_has_and_nothing_else_runs():
+    x, y = integers((60, 60), 9), integers((60, 60), 10)
+    with in_threads(1, memory_limit=0) as cluster, Client(cluster) as client:
+        a, b = (da.from_array(z, chunks=7).persist() for z in (x, y))
+        wait([a, b])
+        c = multimm.matmul(a, b, blocks=20, slabs=20)
+        plan = multimm.plan(a, b, blocks=20, slabs=20)
+        assert not plan.layout.cut_once
+        before = set(cluster.scheduler.tasks)
+        result = c.persist()
+        wait(result)
+        made = {str(key[0]) for key in set(cluster.scheduler.tasks) - before}
+        assert all(name.startswith("multimm-") for name in made)
+        np.testing.assert_array_equal(client.gather(client.compute(result)), x @ y)
+        assert multimm.verify(a, b, result)
