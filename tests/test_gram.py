@@ -641,7 +641,7 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
 
 
 def test_a_block_is_packed_once_for_both_sides():
-    a = da.ones((4096, 512), chunks=1024, dtype="f4")
+    a = da.ones((4096, 512), chunks=(1024, 256), dtype="f4")
     problem = gram_problem(4096, 512, pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
     plan = plan_matmul(problem, cluster, options=Options(blocks=1024, slabs=256))

@@ -63,7 +63,7 @@ def test_one_task_per_block_and_slab():
     ("fan_in", "sums", "last"), [(2, [(0, 1), (0, 2), (2, 3)], 2), (4, [(0, 3)], 2), (8, [], 5)]
 )
 def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
-    a = b = da.ones((20, 60), chunks=20, dtype="float32")
+    a = b = da.ones((20, 60), chunks=(20, 10), dtype="float32")
     plan = plan_of(a, b.T, blocks=20, slabs=10, p_k=5)
     plan = replace(plan, layout=replace(plan.layout, fan_in=fan_in))
     c = product_of(a, b.T, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import dask
@@ -9,14 +10,15 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
-from dask._task_spec import Alias
 from distributed import Client, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
 from multimm.errors import ShapeError
+from multimm.graph.operand import offsets
 from multimm.graph.owners import owners_of
+from multimm.graph.pieces import cuts_of
 from multimm.planning import cost, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
@@ -366,13 +368,18 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(chunks_of(12), chunks_of(12)), min_size=1, max_size=3))
-def test_tasks_that_cut_an_operand_are_those_of_dask(axes):
+def test_what_is_cut_and_joined_is_counted(axes):
     before, after = zip(*axes, strict=True)
-    x = da.zeros(tuple(map(sum, before)), chunks=before)
-    # In one step: Dask takes two where that is fewer tasks.
-    cut = x.rechunk(after, method="tasks", threshold=10**9)
-    made = [task for key, task in dict(cut.dask).items() if key[0] != x.name]
-    assert cuts(before, after)[0] == sum(not isinstance(task, Alias) for task in made)
+    whole = [[slice(0, size) for size in blocks] for blocks in before]
+    pieces = cut = joined = 0
+    for block in itertools.product(*map(offsets, after)):
+        found = cuts_of(before, block)
+        uncut = [all(w[i] == s for w, i, s in zip(whole, at, part, strict=True))
+                 for at, part, _ in found]  # fmt: skip
+        pieces += len(found)
+        cut += uncut.count(False)
+        joined += len(found) > 1 or not uncut[0]
+    assert cuts(before, after) == (pieces, cut, joined)
 
 
 def test_cutting_an_operand_into_other_blocks_is_counted():
@@ -381,6 +388,8 @@ def test_cutting_an_operand_into_other_blocks_is_counted():
     layout = plan_matmul(Problem(a, b), cpus(2), options=Options(blocks=10, slabs=20)).layout
     # 4 x 7 pieces of A, for its columns are cut at 7, 14, 20, 21, 28, 35, 40; 4 x 2 blocks.
     assert layout.recut == (a.nbytes, 4 * 7 + 4 * 2, 4 * 7, a.nbytes)
+    alone = replace(layout, grid=Grid(1, 1, 1))
+    assert alone.recut == (0, 4 * 2, 4 * 7, a.nbytes)  # cut as they are joined
     readable = Problem(a, b, rereadable=(True, False))
     layout = plan_matmul(readable, cpus(2), options=Options(blocks=10, slabs=20)).layout
     assert layout.recut == (0, 0, 0, 0)

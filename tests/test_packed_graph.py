@@ -41,8 +41,8 @@ def named(made, role):
 
 def test_each_block_is_packed_once_and_at_home():
     a, b = (
-        da.ones((2048, 512), chunks=256, dtype="f4"),
-        da.ones((512, 3072), chunks=512, dtype="f4"),
+        da.ones((2048, 512), chunks=(1024, 256), dtype="f4"),
+        da.ones((512, 3072), chunks=(256, 1024), dtype="f4"),
     )
     plan = planned(a.shape, b.shape, blocks=1024, slabs=256)
     assert plan.layout.packed

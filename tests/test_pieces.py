@@ -16,8 +16,11 @@ import multimm
 from multimm.graph.build import build
 from multimm.graph.pieces import Pieces, _along, pieces
 from multimm.graph.tasks import BlockTask, Step
+from multimm.io import open_array
+from multimm.planning import cost
 from multimm.planning.blocking import Options
-from multimm.planning.grid import regular
+from multimm.planning.grid import Grid, regular
+from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -129,6 +132,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
     found = np.full(stop - start, -1)
     for number, cut, to in _along(tuple(blocks), slice(start, stop)):
         block = elements[first[number] : first[number + 1]]
+        assert cut.stop > cut.start or start == stop  # no block is asked for in vain
         assert (found[to] == -1).all()
         found[to] = block[cut]
     np.testing.assert_array_equal(found, elements[start:stop])
@@ -170,6 +174,64 @@ def test_several_workers_cut_operands_once(workers):
 def test_large_operands_in_many_chunks_are_cut_once():
     specs = [square(32768, 1024) for _ in "ab"]
     assert plan_matmul(Problem(*specs, pack="float32"), gpus(1)).layout.cut_once
+
+
+def test_both_sides_of_a_gram_product_are_joined():
+    a = square(65536, 3000)
+    problem = Problem(a, a, pack="float32", gram=True)
+    plan = plan_matmul(problem, gpus(1))
+    within = replace(plan, layout=replace(plan.layout, cut_once=False, pack_once=False))
+    assert within.layout.mirrors
+    assert within.layout.cut_again == ("a",)
+    block = max(within.layout.m_blocks) * max(within.layout.slabs) * 4
+    assert within.memory_terms["operands being joined"] == 2 * block
+
+
+def test_what_products_cut_is_priced_by_its_uses():
+    """Two block rows of C each cut and join all of B, and their own rows of A."""
+    a, b = square(4096, 1024), square(4096, 1024)
+    halves, whole = (2048, 2048), (4096,)
+    problem, grid = Problem(a, b), Grid(1, 1, 1)
+    once = Layout(problem, grid, (), halves, whole, whole, band=2)
+    within = replace(once, cut_once=False)
+    assert once.recut == (0, 3, 32, a.nbytes + b.nbytes)
+    assert within.recut == (0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
+    alone = gpus(1)
+    moved = 2 * (a.nbytes + 2 * b.nbytes) / (alone.slowest.copy_gbps * 1e9)
+    terms = cost.seconds(within, alone, 0)
+    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_HERE_S + moved)
+    assert terms["from step to step"] == 0
+    assert cost.seconds(once, alone, 0)["from step to step"] > 0
+    # Of several workers any one may do it, and what lies elsewhere is fetched piece by piece.
+    far = replace(problem, a=replace(a, owners=(1,) * 16), b=replace(b, owners=(0,) * 16))
+    elsewhere = replace(within, problem=far)
+    assert elsewhere.recut.nbytes == a.nbytes
+    assert elsewhere.arrives("a")
+    assert not elsewhere.arrives("b")
+    terms = cost.seconds(elsewhere, gpus(2).first(1), 0)
+    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + moved)
+
+
+def test_a_lone_task_takes_as_long_on_a_cluster_of_many():
+    """Wherever it runs it finds what it needs, as far as the plan knows."""
+    problem = Problem(square(8192, 2048), square(8192, 2048), pack="float32")
+    alone, among = (plan_matmul(problem, gpus(workers)) for workers in (1, 8))
+    assert among.tasks == alone.tasks == 1
+    assert among.time_terms["cutting"] == alone.time_terms["cutting"]
+
+
+def test_one_operand_in_pieces_and_the_other_from_a_file(tmp_path):
+    x, y = integers((40, 40), 11), integers((40, 40), 12)
+    np.save(tmp_path / "x.npy", x)
+    a, b = open_array(tmp_path / "x.npy"), da.from_array(y, chunks=7)
+    specs = MatrixSpec(a.shape, chunks=a.chunks), spec_of(b)
+    problem = Problem(*specs, rereadable=(True, False))
+    plan = plan_matmul(problem, gpus(1), options=Options(blocks=20, slabs=20))
+    plan = replace(plan, layout=replace(plan.layout, cut_once=False))
+    assert plan.layout.cut_again == ("b",)
+    c = product(plan, a, b)
+    assert all(key[0] != a.name for key in dict(c.dask))
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 
 def test_one_block_is_one_task():

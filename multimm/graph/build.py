@@ -3,6 +3,8 @@
 Keys of one product, with β the indices along the batch dimensions:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
+    (multimm-cut-a-T, i, s, p)  (multimm-cut-b-T, s, j, p) by the piece, where those lie
     (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
@@ -27,9 +29,10 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.gram_tasks import add_diagonal, multiply_diagonal, multiply_gram, scale
-from multimm.graph.operand import Operand
+from multimm.graph.operand import Operand, reader_of
 from multimm.graph.owners import ProductLayer
 from multimm.graph.pieces import multiply_pieces, pieces
+from multimm.graph.recut import block_of
 from multimm.graph.tasks import (
     Block,
     BlockTask,
@@ -50,7 +53,7 @@ from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 2
+KEY_VERSION = 3
 
 Index = tuple[int, ...]
 Verb = Callable[..., Block]
@@ -87,9 +90,9 @@ def build(
     """
     layout = plan.layout
     chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
-    operands = [Operand.fit("a", a, layout, transposed=step.trans_a)]
+    operands = [Operand("a", a, layout, step.trans_a, reader_of(a))]
     if not layout.mirrors:  # or A's blocks serve both sides
-        operands.append(Operand.fit("b", b, layout, transposed=step.trans_b))
+        operands.append(Operand("b", b, layout, step.trans_b, reader_of(b)))
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
     if c is not None:
         c = c.rechunk(chunks, method="tasks")
@@ -114,6 +117,9 @@ class Builder:
     step: Step
     token: str
     made: dict[Key, BlockTask] = field(default_factory=dict)
+    #: By operand and index, of blocks that are made of others.
+    recut: dict[tuple[str, Index], tuple[Key, Coordinate]] = field(default_factory=dict)
+    in_pieces: dict[tuple[str, Index], Factor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inner = replace(self.step, alpha=1, beta=0, dtype=self.step.accumulate)
@@ -247,9 +253,13 @@ class Builder:
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
-        if operand.in_pieces:
-            parts, keys = pieces(operand.array.name, operand.array.chunks, operand.where(index))
-            return Factor(parts, tuple((key, home) for key in keys))
+        if operand.in_pieces and not layout.cut_once:
+            at = operand.role, index
+            if at not in self.in_pieces:
+                array = operand.array
+                parts, keys = pieces(array.name, array.chunks, operand.where(index))
+                self.in_pieces[at] = Factor(parts, tuple((key, home) for key in keys))
+            return self.in_pieces[at]
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
         key = operand.key(index)
@@ -260,9 +270,23 @@ class Builder:
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
                 where, place = operand.where(index), self._place(home, order)
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+        elif operand.in_pieces:
+            key, home = self._recut(operand, index, home, order)
         if operand.role in layout.packed:
             key = self._packed(operand.role, key, (wave, *index), home, order)
         return Factor(TaskRef(key), ((key, home),))
+
+    def _recut(
+        self, operand: Operand, index: Index, home: Coordinate, order: Index
+    ) -> tuple[Key, Coordinate]:
+        """A block made of the array's own ones, and where it is kept."""
+        at = operand.role, index
+        if at not in self.recut:
+            name = self.name(f"cut-{operand.role}")
+            key, home, tasks = block_of(operand, index, home, order[:2], name, self._place)
+            self.recut[at] = key, home
+            self.made |= tasks
+        return self.recut[at]
 
     def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""

@@ -16,7 +16,7 @@ from dask.blockwise import Blockwise
 
 from multimm.graph.tasks import Block, Key
 from multimm.graph.tasks import transpose as transpose_block
-from multimm.planning.grid import Blocks
+from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
 
 Reader = Callable[[tuple[slice, ...]], Block]
@@ -90,7 +90,7 @@ class Operand:
     role : str
         ``"a"`` or ``"b"``.
     array : dask.array.Array
-        As stored; in the plan's blocks unless there is a reader, or every product cuts its own.
+        As stored, in its own blocks.
     layout : Layout
     transposed : bool
         Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
@@ -103,23 +103,14 @@ class Operand:
     transposed: bool
     reader: Reader | None
 
-    @property
+    @cached_property
     def in_pieces(self) -> bool:
-        """Whether every product cuts and joins what it needs of the array's own blocks."""
+        """Whether it comes in other blocks than the plan's."""
         return self.reader is None and self.array.chunks != self.chunks
-
-    @classmethod
-    def fit(cls, role: str, array: da.Array, layout: Layout, *, transposed: bool) -> Operand:
-        """Bring the array into the blocks of the layout, lazily."""
-        operand = cls(role, array, layout, transposed, reader_of(array))
-        if operand.in_pieces and layout.cut_once:
-            # Not Dask's peer-to-peer rechunk: its tasks know no placement and write to disk.
-            array = array.rechunk(operand.chunks, method="tasks")
-        return cls(role, array, layout, transposed, operand.reader)
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
-        """The array's chunks once it fits, in stored order."""
+        """The plan's blocks, in stored order."""
         *batch, rows, cols = self.layout.operand_chunks(self.role)
         return (*batch, cols, rows) if self.transposed else (*batch, rows, cols)
 
@@ -141,6 +132,16 @@ class Operand:
     def key(self, index: Index) -> Key:
         """The array's own key of a stored block."""
         return (self.array.name, *index)
+
+    def located(self, index: Index) -> Coordinate | None:
+        """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""
+        owners, grid = self.layout.spec(self.role).owners, self.layout.grid
+        if not owners:
+            return None
+        row, col = index[::-1] if self.transposed else index  # only matrices have owners
+        columns = self.array.numblocks[0 if self.transposed else 1]
+        rank = owners[row * columns + col]
+        return grid.place(rank) if rank < grid.workers else None
 
     def where(self, index: Index) -> tuple[slice, ...]:
         """The rectangle of the array that a stored block covers."""

@@ -1,4 +1,8 @@
-"""Operand blocks that come in other blocks, and that each product cuts and joins for itself."""
+"""Operand blocks of what comes in other blocks: which pieces of those they are made of.
+
+Each product may cut and join them for itself (`pieces`, `multiply_pieces`), or tasks of their own
+do so once (`multimm.graph.recut`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from multimm.gpu.reference import module_of
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 
+Index = tuple[int, ...]
 Where = tuple[slice, ...]
 #: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
@@ -45,6 +50,10 @@ class Pieces:
         """The block: part of another one, or a new one, in the order of the current stream."""
         if len(self.blocks) == 1:
             return self.blocks[0][self.cuts[0][0]]
+        return self.copied()
+
+    def copied(self) -> Block:
+        """The block in memory of its own, in the order of the current stream."""
         xp = module_of(block=self.blocks[0])
         whole = xp.empty(self.shape, self.blocks[0].dtype)
         for block, (cut, at) in zip(self.blocks, self.cuts, strict=True):
@@ -72,13 +81,25 @@ def pieces(name: str, chunks: tuple[Blocks, ...], where: Where) -> tuple[Task, l
     where : tuple of slice
         Of the array.
     """
-    axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
-    found = list(product(*axes))
-    keys: list[Key] = [(name, *(number for number, _, _ in at)) for at in found]
-    cuts = tuple((tuple(cut for _, cut, _ in at), tuple(to for _, _, to in at)) for at in found)
+    found = cuts_of(chunks, where)
+    keys: list[Key] = [(name, *at) for at, _, _ in found]
+    return made_of(keys, [(cut, to) for _, cut, to in found], where), keys
+
+
+def made_of(keys: Sequence[Key], cuts: Sequence[tuple[Where, Where]], where: Where) -> Task:
+    """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
     shape = tuple(at.stop - at.start for at in where)
-    refs = List(*map(TaskRef, keys))
-    return Task(None, Pieces, refs, cuts=cuts, shape=shape), keys
+    return Task(None, Pieces, List(*map(TaskRef, keys)), cuts=tuple(cuts), shape=shape)
+
+
+def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:
+    """Of each block that a rectangle has a part of: its index, which part, and where it goes."""
+    axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
+    found = []
+    for spans in product(*axes):
+        at, cut, to = zip(*spans, strict=True)
+        found.append((at, cut, to))
+    return found
 
 
 def _along(blocks: Blocks, at: slice) -> list[tuple[int, slice, slice]]:

@@ -86,7 +86,8 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
     if not layout.cut_once:
         edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-        sides = sum(edges[role] * layout.spec(role).itemsize for role in layout.cut_again)
+        cut = "aa" if layout.mirrors else layout.cut_again  # which serves both sides
+        sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         stay["operands being joined"] = cluster.threads * slab * sides
     spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
     if not layout.stream:

@@ -170,14 +170,14 @@ class Partition:
     def cut_again(self) -> tuple[str, ...]:
         """The operands that come in other blocks than these; those from files are read in these.
 
-        Of one that comes in one block nobody knows how it comes.
+        Of one that comes in one block, and lies nowhere, nobody knows how it comes.
         """
         readable = dict(zip("ab", self.problem.rereadable, strict=True))
         return tuple(
             role
             for role in ("a" if self.mirrors else "ab")
             if not readable[role]
-            and any(len(blocks) > 1 for blocks in self.spec(role).chunks)
+            and (self.spec(role).owners or any(len(x) > 1 for x in self.spec(role).chunks))
             and self.spec(role).chunks != self.operand_chunks(role)
         )
 
@@ -189,16 +189,19 @@ class Partition:
     def recut(self) -> Recut:
         """What it takes to bring operands into these blocks.
 
-        A piece of a block is rarely where it will be needed, unless there is one worker.
+        A piece of a block is rarely where it will be needed, unless there is one worker. What lies
+        beyond the grid is sent to a worker of it, to be cut, and on from there.
         """
         size = tasks = pieces = copied = 0
         uses = {"a": len(self.n_blocks), "b": len(self.row_sizes)}
         for role in self.cut_again:
             spec = self.spec(role)
-            size += spec.nbytes if self.grid.workers > 1 or self.lies_beyond(role) else 0
-            more, made = cuts(spec.chunks, self.operand_chunks(role))
+            size += spec.nbytes * ((self.grid.workers > 1) + self.lies_beyond(role))
+            found = cuts(spec.chunks, self.operand_chunks(role))
             times = 1 if self.cut_once else uses[role]
-            tasks, pieces = tasks + more * self.cut_once, pieces + made * times
+            if self.cut_once:  # one worker need not cut them before it joins them
+                tasks += found.joined + found.cut * (self.grid.workers > 1)
+            pieces += found.pieces * times
             copied += spec.nbytes * times
         return Recut(size, tasks, pieces, copied)
 

@@ -1,6 +1,7 @@
 """What it takes to bring an operand from the blocks that it comes in into others.
 
-Dask cuts a block at the boundaries of the new ones, and joins pieces:
+Blocks are cut at the boundaries of the new ones, where they lie, and pieces joined where they are
+needed (`multimm.graph.recut`):
 
     old   |     0     |     1     |        pieces: the spans between all boundaries
     new   |  0  |    1    |    2  |        here 4: two of each old block; the middle two
@@ -20,27 +21,34 @@ class Recut(NamedTuple):
     """Operands that are cut into other blocks before a product."""
 
     nbytes: int  #: that travel for it, at most
-    tasks: int  #: that cut blocks, and that join pieces
+    tasks: int  #: that cut blocks, at most, and that join pieces
     pieces: int  #: that are cut or joined, each as often as that is done
     copied: int  #: bytes
 
 
-def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> tuple[int, int]:
-    """Tasks that bring an array into other blocks, and pieces that they make.
+class Cuts(NamedTuple):
+    """Of one array: each piece that is not a whole block is cut, each new block is joined."""
 
-    A block that is not cut and a piece that nothing is joined to need no task.
+    pieces: int
+    cut: int  #: pieces
+    joined: int  #: blocks
 
-    >>> cuts(((3, 3),), ((1, 3, 2),))
-    (5, 4)
+
+def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> Cuts:
+    """What brings an array into other blocks.
+
+    >>> cuts(((3, 3),), ((1, 2, 3),))
+    Cuts(pieces=3, cut=2, joined=2)
     """
     axes = starmap(_along_axis, zip(before, after, strict=True))
-    pieces, whole, alone, blocks = (prod(counts) for counts in zip(*axes, strict=True))
-    return (pieces - whole) + (blocks - alone), pieces
+    pieces, whole, same, blocks = (prod(counts) for counts in zip(*axes, strict=True))
+    return Cuts(pieces, pieces - whole, blocks - same)
 
 
 @remembered
 def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
-    """Pieces, those of them that are whole old blocks and whole new ones, and new blocks."""
+    """Pieces, those of them that are whole old blocks, and new ones too, and new blocks."""
     old, new = ([0, *accumulate(blocks)] for blocks in (before, after))
     pieces = {*pairwise(sorted({*old, *new}))}
-    return len(pieces), len(pieces & {*pairwise(old)}), len(pieces & {*pairwise(new)}), len(after)
+    whole = pieces & {*pairwise(old)}
+    return len(pieces), len(whole), len(whole & {*pairwise(new)}), len(after)

@@ -1,0 +1,159 @@
+"""Operands in other blocks than the plan's, among several workers: cut where they lie, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client, wait
+
+import multimm
+from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.graph.build import build
+from multimm.graph.install import install
+from multimm.graph.recut import cut_out, join
+from multimm.graph.tasks import BlockTask, Step
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+PLAIN = Step("float32", "float32")
+SIZE = 96
+
+
+def integers(shape, seed):
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
+        install(client, TransferCounter())
+        yield client
+
+
+def cutting(c):
+    """The tasks that cut or join operand blocks, by key."""
+    tasks = dict(c.dask).items()
+    return {key: t for key, t in tasks if getattr(t, "func", None) in (cut_out, join)}
+
+
+# ----------------------------------------------------------------- on workers
+
+
+@pytest.mark.parametrize(
+    ("chunks", "blocks", "slabs"),
+    [(12, 24, 24), (24, 12, 12), (48, 12, 12), ((36, 60), 24, 24), (96, 24, 24), (18, 24, 32)],
+)
+@pytest.mark.parametrize("persisted", [True, False])
+def test_no_more_travels_than_the_plan_says(client, chunks, blocks, slabs, persisted):
+    """However large the blocks are that operands come in: none goes whole to several workers."""
+    x, y = integers((SIZE, SIZE), 0), integers((SIZE, SIZE), 1)
+    a, b = (da.from_array(z, chunks=chunks).map_blocks(np.copy) for z in (x, y))
+    if persisted:
+        a, b = client.persist([a, b])
+        wait([a, b])
+    fixed = {"blocks": blocks, "slabs": slabs}
+    plan = multimm.plan(a, b, **fixed)
+    assert plan.grid.workers == 4
+    reset_received_bytes(client)
+    c = multimm.matmul(a, b, **fixed)
+    assert cutting(c)
+    c = c.persist()
+    wait(c)
+    most = plan.bytes_received + plan.bytes_recut
+    if not plan.bytes_recut:  # of one chunk that is still to be made, a plan knows nothing
+        most += x.nbytes + y.nbytes
+    assert 0 < sum(received_bytes(client).values()) <= most
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
+    x = integers((SIZE, SIZE), 2)
+    a, b = client.persist([da.from_array(x, chunks=48, name=f"recut-{n}") for n in "ab"])
+    wait([a, b])
+    c = multimm.matmul(a, b, blocks=24, slabs=24)
+    plan = multimm.plan(a, b, blocks=24, slabs=24)
+    addresses = sorted(client.scheduler_info()["workers"])
+    holders = client.who_has()
+    homes, cuts = Counter(), 0
+    for key, task in cutting(c).items():
+        if task.func is join:
+            homes[plan.grid.rank(task.place.owner)] += 1
+            role, at = key[0][len("multimm-cut-")], key[1:]
+            row_or_column, slab = at if role == "a" else at[::-1]
+            assert task.place.owner == plan.layout.home(role, 0, row_or_column, slab)
+            continue
+        cuts += 1
+        ((source, lies),) = task.place.inputs
+        assert task.place.owner == lies
+        assert addresses[plan.grid.rank(lies)] in holders[source]
+    assert set(homes.values()) == {2 * 16 // 4}
+    assert 0 < cuts < 2 * 16  # what is at home already is cut as it is joined
+    np.testing.assert_array_equal(c.compute(), x @ x)
+
+
+# ------------------------------------------------------------------ the graph
+
+
+def product(a, b, workers, **fixed):
+    specs = [MatrixSpec(x.shape, chunks=x.chunks) for x in (a, b)]
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    plan = plan_matmul(Problem(*specs), cluster, options=Options(**fixed))
+    return plan, build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
+
+
+def test_a_block_that_fits_is_taken_as_it_is():
+    a = da.ones((40, 40), chunks=((10, 10, 20), 20), dtype="float32")
+    b = da.ones((40, 40), chunks=(20, 10), dtype="float32")
+    _, c = product(a, b, 2, blocks=10, slabs=20)
+    made = cutting(c)
+    assert all(key[0].startswith("multimm-cut-a") for key in made)
+    # The first two block rows of A are left alone; of the third each half goes somewhere.
+    assert {key[1] for key in made} == {2, 3}
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((40, 40), 40.0))
+
+
+def test_blocks_that_are_still_to_be_made_are_spread_over_the_workers():
+    """By number, or all that are cut alike would go to one worker."""
+    a = b = da.ones((64, 64), chunks=16, dtype="float32")
+    plan, c = product(a, b, 4, blocks=8, slabs=8)
+    made = {}
+    for task in dict(c.dask).values():
+        if isinstance(task, BlockTask):
+            made |= {key: at for key, at in task.place.inputs if key[0] == a.name}
+    assert len(made) == 16
+    assert set(Counter(map(plan.grid.rank, made.values())).values()) == {4}
+
+
+def test_one_worker_cuts_blocks_as_it_joins_them():
+    a = b = da.ones((8192, 8192), chunks=1000, dtype="float32")
+    plan, c = product(a, b, 1, blocks=1024, slabs=8192)
+    assert plan.layout.cut_once
+    made = cutting(c)
+    assert {task.func for task in made.values()} == {join}
+    assert len(made) == plan.layout.recut.tasks == 2 * 8
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_stacks_and_transposed_operands(workers):
+    x, y = integers((3, 20, 30), 3), integers((20, 30), 4)
+    a = da.from_array(x, chunks=(2, 7, 11))
+    b = da.from_array(y, chunks=(20, 30))
+    specs = MatrixSpec(a.shape, chunks=a.chunks), MatrixSpec(b.shape, chunks=b.chunks).T
+    cluster = ClusterSpec.homogeneous(H200, workers)
+    plan = plan_matmul(Problem(*specs), cluster, options=Options(blocks=8, slabs=9))
+    step = Step("float32", "float32", trans_b=True)
+    c = build(plan, a, b, None, step, np.empty((0, 0, 0), "float32"))
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y.T)
+
+
+def test_what_is_cut_out_has_memory_of_its_own():
+    x = integers((6, 6), 5)
+    part = cut_out(x, (slice(0, 2), slice(1, 4)))
+    assert part.base is None
+    np.testing.assert_array_equal(part, x[:2, 1:4])
