@@ -118,7 +118,8 @@ def test_stacks():
 
 def test_a_block_within_another_is_no_copy():
     x = integers((8, 8), 8)
-    whole = Pieces([x], (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),), (2, 8))
+    cuts = (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),)
+    whole = Pieces([x], cuts, ((8, 8),), (2, 8))
     assert whole.joined().base is x
     np.testing.assert_array_equal(whole.joined(), x[2:4])
 

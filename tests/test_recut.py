@@ -12,6 +12,7 @@ from distributed import Client, wait
 
 import multimm
 from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.errors import ShapeError
 from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.recut import cut_out, join
@@ -152,8 +153,19 @@ def test_stacks_and_transposed_operands(workers):
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y.T)
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("chunk", [10, 30])
+def test_a_block_that_is_not_what_its_chunks_say_is_an_error(workers, chunk):
+    """Larger ones, too, of which a part could be taken for the block."""
+    a = da.ones((60, 60), chunks=chunk, dtype="float32")
+    false = a.map_blocks(lambda x: np.pad(x, ((0, 3), (0, 0))), dtype="float32", chunks=a.chunks)
+    _, c = product(false, a, workers, blocks=20, slabs=60)
+    with pytest.raises(ShapeError, match="its array's chunks say"):
+        c.compute(scheduler="sync")
+
+
 def test_what_is_cut_out_has_memory_of_its_own():
     x = integers((6, 6), 5)
-    part = cut_out(x, (slice(0, 2), slice(1, 4)))
+    part = cut_out(x, (slice(0, 2), slice(1, 4)), x.shape)
     assert part.base is None
     np.testing.assert_array_equal(part, x[:2, 1:4])

@@ -14,12 +14,14 @@ from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 
+from multimm.errors import ShapeError
 from multimm.gpu.add import DTYPES, add_partials
 from multimm.gpu.reference import module_of
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 
 Index = tuple[int, ...]
+Shape = tuple[int, ...]
 Where = tuple[slice, ...]
 #: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
@@ -38,27 +40,41 @@ class Pieces:
         All that the block has a piece of.
     cuts : tuple of pair of Where
         Of each: which part of it is a piece, and where in the block that goes.
+    sizes : tuple of tuple of int
+        Of each: its shape. Of a larger one a part could be taken for what is no part of it.
     shape : tuple of int
         Of the block.
     """
 
     blocks: list[Block]
     cuts: tuple[tuple[Where, Where], ...]
-    shape: tuple[int, ...]
+    sizes: tuple[Shape, ...]
+    shape: Shape
 
     def joined(self) -> Block:
         """The block: part of another one, or a new one, in the order of the current stream."""
         if len(self.blocks) == 1:
+            check_shape(self.blocks[0], self.sizes[0])
             return self.blocks[0][self.cuts[0][0]]
         return self.copied()
 
     def copied(self) -> Block:
         """The block in memory of its own, in the order of the current stream."""
+        for block, size in zip(self.blocks, self.sizes, strict=True):
+            check_shape(block, size)
         xp = module_of(block=self.blocks[0])
         whole = xp.empty(self.shape, self.blocks[0].dtype)
         for block, (cut, at) in zip(self.blocks, self.cuts, strict=True):
             copy(block[cut], whole[at])
         return whole
+
+
+def check_shape(block: Block, planned: Shape) -> None:
+    """Raise `ShapeError` for a block that is not what its array's chunks say."""
+    if block.shape != planned:
+        raise ShapeError(
+            f"a block of an operand has shape {block.shape}, its array's chunks say {planned}"
+        )
 
 
 def copy(source: Block, target: Block) -> None:
@@ -83,13 +99,28 @@ def pieces(name: str, chunks: tuple[Blocks, ...], where: Where) -> tuple[Task, l
     """
     found = cuts_of(chunks, where)
     keys: list[Key] = [(name, *at) for at, _, _ in found]
-    return made_of(keys, [(cut, to) for _, cut, to in found], where), keys
+    sizes = [size_of(chunks, at) for at, _, _ in found]
+    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where), keys
 
 
-def made_of(keys: Sequence[Key], cuts: Sequence[tuple[Where, Where]], where: Where) -> Task:
+def made_of(
+    keys: Sequence[Key],
+    cuts: Sequence[tuple[Where, Where]],
+    sizes: Sequence[Shape],
+    where: Where,
+) -> Task:
     """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
-    shape = tuple(at.stop - at.start for at in where)
-    return Task(None, Pieces, List(*map(TaskRef, keys)), cuts=tuple(cuts), shape=shape)
+    refs, shape = List(*map(TaskRef, keys)), tuple(at.stop - at.start for at in where)
+    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=tuple(sizes), shape=shape)
+
+
+def size_of(chunks: tuple[Blocks, ...], at: Index) -> Shape:
+    """The shape of a block.
+
+    >>> size_of(((4, 2), (3,)), (1, 0))
+    (2, 3)
+    """
+    return tuple(blocks[i] for blocks, i in zip(chunks, at, strict=True))
 
 
 def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:

@@ -13,7 +13,17 @@ from dask._task_spec import TaskRef
 
 from multimm.gpu.reference import module_of
 from multimm.graph.operand import Operand
-from multimm.graph.pieces import Index, Pieces, Where, copy, cuts_of, made_of
+from multimm.graph.pieces import (
+    Index,
+    Pieces,
+    Shape,
+    Where,
+    check_shape,
+    copy,
+    cuts_of,
+    made_of,
+    size_of,
+)
 from multimm.graph.tasks import Block, BlockTask, Key, Place, finished, stream_for
 from multimm.planning.grid import Coordinate
 
@@ -51,24 +61,24 @@ def block_of(
     tasks: dict[Key, BlockTask] = {}
     inputs: list[tuple[Key, Coordinate]] = []
     cuts: list[tuple[Where, Where]] = []
+    sizes: list[Shape] = []
     for number, (at, cut, to) in enumerate(found):
-        key = operand.key(at)
-        sizes = (blocks[i] for blocks, i in zip(own, at, strict=True))
-        whole = all(part == slice(0, size) for part, size in zip(cut, sizes, strict=True))
+        key, size = operand.key(at), size_of(own, at)
+        whole = cut == tuple(slice(0, length) for length in size)
         lies = operand.located(at) or (home if whole else _somewhere(operand, at))
         if whole and len(found) == 1:
             return key, lies, {}
         if not whole and rank(lies) != rank(home):
             order = (*step, -3, -3)
             source, key = key, (name, *index, number)
-            task = BlockTask(
-                key, cut_out, TaskRef(source), cut, place=place(lies, order, ((source, lies),))
-            )
-            tasks[key] = task
-            cut = tuple(slice(0, part.stop - part.start) for part in cut)
+            own_place = place(lies, order, ((source, lies),))
+            tasks[key] = BlockTask(key, cut_out, TaskRef(source), cut, size, place=own_place)
+            size = tuple(part.stop - part.start for part in cut)
+            cut = tuple(slice(0, length) for length in size)
         inputs.append((key, lies))
         cuts.append((cut, to))
-    parts = made_of([key for key, _ in inputs], cuts, where)
+        sizes.append(size)
+    parts = made_of([key for key, _ in inputs], cuts, sizes, where)
     key, order = (name, *index), (*step, -2, -2)
     tasks[key] = BlockTask(key, join, parts, place=place(home, order, tuple(inputs)))
     return key, home, tasks
@@ -80,8 +90,9 @@ def _somewhere(operand: Operand, at: Index) -> Coordinate:
     return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
 
 
-def cut_out(block: Block, where: Where) -> Block:
-    """A part of a block, in memory of its own, so that the rest need not stay for it."""
+def cut_out(block: Block, where: Where, size: Shape) -> Block:
+    """A part of a block of that shape, in memory of its own: the rest need not stay for it."""
+    check_shape(block, size)
     with stream_for(block):
         part = block[where]
         result = module_of(block=block).empty(part.shape, part.dtype)
