@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -32,7 +34,12 @@ def integers(shape, seed):
 
 @pytest.fixture(scope="module")
 def client():
-    with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
+    alone = {"distributed.scheduler.active-memory-manager.start": False}
+    with (
+        dask.config.set(alone),
+        in_threads(4, memory_limit=0) as cluster,
+        Client(cluster) as client,
+    ):
         install(client, TransferCounter())
         yield client
 
@@ -96,6 +103,21 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     assert set(homes.values()) == {2 * 16 // 4}
     assert 0 < cuts < 2 * 16  # what is at home already is cut as it is joined
     np.testing.assert_array_equal(c.compute(), x @ x)
+
+
+def test_chunks_that_were_fetched_to_be_joined_are_let_go(client):
+    a = client.persist(da.from_array(integers((SIZE, SIZE), 6), chunks=12, name="recut-small"))
+    wait(a)
+    reset_received_bytes(client)
+    c = multimm.matmul(a, a, blocks=48, slabs=48).persist()
+    wait(c)
+    assert sum(received_bytes(client).values())
+    for _ in range(100):  # the message takes a moment
+        holders = [len(those) for those in client.who_has(a).values()]
+        if holders == [1] * 64:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"chunks have copies: {holders}")
 
 
 # ------------------------------------------------------------------ the graph
