@@ -105,6 +105,24 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     np.testing.assert_array_equal(c.compute(), x @ x)
 
 
+def test_blocks_of_a_transpose_are_cut_where_they_lie(client):
+    x, y = integers((SIZE, SIZE), 7), integers((SIZE, SIZE), 8)
+    a = client.persist(da.from_array(x, chunks=(48, 32), name="recut-turned"))
+    b = client.persist(da.from_array(y, chunks=24, name="recut-plain"))
+    wait([a, b])
+    c = multimm.matmul(a.T, b, blocks=24, slabs=24)
+    grid = multimm.plan(a.T, b, blocks=24, slabs=24).grid
+    addresses = sorted(client.scheduler_info()["workers"])
+    holders, seen = client.who_has(), 0
+    for task in cutting(c).values():
+        for source, lies in task.place.inputs:
+            if source[0] == a.name:
+                seen += 1
+                assert addresses[grid.rank(lies)] in holders[source]
+    assert seen
+    np.testing.assert_array_equal(c.compute(), x.T @ y)
+
+
 def test_chunks_that_were_fetched_to_be_joined_are_let_go(client):
     a = client.persist(da.from_array(integers((SIZE, SIZE), 6), chunks=12, name="recut-small"))
     wait(a)
