@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -19,7 +20,8 @@ from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.recut import cut_out, join
 from multimm.graph.tasks import BlockTask, Step
-from multimm.planning.blocking import Options
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -169,6 +171,24 @@ def test_blocks_that_are_still_to_be_made_are_spread_over_the_workers():
             made |= {key: at for key, at in task.place.inputs if key[0] == a.name}
     assert len(made) == 16
     assert set(Counter(map(plan.grid.rank, made.values())).values()) == {4}
+
+
+def test_what_lies_beyond_the_grid_is_cut_in_it():
+    """It travels to a worker of the grid, and on from there: twice, at most."""
+    x = integers((40, 40), 9)
+    a = da.from_array(x, chunks=20, name="recut-beyond")
+    b = da.from_array(x, chunks=(20, 10), name="recut-near")
+    specs = [MatrixSpec(z.shape, chunks=z.chunks, owners=(at,) * z.npartitions)
+             for z, at in ((a, 7), (b, 0))]  # fmt: skip
+    cluster, fixed = ClusterSpec.homogeneous(H200, 8), Options(blocks=10, slabs=10)
+    layout, _ = lay_out(Problem(*specs), cluster.first(2), Grid(2, 1, 1), fixed)
+    assert layout.recut.nbytes == 2 * a.nbytes + b.nbytes
+    plan = replace(plan_matmul(Problem(*specs), cluster, options=fixed), layout=layout)
+    c = build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
+    at = {lies for task in cutting(c).values() for key, lies in task.place.inputs
+          if key[0] == a.name}  # fmt: skip
+    assert at == {layout.grid.place(0), layout.grid.place(1)}
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
 def test_one_worker_cuts_blocks_as_it_joins_them():
