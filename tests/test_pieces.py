@@ -22,7 +22,7 @@ from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid, regular
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import CALL_S, H200, LONE_CALL_S, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
 PLAIN = Step("float32", "float32")
@@ -186,6 +186,20 @@ def test_both_sides_of_a_gram_product_are_joined():
     assert within.layout.cut_again == ("a",)
     block = max(within.layout.m_blocks) * max(within.layout.slabs) * 4
     assert within.memory_terms["operands being joined"] == 2 * block
+
+
+def test_each_thread_joins_operands_of_its_own():
+    problem = Problem(square(4096, 1000), square(4096, 1000))
+    one, two = (ClusterSpec.homogeneous(H200, 1, threads=n) for n in (1, 2))
+    layout = replace(plan_matmul(problem, one).layout, cut_once=False)
+    joined = [cost.memory(layout, cluster)[0]["operands being joined"] for cluster in (one, two)]
+    assert joined[1] == 2 * joined[0] > 0
+
+
+def test_a_call_takes_longer_on_several_workers():
+    problem = Problem(square(8192, 8192), square(8192, 8192), pack="float32")
+    starts = [plan_matmul(problem, gpus(n)).time_terms["starting"] for n in (1, 2)]
+    assert starts[1] - starts[0] == pytest.approx(CALL_S - LONE_CALL_S)
 
 
 def test_what_products_cut_is_priced_by_its_uses():

@@ -191,6 +191,15 @@ def test_what_lies_beyond_the_grid_is_cut_in_it():
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
+def test_of_one_chunk_that_lies_somewhere_the_plan_knows():
+    a = MatrixSpec((64, 64), chunks=((64,), (64,)), owners=(2,))
+    unknown = replace(a, owners=())
+    cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16)
+    layout = plan_matmul(Problem(a, unknown), cluster, options=fixed).layout
+    assert layout.cut_again == ("a",)
+    assert layout.recut.nbytes == a.nbytes
+
+
 def test_one_worker_cuts_blocks_as_it_joins_them():
     a = b = da.ones((8192, 8192), chunks=1000, dtype="float32")
     plan, c = product(a, b, 1, blocks=1024, slabs=8192)
