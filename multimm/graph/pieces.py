@@ -27,7 +27,7 @@ Where = tuple[slice, ...]
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
 #: on a worker. 32768 squares in pieces of 256 MiB take 409 ms in place of 419, in `tf32` 16384 in
 #: pieces of 16 MiB 36 to 45 in place of 31 to 36.
-LARGE = 2**26
+LARGE = 2**27
 
 
 @dataclass(frozen=True)
