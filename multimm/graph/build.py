@@ -29,13 +29,14 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.gram_tasks import add_diagonal, multiply_diagonal, multiply_gram, scale
-from multimm.graph.operand import Operand, reader_of
+from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.pieces import multiply_pieces, pieces
 from multimm.graph.recut import block_of
 from multimm.graph.tasks import (
     Block,
     BlockTask,
+    Inputs,
     Key,
     Place,
     Step,
@@ -63,7 +64,7 @@ class Factor(NamedTuple):
     """An operand block, as a task is given it."""
 
     ref: TaskRef | Task  #: to the block, or what makes it of others
-    inputs: tuple[tuple[Key, Coordinate], ...]  #: those blocks, and where each is at home
+    inputs: Inputs  #: those blocks, and where each is at home
 
 
 def build(
@@ -90,9 +91,9 @@ def build(
     """
     layout = plan.layout
     chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
-    operands = [Operand("a", a, layout, step.trans_a, reader_of(a))]
+    operands = [Operand("a", a, layout, step.trans_a)]
     if not layout.mirrors:  # or A's blocks serve both sides
-        operands.append(Operand("b", b, layout, step.trans_b, reader_of(b)))
+        operands.append(Operand("b", b, layout, step.trans_b))
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
     if c is not None:
         c = c.rechunk(chunks, method="tasks")
@@ -117,9 +118,8 @@ class Builder:
     step: Step
     token: str
     made: dict[Key, BlockTask] = field(default_factory=dict)
-    #: By operand and index, of blocks that are made of others.
-    recut: dict[tuple[str, Index], tuple[Key, Coordinate]] = field(default_factory=dict)
-    in_pieces: dict[tuple[str, Index], Factor] = field(default_factory=dict)
+    #: By operand and index: blocks of what comes in other blocks.
+    others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inner = replace(self.step, alpha=1, beta=0, dtype=self.step.accumulate)
@@ -229,9 +229,7 @@ class Builder:
             key = (name, *batch, j, i)
             self.made[key] = BlockTask(key, transpose, source, place=place)
 
-    def _place(
-        self, owner: Coordinate, order: Index, inputs: tuple[tuple[Key, Coordinate], ...] = ()
-    ) -> Place:
+    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         return Place(self.token, self.layout.grid, self.workers, owner, order, inputs)
 
     def _add(self, key: Key, func: Verb, operands: list[Any], place: Place, **more: Any) -> None:
@@ -253,13 +251,6 @@ class Builder:
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
-        if operand.in_pieces and not layout.cut_once:
-            at = operand.role, index
-            if at not in self.in_pieces:
-                array = operand.array
-                parts, keys = pieces(array.name, array.chunks, operand.where(index))
-                self.in_pieces[at] = Factor(parts, tuple((key, home) for key in keys))
-            return self.in_pieces[at]
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
         key = operand.key(index)
@@ -271,22 +262,28 @@ class Builder:
                 where, place = operand.where(index), self._place(home, order)
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
         elif operand.in_pieces:
-            key, home = self._recut(operand, index, home, order)
+            found = self._of_others(operand, index, home, order)
+            if not layout.cut_once:
+                return found
+            ((key, home),) = found.inputs
         if operand.role in layout.packed:
             key = self._packed(operand.role, key, (wave, *index), home, order)
         return Factor(TaskRef(key), ((key, home),))
 
-    def _recut(
-        self, operand: Operand, index: Index, home: Coordinate, order: Index
-    ) -> tuple[Key, Coordinate]:
-        """A block made of the array's own ones, and where it is kept."""
+    def _of_others(self, operand: Operand, index: Index, home: Coordinate, order: Index) -> Factor:
+        """A block of the array's own ones: made once, or given to each product in pieces."""
         at = operand.role, index
-        if at not in self.recut:
-            name = self.name(f"cut-{operand.role}")
-            key, home, tasks = block_of(operand, index, home, order[:2], name, self._place)
-            self.recut[at] = key, home
-            self.made |= tasks
-        return self.recut[at]
+        if at not in self.others:
+            if self.layout.cut_once:
+                name = self.name(f"cut-{operand.role}")
+                key, home, tasks = block_of(operand, index, home, order[:2], name, self._place)
+                self.made |= tasks
+                self.others[at] = Factor(TaskRef(key), ((key, home),))
+            else:
+                array = operand.array
+                parts, keys = pieces(array.name, array.chunks, operand.where(index))
+                self.others[at] = Factor(parts, tuple((key, home) for key in keys))
+        return self.others[at]
 
     def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""

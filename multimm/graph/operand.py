@@ -94,14 +94,17 @@ class Operand:
     layout : Layout
     transposed : bool
         Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
-    reader : callable or None
     """
 
     role: str
     array: da.Array
     layout: Layout
     transposed: bool
-    reader: Reader | None
+
+    @cached_property
+    def reader(self) -> Reader | None:
+        """How to read any rectangle of the array from its source, if that can be."""
+        return reader_of(self.array)
 
     @cached_property
     def in_pieces(self) -> bool:

@@ -16,12 +16,12 @@ from dask._task_spec import List, Task, TaskRef
 
 from multimm.errors import ShapeError
 from multimm.gpu.add import DTYPES, add_partials
+from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
+from multimm.graph.operand import Index
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 
-Index = tuple[int, ...]
-Shape = tuple[int, ...]
 Where = tuple[slice, ...]
 #: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start

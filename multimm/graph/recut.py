@@ -1,7 +1,8 @@
 """An operand that comes in other blocks than the plan's: cut where its blocks lie, joined at home.
 
 Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
-the workers that keep one of them. So every element travels once, at most.
+the workers that keep one of them. So every element travels once at most, or twice if it lies with
+a worker that has no place in the grid.
 """
 
 from __future__ import annotations
@@ -11,23 +12,13 @@ from collections.abc import Callable
 import numpy as np
 from dask._task_spec import TaskRef
 
+from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
-from multimm.graph.operand import Operand
-from multimm.graph.pieces import (
-    Index,
-    Pieces,
-    Shape,
-    Where,
-    check_shape,
-    copy,
-    cuts_of,
-    made_of,
-    size_of,
-)
-from multimm.graph.tasks import Block, BlockTask, Key, Place, finished, stream_for
+from multimm.graph.operand import Index, Operand
+from multimm.graph.pieces import Pieces, Where, check_shape, copy, cuts_of, made_of, size_of
+from multimm.graph.tasks import Block, BlockTask, Inputs, Key, Place, finished, stream_for
 from multimm.planning.grid import Coordinate
 
-Inputs = tuple[tuple[Key, Coordinate], ...]
 #: What becomes of a block: its key, where it is kept, and the tasks that make it.
 Made = tuple[Key, Coordinate, dict[Key, BlockTask]]
 

@@ -25,6 +25,7 @@ FLOAT32 = np.dtype("float32")
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
+Inputs = tuple[tuple[Key, Coordinate], ...]  #: blocks that a task needs, and where they are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Place(NamedTuple):
     workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
     owner: Coordinate  #: of the task's result
     order: tuple[int, ...]  #: (wave, step, ...): smaller first
-    inputs: tuple[tuple[Key, Coordinate], ...] = ()  #: operand blocks and where they belong
+    inputs: Inputs = ()  #: operand blocks and where they belong
 
 
 class BlockTask(Task):

@@ -16,16 +16,7 @@ from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
-from multimm.planning.search import (
-    NEARLY,
-    Rank,
-    added_at_once,
-    candidates,
-    cut_alike,
-    cut_within,
-    fused,
-    packed_within,
-)
+from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, refined
 from multimm.planning.spec import ClusterSpec
 
 #: How small products are cut best: into few tasks. Of 342 searches of plain products that one
@@ -82,10 +73,7 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
         ranks |= cut_alike(problem, cluster, options, FEW_GRAM_TASKS)
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
-    ranks |= added_at_once(ranks, cluster)
-    ranks |= packed_within(ranks, cluster)
-    ranks |= cut_within(ranks, cluster)
-    return ranks | fused(ranks, cluster)
+    return refined(ranks, cluster, options)
 
 
 def is_short(problem: Problem, cluster: ClusterSpec, calls: int = 1) -> bool:

@@ -95,7 +95,14 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
             cut_as(grid, Cut(given=True))
-    ranks |= added_at_once(ranks, cluster)
+    return refined(ranks, cluster, options)
+
+
+def refined(
+    ranks: dict[Layout, Rank], cluster: ClusterSpec, options: Options
+) -> dict[Layout, Rank]:
+    """These and the best of them, with other tasks for the same blocks."""
+    ranks = ranks | added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
     ranks |= cut_within(ranks, cluster)
