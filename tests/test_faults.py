@@ -187,6 +187,18 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
         assert all(killer.victims[0] not in product.workers for product in plugin.products.values())
 
 
+def test_a_worker_killed_among_operands_in_other_chunks():
+    """Bundles and joined blocks that went with it are made again."""
+    with workers(3) as (cluster, client):
+        killer = Killer(cluster, client, [12], only="multimm-cut-")
+        a, b = operands()
+        future = client.compute(multimm.matmul(a, b, blocks=20, slabs=40))
+        np.testing.assert_array_equal(future.result(timeout=120), expected())
+        killer.thread.join()
+        assert killer.victims, "all was cut before the worker was killed"
+        assert len(cluster.scheduler.workers) == 2
+
+
 def test_workers_killed_one_after_the_other():
     with workers(4) as (cluster, client):
         killer = Killer(cluster, client, [12, 50])

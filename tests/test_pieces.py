@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.graph.build import build
-from multimm.graph.pieces import Pieces, _along, pieces
+from multimm.graph.pieces import Pieces, pieces
 from multimm.graph.tasks import BlockTask, Step
 from multimm.io import open_array
 from multimm.planning import cost
@@ -22,6 +22,7 @@ from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid, regular
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
+from multimm.planning.recut import cuts_of
 from multimm.planning.spec import CALL_S, H200, LONE_CALL_S, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
@@ -131,7 +132,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
     stop = data.draw(st.integers(start, size))
     elements, first = np.arange(size), np.cumsum([0, *blocks])
     found = np.full(stop - start, -1)
-    for number, cut, to in _along(tuple(blocks), slice(start, stop)):
+    for (number,), (cut,), (to,) in cuts_of((tuple(blocks),), (slice(start, stop),)):
         block = elements[first[number] : first[number + 1]]
         assert cut.stop > cut.start or start == stop  # no block is asked for in vain
         assert (found[to] == -1).all()
@@ -209,12 +210,12 @@ def test_what_products_cut_is_priced_by_its_uses():
     problem, grid = Problem(a, b), Grid(1, 1, 1)
     once = Layout(problem, grid, (), halves, whole, whole, band=2)
     within = replace(once, cut_once=False)
-    assert once.recut == (0, 3, 32, a.nbytes + b.nbytes)
-    assert within.recut == (0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
+    assert once.recut == (0, 3, 0, 32, a.nbytes + b.nbytes)
+    assert within.recut == (0, 0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
     alone = gpus(1)
     moved = 2 * (a.nbytes + 2 * b.nbytes) / (alone.slowest.copy_gbps * 1e9)
     terms = cost.seconds(within, alone, 0)
-    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_HERE_S + moved)
+    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + moved)
     assert terms["from step to step"] == 0
     assert cost.seconds(once, alone, 0)["from step to step"] > 0
     # Of several workers any one may do it, and what lies elsewhere is fetched piece by piece.
@@ -224,7 +225,7 @@ def test_what_products_cut_is_priced_by_its_uses():
     assert elsewhere.arrives("a")
     assert not elsewhere.arrives("b")
     terms = cost.seconds(elsewhere, gpus(2).first(1), 0)
-    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + moved)
+    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + 16 * cost.FETCH_S + moved)
 
 
 def test_a_lone_task_takes_as_long_on_a_cluster_of_many():

@@ -368,10 +368,12 @@ def test_what_has_to_be_cut_again_is_waited_for():
     a, b = MatrixSpec((4000, 4000), chunks=(pieces, pieces)), MatrixSpec((4000, 4000))
     cluster, even = cpus(2), (2000, 2000)
     layout = Layout(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
-    assert layout.recut == (a.nbytes, 4, 16, a.nbytes)  # no block is cut, four are joined to each
+    # No block is cut, four are joined to each; half of them come from the other worker.
+    assert layout.recut == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
     terms = cost.seconds(layout, cluster, 0)
-    copied = 2 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
-    assert terms["cutting"] == pytest.approx(2 * cost.PACK_S + 8 * cost.PIECE_S + copied)
+    copied = 2 * 1.5 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
+    once = 4 * cost.PACK_S + 2 * cost.FETCH_S
+    assert terms["cutting"] == pytest.approx(once + 12 * cost.PIECE_S + copied)
     fits = replace(layout, problem=Problem(replace(a, chunks=(even, even)), b))
     assert cost.seconds(fits, cluster, 0)["cutting"] == 0
     waits = cost.seconds(layout, cluster, 0)["first blocks"]

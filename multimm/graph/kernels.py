@@ -11,7 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dask.system import CPU_COUNT
+
 from multimm.gpu.add_config import CAPACITIES
+from multimm.gpu.ahead import compile_files
 from multimm.graph.gram_tasks import multiply_diagonal
 from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, transpose
 
@@ -25,8 +28,13 @@ PRECISIONS = ("float32", "tf32", "ieee")
 SMALL = 1e-12
 
 
-def compile_kernels() -> None:
-    """Run every kind of task once, on this process's current GPU.
+def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
+    """Compile on all cores, then run every kind of task once on this process's current GPU.
+
+    Parameters
+    ----------
+    rank, ranks : int, optional
+        This process's number among those that do the same on this host.
 
     Raises
     ------
@@ -37,6 +45,8 @@ def compile_kernels() -> None:
     """
     import cupy
 
+    capability = int(cupy.cuda.Device().compute_capability)
+    compile_files(capability, max(1, int(CPU_COUNT) // ranks), rank, ranks)
     a, b = _operand(cupy, (SIDE, K)), _operand(cupy, (K, SIDE))
     tall = _operand(cupy, (TALL_K, TALL_SIDE))
     cupy.cuda.get_current_stream().synchronize()

@@ -18,9 +18,9 @@ from multimm.graph.tasks import Block, Key
 from multimm.graph.tasks import transpose as transpose_block
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
+from multimm.planning.recut import Index, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
-Index = tuple[int, ...]
 
 
 def reader_of(array: Any) -> Reader | None:
@@ -153,16 +153,3 @@ class Operand:
     @cached_property
     def _offsets(self) -> tuple[list[slice], ...]:
         return tuple(offsets(blocks) for blocks in self.chunks)
-
-
-def offsets(blocks: Blocks) -> list[slice]:
-    """Where each block lies along its dimension.
-
-    >>> offsets((4, 2))
-    [slice(0, 4, None), slice(4, 6, None)]
-    """
-    found, start = [], 0
-    for size in blocks:
-        found.append(slice(start, start + size))
-        start += size
-    return found

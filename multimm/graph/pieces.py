@@ -6,10 +6,9 @@ do so once (`multimm.graph.recut`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, pairwise
 from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
@@ -18,11 +17,10 @@ from multimm.errors import ShapeError
 from multimm.gpu.add import DTYPES, add_partials
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
-from multimm.graph.operand import Index
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
+from multimm.planning.recut import Where, cuts_of, shape_of, size_of
 
-Where = tuple[slice, ...]
 #: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
 #: on a worker. 32768 squares in pieces of 256 MiB take 409 ms in place of 419, in `tf32` 16384 in
@@ -39,7 +37,8 @@ class Pieces:
     blocks : list of array
         All that the block has a piece of.
     cuts : tuple of pair of Where
-        Of each: which part of it is a piece, and where in the block that goes.
+        Of each: which part of it is a piece, and where in the block that goes; of a vector, the
+        part is in C order.
     sizes : tuple of tuple of int
         Of each: its shape. Of a larger one a part could be taken for what is no part of it.
     shape : tuple of int
@@ -60,13 +59,26 @@ class Pieces:
 
     def copied(self) -> Block:
         """The block in memory of its own, in the order of the current stream."""
+        whole = self._empty(self.shape)
+        for block, (cut, at) in zip(self.blocks, self.cuts, strict=True):
+            target = whole[at]
+            copy(block[cut].reshape(target.shape), target)
+        return whole
+
+    def in_a_row(self) -> Block:
+        """The pieces one after the other in a vector, in the order of the current stream."""
+        parts = [block[cut] for block, (cut, _) in zip(self.blocks, self.cuts, strict=True)]
+        ends = [0, *accumulate(part.size for part in parts)]
+        row = self._empty((ends[-1],))
+        for part, span in zip(parts, pairwise(ends), strict=True):
+            copy(part, row[slice(*span)].reshape(part.shape))
+        return row
+
+    def _empty(self, shape: Shape) -> Block:
+        """Room for what is copied from blocks that are what they should be."""
         for block, size in zip(self.blocks, self.sizes, strict=True):
             check_shape(block, size)
-        xp = module_of(block=self.blocks[0])
-        whole = xp.empty(self.shape, self.blocks[0].dtype)
-        for block, (cut, at) in zip(self.blocks, self.cuts, strict=True):
-            copy(block[cut], whole[at])
-        return whole
+        return module_of(block=self.blocks[0]).empty(shape, self.blocks[0].dtype)
 
 
 def check_shape(block: Block, planned: Shape) -> None:
@@ -110,47 +122,8 @@ def made_of(
     where: Where,
 ) -> Task:
     """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
-    refs, shape = List(*map(TaskRef, keys)), tuple(at.stop - at.start for at in where)
-    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=tuple(sizes), shape=shape)
-
-
-def size_of(chunks: tuple[Blocks, ...], at: Index) -> Shape:
-    """The shape of a block.
-
-    >>> size_of(((4, 2), (3,)), (1, 0))
-    (2, 3)
-    """
-    return tuple(blocks[i] for blocks, i in zip(chunks, at, strict=True))
-
-
-def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:
-    """Of each block that a rectangle has a part of: its index, which part, and where it goes."""
-    axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
-    found = []
-    for spans in product(*axes):
-        at, cut, to = zip(*spans, strict=True)
-        found.append((at, cut, to))
-    return found
-
-
-def _along(blocks: Blocks, at: slice) -> list[tuple[int, slice, slice]]:
-    """Of each block that a stretch has a part of: its number, which part, and where it goes.
-
-    >>> _along((4, 4, 4), slice(2, 8))
-    [(0, slice(2, 4, None), slice(0, 2, None)), (1, slice(0, 4, None), slice(2, 6, None))]
-    """
-    ends = list(accumulate(blocks))
-    if at.start == at.stop:  # of something without elements
-        return [(0, slice(0, 0), slice(0, 0))]
-    found = []
-    for number in range(bisect_right(ends, at.start), len(blocks)):
-        begin = ends[number] - blocks[number]
-        if begin >= at.stop:
-            break
-        start, stop = max(begin, at.start), min(ends[number], at.stop)
-        cut, to = slice(start - begin, stop - begin), slice(start - at.start, stop - at.start)
-        found.append((number, cut, to))
-    return found
+    refs, sizes = List(*map(TaskRef, keys)), tuple(sizes)
+    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape_of(where))
 
 
 def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:

@@ -2,25 +2,48 @@
 
 Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
 the workers that keep one of them. So every element travels once at most, or twice if it lies with
-a worker that has no place in the grid.
+a worker that has no place in the grid; and what one worker has of a block travels in one bundle,
+for each fetch takes longer than its bytes do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
-from dask._task_spec import TaskRef
+from dask._task_spec import Task
 
 from multimm.gpu.layout import Shape
-from multimm.gpu.reference import module_of
-from multimm.graph.operand import Index, Operand
-from multimm.graph.pieces import Pieces, Where, check_shape, copy, cuts_of, made_of, size_of
+from multimm.graph.operand import Operand
+from multimm.graph.pieces import Pieces, made_of
 from multimm.graph.tasks import Block, BlockTask, Inputs, Key, Place, finished, stream_for
 from multimm.planning.grid import Coordinate
+from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
 #: What becomes of a block: its key, where it is kept, and the tasks that make it.
 Made = tuple[Key, Coordinate, dict[Key, BlockTask]]
+
+
+class Piece(NamedTuple):
+    """A part of one of the plan's blocks."""
+
+    key: Key  #: of what has it
+    size: Shape  #: of what has it
+    cut: Where  #: which part of that it is
+    to: Where  #: where in the block it goes
+
+    @property
+    def shape(self) -> Shape:
+        """Its own."""
+        return shape_of(self.to)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of that."""
+        return self.shape == self.size
 
 
 def block_of(
@@ -47,48 +70,57 @@ def block_of(
     place : callable
         From a worker, an order and inputs to a `Place`.
     """
-    where, own, rank = operand.where(index), operand.array.chunks, operand.layout.grid.rank
-    found = cuts_of(own, where)
+    where, grid = operand.where(index), operand.layout.grid
+    found: dict[int, list[Piece]] = {}
+    for at, cut, to in cuts_of(operand.array.chunks, where):
+        piece = Piece(operand.key(at), size_of(operand.array.chunks, at), cut, to)
+        lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
+        if piece.whole and piece.shape == shape_of(where):
+            return piece.key, lies, {}
+        found.setdefault(grid.rank(lies), []).append(piece)
     tasks: dict[Key, BlockTask] = {}
-    inputs: list[tuple[Key, Coordinate]] = []
-    cuts: list[tuple[Where, Where]] = []
-    sizes: list[Shape] = []
-    for number, (at, cut, to) in enumerate(found):
-        key, size = operand.key(at), size_of(own, at)
-        whole = cut == tuple(slice(0, length) for length in size)
-        lies = operand.located(at) or (home if whole else _somewhere(operand, at))
-        if whole and len(found) == 1:
-            return key, lies, {}
-        if not whole and rank(lies) != rank(home):
-            order = (*step, -3, -3)
-            source, key = key, (name, *index, number)
-            own_place = place(lies, order, ((source, lies),))
-            tasks[key] = BlockTask(key, cut_out, TaskRef(source), cut, size, place=own_place)
-            size = tuple(part.stop - part.start for part in cut)
-            cut = tuple(slice(0, length) for length in size)
-        inputs.append((key, lies))
-        cuts.append((cut, to))
-        sizes.append(size)
-    parts = made_of([key for key, _ in inputs], cuts, sizes, where)
-    key, order = (name, *index), (*step, -2, -2)
-    tasks[key] = BlockTask(key, join, parts, place=place(home, order, tuple(inputs)))
+    pieces: list[Piece] = []
+    inputs: dict[Key, Coordinate] = {}
+    for rank, own in found.items():
+        lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
+        if rank != grid.rank(home) and not alone:
+            sources = tuple((piece.key, lies) for piece in own)
+            key, at_once = (name, *index, rank), place(lies, (*step, -3, -3), sources)
+            tasks[key] = BlockTask(key, cut_out, _task_of(own, where), place=at_once)
+            own = _bundled(own, key)
+        pieces += own
+        inputs |= dict.fromkeys((piece.key for piece in own), lies)
+    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
+    tasks[key] = BlockTask(key, join, _task_of(pieces, where), place=at_home)
     return key, home, tasks
 
 
-def _somewhere(operand: Operand, at: Index) -> Coordinate:
+def _spread(operand: Operand, at: Index) -> Coordinate:
     """A worker for a block that is still to be made, and of which several workers have a part."""
     grid = operand.layout.grid
     return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
 
 
-def cut_out(block: Block, where: Where, size: Shape) -> Block:
-    """A part of a block of that shape, in memory of its own: the rest need not stay for it."""
-    check_shape(block, size)
-    with stream_for(block):
-        part = block[where]
-        result = module_of(block=block).empty(part.shape, part.dtype)
-        copy(part, result)
-        return finished(result)
+def _task_of(pieces: list[Piece], where: Where) -> Task:
+    """A part of a task that makes `Pieces` of a rectangle."""
+    keys, sizes, *cuts = zip(*pieces, strict=True)
+    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where)
+
+
+def _bundled(pieces: list[Piece], key: Key) -> list[Piece]:
+    """The same pieces once they lie one after the other under a key: see `Pieces.in_a_row`."""
+    ends = [0, *accumulate(prod(piece.shape) for piece in pieces)]
+    spans = pairwise(ends)
+    return [
+        Piece(key, (ends[-1],), (slice(*span),), piece.to)
+        for span, piece in zip(spans, pieces, strict=True)
+    ]
+
+
+def cut_out(parts: Pieces) -> Block:
+    """Parts of a worker's blocks, in memory of their own: the rest need not stay for them."""
+    with stream_for(parts.blocks[0]):
+        return finished(parts.in_a_row())
 
 
 def join(parts: Pieces) -> Block:

@@ -42,11 +42,10 @@ WITHIN_BYTES = 1.4
 #: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
-#: Of an operand that is cut again, for each piece that a worker gathers: 0.37 to 0.55 ms, of 32 to
-#: 2048 pieces of 1024 to 8192 squares on two H200s.
-PIECE_S = 4e-4
-#: The same where there is one worker, which has them all.
-PIECE_HERE_S = 6e-5
+#: Of an operand that is cut again, for each bundle of pieces that a worker fetches; and for each
+#: piece that it copies. With them 17 products of 8192 to 32768 squares in chunks of 1024 to 32768
+#: on two H200s, and others on one, are predicted within 20 %.
+FETCH_S, PIECE_S = 4e-4, 8e-5
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -99,6 +98,12 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
                 spill |= {f"{name} at home": home, f"packed {name}": packed - rest}
             else:
                 spill[f"{name} at home"] = home - rest
+    if layout.cut_once:
+        for role in layout.cut_again:
+            spec, home = layout.spec(role), layout.at_home[role]
+            spill[f"{role.upper()} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
+            if grid.workers > 1:  # bundles, at one end or the other
+                spill[f"{role.upper()} on its way"] = home
     if p.reads_c:
         spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
     return stay, {name: size for name, size in spill.items() if size > 0}
@@ -188,12 +193,10 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
-    here = workers == 1 and not any(map(layout.lies_beyond, layout.cut_again))
-    _, tasks, pieces, copied = layout.recut
-    each = PIECE_HERE_S if here else PIECE_S
-    moved = 2 * copied / workers  # read and written
-    rate = cluster.slowest.copy_gbps * 1e9
-    return ceil(tasks / workers) * PACK_S + ceil(pieces / workers) * each + moved / rate
+    recut, rate = layout.recut, cluster.slowest.copy_gbps * 1e9
+    once = ceil(recut.tasks / workers) * PACK_S + ceil(recut.fetched / workers) * FETCH_S
+    moved = 2 * recut.copied / workers  # read and written
+    return once + ceil(recut.pieces / workers) * PIECE_S + moved / rate
 
 
 def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
@@ -226,11 +229,11 @@ def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:
     return max(0.0, arrival - kept * product)
 
 
-def _first_slab(layout: Layout) -> tuple[int, int, int]:
+def _first_slab(layout: Layout) -> tuple[int, int, float]:
     """Of a worker, at worst: blocks that it lacks, products without them, bytes for the next one.
 
-    A block that is cut from others has to be gathered first, and one that lies with a worker beyond
-    the grid comes from there.
+    What lies with a worker beyond the grid comes from there. Of a block that is cut from others,
+    what other workers have of it comes first, and until then there are no products.
     """
     grid, slab = layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
@@ -240,14 +243,17 @@ def _first_slab(layout: Layout) -> tuple[int, int, int]:
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
     size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
-    gathered = beyond.union(layout.cut_again if plane > 1 else ())
     rows = ceil(len(layout.row_sizes) / grid.p_m)
     columns = ceil(len(layout.n_blocks) / grid.p_n)
-    keeps_a = 0 if "a" in gathered else _keeps(layout, "a", rows // grid.p_n)
-    keeps_b = 0 if "b" in gathered else _keeps(layout, "b", columns // grid.p_m)
-    kept = keeps_a * keeps_b
-    sizes = size_a * (keeps_a < rows), size_b * (keeps_b < columns)
-    return rows - keeps_a + columns - keeps_b, kept, max(sizes) if kept else sum(sizes)
+    keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
+    keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
+    lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b
+    cut, away = layout.cut_again if grid.workers > 1 else (), 1 - 1 / grid.workers
+    come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
+    come_b = size_b * (away if keeps_b and "b" in cut else keeps_b < columns)
+    if cut:
+        return lacks, 0, come_a + come_b
+    return lacks, kept, max(come_a, come_b) if kept else come_a + come_b
 
 
 def _keeps(layout: Layout, role: str, usual: int) -> int:

@@ -17,9 +17,10 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
+from multimm.planning import recut
 from multimm.planning.grid import Blocks, Grid, even, largest_share, parts_of
 from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
-from multimm.planning.recut import Recut, cuts
+from multimm.planning.recut import Recut
 from multimm.planning.spec import MatrixSpec
 from multimm.planning.stacks import Share, share_of, shares
 
@@ -187,23 +188,16 @@ class Partition:
 
     @cached_property
     def recut(self) -> Recut:
-        """What it takes to bring operands into these blocks.
-
-        A piece of a block is rarely where it will be needed, unless there is one worker. What lies
-        beyond the grid is sent to a worker of it, to be cut, and on from there.
-        """
-        size = tasks = pieces = copied = 0
-        uses = {"a": len(self.n_blocks), "b": len(self.row_sizes)}
+        """What it takes to bring operands into these blocks, by what is expected of any."""
+        uses, found = {"a": len(self.n_blocks), "b": len(self.row_sizes)}, []
         for role in self.cut_again:
-            spec = self.spec(role)
-            size += spec.nbytes * ((self.grid.workers > 1) + self.lies_beyond(role))
-            found = cuts(spec.chunks, self.operand_chunks(role))
-            times = 1 if self.cut_once else uses[role]
-            if self.cut_once:  # one worker need not cut them before it joins them
-                tasks += found.joined + found.cut * (self.grid.workers > 1)
-            pieces += found.pieces * times
-            copied += spec.nbytes * times
-        return Recut(size, tasks, pieces, copied)
+            spec, blocks = self.spec(role), self.operand_chunks(role)
+            beyond = self.lies_beyond(role)
+            if self.cut_once:
+                found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond))
+            else:
+                found.append(recut.within(spec, blocks, uses[role], beyond=beyond))
+        return Recut.of_all(found)
 
     @cached_property
     def packed(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class MatmulPlan:
     cluster : ClusterSpec
         The workers it was made for.
     precision : str
-        ``"float32"`` or ``"ieee"``.
+        ``"float32"``, ``"ieee"`` or ``"tf32"``.
     strategy, reason : str
         What was chosen, and why.
     m, n, k, flops, tasks : int
@@ -35,7 +35,8 @@ class MatmulPlan:
     bytes_received : int
         What all workers together receive from each other.
     bytes_recut : int
-        What workers exchange beforehand to bring operands into the plan's blocks, at most.
+        What workers exchange beforehand to bring operands into the plan's blocks: at most, unless
+        it is known where those lie.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -93,10 +94,13 @@ class MatmulPlan:
         """What all workers together receive from each other."""
         return sum(self.received.values())
 
-    @property
+    @cached_property
     def bytes_recut(self) -> int:
-        """What workers exchange beforehand to bring operands into the plan's blocks, at most."""
-        return self.layout.recut.nbytes
+        """What workers exchange beforehand to bring operands into the plan's blocks.
+
+        At most, unless it is known where they lie, in the grid.
+        """
+        return traffic.brought(self.layout, self.used.workers)
 
     @property
     def bytes_bound(self) -> int:
@@ -250,9 +254,7 @@ class MatmulPlan:
         return f"{tasks} in {waves}{fused}{reads}{half}{sums}"
 
     def _moved_line(self) -> str:
-        recut = f", and {human(self.bytes_recut)} are cut into these blocks" * bool(
-            self.bytes_recut
-        )
+        recut = self._recut_text() if self.bytes_recut else ""
         lying = names(self.layout.lying)
         lying = f", {lying} used where {'it lies' if len(lying) == 1 else 'they lie'}" * bool(lying)
         if not self.received:
@@ -264,6 +266,12 @@ class MatmulPlan:
             f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
             f"{against}{self._nodes_text()}{lying}{recut}"
         )
+
+    def _recut_text(self) -> str:
+        layout = self.layout
+        known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in layout.cut_again)
+        size = f"{'' if known else 'at most '}{human(self.bytes_recut)}"
+        return f", and {size} before to cut {names(layout.cut_again)} into these blocks"
 
     def _nodes_text(self) -> str:
         problem, grid = self.layout.problem, self.layout.grid

@@ -6,9 +6,10 @@ Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from math import prod
 
 from multimm.errors import OptionError, ShapeError
@@ -76,6 +77,14 @@ class MatrixSpec:
         """Bytes of all matrices."""
         *_, size = accumulate(self.shape, lambda x, y: x * y, initial=1)
         return size * self.itemsize
+
+    @cached_property
+    def fullest(self) -> int:
+        """Bytes of its blocks on the worker that has most of them; 0 where nobody knows."""
+        held: Counter[int] = Counter()
+        for owner, (rows, cols) in zip(self.owners, product(*self.chunks), strict=False):
+            held[owner] += rows * cols * self.itemsize
+        return max(held.values(), default=0)
 
     @property
     def T(self) -> MatrixSpec:

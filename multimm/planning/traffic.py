@@ -12,6 +12,7 @@ from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, divisors
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
+from multimm.planning.recut import cuts_of, offsets, shape_of, size_of
 
 
 def volume(
@@ -112,6 +113,35 @@ def moved(layout: Layout, workers: int) -> Moved:
         found = _of_stack(layout) if stacked else _of_product(layout)
     recut = layout.recut.nbytes
     return Moved(found.total + recut, found.busiest + recut / workers)
+
+
+def brought(layout: Layout, workers: int) -> int:
+    """Bytes that workers exchange to bring operands into these blocks.
+
+    Counted where owners are known. Else at most: blocks that are still to be made may be made where
+    they are needed. What lies beyond the grid may travel twice.
+    """
+    total = 0
+    for role in layout.cut_again:
+        spec = layout.spec(role)
+        if spec.owners:
+            total += sum(_pieces_brought(layout, role, workers))
+        elif layout.grid.workers > 1:
+            total += spec.nbytes
+    return total
+
+
+def _pieces_brought(layout: Layout, role: str, workers: int) -> Iterator[int]:
+    """Bytes of each piece that does not lie where the block that it is of will be kept."""
+    spec, blocks = layout.spec(role), layout.operand_chunks(role)
+    rows, cols = map(offsets, blocks)
+    for (r, row), (c, col) in product(enumerate(rows), enumerate(cols)):
+        home = layout.keeps(role, 0, *((r, c) if role == "a" else (c, r))) % workers
+        for at, _, to in cuts_of(spec.chunks, (row, col)):
+            owner, shape = spec.owners[at[0] * len(spec.chunks[1]) + at[1]], shape_of(to)
+            whole = shape == size_of(spec.chunks, at)
+            times = 1 + (not whole) if owner >= layout.grid.workers else owner != home
+            yield times * prod(shape) * spec.itemsize
 
 
 def _of_gram(layout: GramLayout) -> Moved:

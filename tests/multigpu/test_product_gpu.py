@@ -20,11 +20,11 @@ SIZE, BLOCK = 4096, 512
 POOL = 8 * 2**30
 
 
-def matrix(seed):
+def matrix(seed, chunks=BLOCK):
     import cupy
 
     rng = da.random.default_rng(cupy.random.default_rng(seed))
-    return rng.standard_normal((SIZE, SIZE), chunks=BLOCK, dtype="float32")
+    return rng.standard_normal((SIZE, SIZE), chunks=chunks, dtype="float32")
 
 
 def integers(seed):
@@ -87,3 +87,19 @@ def test_a_killed_gpu_worker_does_not_change_the_product():
             for operand in (a, b)
         )
         np.testing.assert_array_equal(result, x @ y)
+
+
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("chunk", [600, 512, 4096])
+def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
+    with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
+        a, b = (matrix(seed, chunk).persist() for seed in (7, 8))
+        wait([a, b])
+        plan = multimm.plan(a, b, blocks=2048, slabs=1024)
+        reset_received_bytes(client)
+        c = multimm.matmul(a, b, blocks=2048, slabs=1024).persist()
+        wait(c)
+        received = sum(received_bytes(client).values())
+        assert plan.bytes_recut > 0
+        assert received == plan.bytes_received + plan.bytes_recut
+        assert multimm.verify(a, b, c)
