@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from multimm.errors import KernelError
+from multimm.gpu import ahead
 from multimm.gpu.add_config import CAPACITIES
-from multimm.gpu.registry import Device, Problem, choose
+from multimm.gpu.compiled import IF_REFUSED, LOWER
+from multimm.gpu.layout import Stack
+from multimm.gpu.loads import alike, load_paths
+from multimm.gpu.registry import INSTEAD, Device, Problem, choose
 from multimm.gpu.split_config import choose_split
 from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for
@@ -22,7 +30,10 @@ def calls(monkeypatch):
     module = ModuleType("cupy")
     module.ones = np.ones
     stream = SimpleNamespace(synchronize=lambda: None)
-    module.cuda = SimpleNamespace(get_current_stream=lambda: stream)
+    device = SimpleNamespace(compute_capability="80")
+    module.cuda = SimpleNamespace(get_current_stream=lambda: stream, Device=lambda: device)
+    monkeypatch.setattr(kernels, "compile_files", lambda *share: seen.append(("files", *share)))
+    monkeypatch.setattr(kernels, "CPU_COUNT", 12)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(kernels, "SIDE", 24)
     monkeypatch.setattr(kernels, "K", 16)
@@ -46,7 +57,8 @@ def calls(monkeypatch):
 
 
 def test_every_kind_of_task_runs_in_every_precision(calls):
-    kernels.compile_kernels()
+    kernels.compile_kernels(1, 4)
+    assert calls.pop(0) == ("files", 80, 3, 1, 4)  # a worker's share of the cores
     for precision in kernels.PRECISIONS:
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
@@ -72,3 +84,83 @@ def test_the_blocks_are_large_enough_for_the_kernels_of_large_blocks():
     assert choose(Problem(*small), device)[0] == choose(Problem(*large), device)[0]
     for products in (1, 3):
         assert choose_split(*small, products, 132)[0] == choose_split(*large, products, 132)[0]
+
+
+# ------------------------------------------------------------------- to files
+
+
+@st.composite
+def stacks(draw):
+    """A matrix somewhere in memory, as it is addressed."""
+    ld, cols = draw(st.integers(1, 99)), draw(st.integers(1, 99))
+    return Stack(draw(st.sampled_from([0, 4, 256])), 7, cols, ld, draw(st.booleans()), ())
+
+
+@given(
+    st.tuples(stacks(), stacks()),
+    st.tuples(st.booleans(), st.booleans()),
+    st.tuples(*[st.integers(1, 40000)] * 3),
+)
+def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, trans, shape):
+    loads = alike(load_paths(trans, pair, ()))
+    config, _ = choose(Problem(*shape), Device(limits_for(90), 132), INSTEAD)
+    defines = {**config.defines(), **loads, **dict(IF_REFUSED)}
+    assert defines in [dict(job.defines) for job in ahead.wanted(90)]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("products", [1, 3])
+@given(st.integers(1, 40000), st.integers(1, 40000), st.integers(1, 10**6))
+def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
+    config, _ = choose_split(m, m if lower else n, k, products, 132, lower)
+    defines = {**config.defines(), **dict(LOWER * lower)}
+    assert defines in [dict(job.defines) for job in ahead.wanted(90) if job.specific]
+
+
+def test_other_gpus_need_plain_kernels_alone():
+    jobs = list(ahead.wanted(80))
+    assert jobs
+    assert not any(job.specific or "GUARDED" in dict(job.defines) for job in jobs)
+    assert len(set(ahead.wanted(90))) == len(list(ahead.wanted(90))) > len(jobs)
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Compiles nothing, and notes what should be; in order, with one thread."""
+    found = []
+
+    @contextmanager
+    def file_for(text, file, capability, *, specific):
+        assert capability == 90
+        found.append((text, specific))
+        yield tmp_path / "file"
+
+    monkeypatch.setattr(ahead, "file_for", file_for)
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "not" / "yet"))
+    return found
+
+
+def test_each_process_begins_elsewhere_and_compiles_everything(compiled):
+    ahead.compile_files(90, 1)
+    alone = compiled.copy()
+    assert len(set(alone)) == len(alone) == len(list(ahead.wanted(90)))
+    compiled.clear()
+    ahead.compile_files(90, 1, rank=1, ranks=2)
+    half = len(alone) // 2
+    assert compiled == alone[half:] + alone[:half]
+
+
+def test_where_nothing_can_be_kept_nothing_is_compiled_for_it(compiled, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    ahead.compile_files(90, 1)
+    assert compiled == []
+
+
+def test_what_does_not_compile_is_said(compiled, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise KernelError("no compiler")
+
+    monkeypatch.setattr(ahead, "file_for", refuse)
+    with pytest.raises(KernelError, match="no compiler"):
+        ahead.compile_files(90, 2)

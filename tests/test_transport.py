@@ -283,13 +283,27 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
 
     calls = []
     kernels = ModuleType("multimm.graph.kernels")
-    kernels.compile_kernels = lambda: calls.append("compiled")
+    kernels.compile_kernels = lambda *share: calls.append(share)
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    asyncio.run(warm._compile(worker()))
+    here = worker("ucxx://10.0.0.2:40000")
+
+    async def known():
+        others = ("ucxx://10.0.0.2:50000", "ucxx://10.0.0.2:300", "tcp://10.0.0.7:1")
+        return dict.fromkeys((here.address, *others), 1)
+
+    here.scheduler = SimpleNamespace(ncores=known)
+    asyncio.run(warm._compile(here))
     assert calls == []
     monkeypatch.setattr(warm, "by_dask_cuda", lambda worker: True)
-    asyncio.run(warm._compile(worker()))
-    assert calls == ["compiled"]
-    kernels.compile_kernels = lambda: 1 / 0
-    asyncio.run(warm._compile(worker()))
+    asyncio.run(warm._compile(here))
+    assert calls == [(1, 3)]  # the second of three on its host
+
+    async def unknown():
+        raise OSError("no scheduler")
+
+    here.scheduler = SimpleNamespace(ncores=unknown)
+    asyncio.run(warm._compile(here))
+    assert calls == [(1, 3), (0, 1)]
+    kernels.compile_kernels = lambda *share: 1 / 0
+    asyncio.run(warm._compile(here))
     assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text

@@ -15,6 +15,7 @@ import logging
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from distributed import Worker, WorkerPlugin
 
@@ -113,11 +114,23 @@ async def _compile(worker: Worker) -> None:
         return
     from multimm.graph.kernels import compile_kernels
 
+    share = await _share_of_host(worker)
     try:
-        await asyncio.get_running_loop().run_in_executor(None, compile_kernels)
+        await asyncio.get_running_loop().run_in_executor(None, compile_kernels, *share)
     except Exception as error:
         # A task that needs the kernel will say so again, to whom it concerns.
         logger.warning("kernels were not compiled beforehand: %r", error)
+
+
+async def _share_of_host(worker: Worker) -> tuple[int, int]:
+    """Which one this is of how many workers on its host."""
+    host = urlsplit(worker.address).hostname
+    try:
+        addresses = sorted(await worker.scheduler.ncores())
+    except OSError:  # said where peers are asked for
+        return 0, 1
+    here = [address for address in addresses if urlsplit(address).hostname == host]
+    return (here.index(worker.address), len(here)) if worker.address in here else (0, 1)
 
 
 def _sample(dask_worker: Worker) -> Any:

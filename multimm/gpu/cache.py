@@ -28,6 +28,15 @@ def directory() -> Path | None:
         return None
 
 
+def writable() -> bool:
+    """Whether files may be kept, as far as can be told without writing one."""
+    home = directory()
+    if home is None:
+        return False
+    there = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
+
+
 def read(path: Path) -> bytes | None:
     """The content of a file, or None if it cannot be read."""
     try:

@@ -12,8 +12,9 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,10 +115,7 @@ def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -
     """Load a text's kernel on the current device."""
     import cupy
 
-    # A profiler shows source lines beside instructions with it.
-    options = (LINE_INFO,) if os.environ.get("MULTIMM_LINE_INFO") else ()
-    target = target_for(capability, specific=specific)
-    with compiled_file(text, target, PurePosixPath(file).stem, options) as path:
+    with file_for(text, file, capability, specific=specific) as path:
         try:
             kernel = cupy.RawModule(path=str(path)).get_function(entry)
             kernel.attributes  # noqa: B018  CuPy loads when it is asked for something
@@ -127,6 +125,16 @@ def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -
                 "damaged, and update the driver if it is older than the compiler"
             ) from error
     return kernel
+
+
+def file_for(
+    text: str, file: str, capability: int, *, specific: bool
+) -> AbstractContextManager[Path]:
+    """A file with a text's machine code, compiled now or at an earlier time."""
+    # A profiler shows source lines beside instructions with it.
+    options = (LINE_INFO,) if os.environ.get("MULTIMM_LINE_INFO") else ()
+    target = target_for(capability, specific=specific)
+    return compiled_file(text, target, PurePosixPath(file).stem, options)
 
 
 def batch_axes(batch: Shape, prepared: Sequence[tuple[Array, Stack]]) -> list[Axis]:

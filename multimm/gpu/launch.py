@@ -35,11 +35,12 @@ from multimm.gpu.layout import (
     check_lower,
     product_shape,
 )
+from multimm.gpu.loads import alike, load_paths
 from multimm.gpu.operands import check_arrays, check_out, describe
-from multimm.gpu.registry import Problem, choose, config_named, slice_length, slices_of_k
+from multimm.gpu.registry import INSTEAD, Problem, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.slices import Operands, can_be_added, in_slices
-from multimm.gpu.tiles import STRIP, TileConfig, tiles_of
+from multimm.gpu.tiles import TileConfig, tiles_of
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ def prepared(
     axes = batch_axes(shape.batch, operands)
     ident = operands[0][0].device.id
     device = device_of(ident)
-    loads = _load_paths(trans, stacks, axes)
+    loads = load_paths(trans, stacks, axes)
     problem = Problem(
         shape.m, shape.n, shape.k, int(np.prod(shape.batch, dtype=np.int64)),
         scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
@@ -247,7 +248,10 @@ def prepared(
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
     if config is None and not if_refused and (way := way_for(problem, device)) is not None:
         return skinny.prepared(way, ident, operands, axes, shape, alpha, beta, sides)
-    if config is None and tuned:
+    if if_refused:
+        config, _ = choose(problem, device, INSTEAD)
+        loads = alike(loads)  # the fewest kernels
+    elif config is None and tuned:
         config = tuning.lookup(ident, problem, *sides)
     if config is None:
         config, _ = choose(problem, device)
@@ -273,21 +277,3 @@ def _launches(
 ) -> Launches:  # fmt: skip
     return prepare(kernel, tiles, config.threads, head, stacks, axes, GEMM_SIGNATURE, 4,
                    config.shared_bytes, guarded)  # fmt: skip
-
-
-def _load_paths(
-    trans: tuple[bool, bool], stacks: Sequence[Stack], axes: Sequence[Axis]
-) -> dict[str, int]:
-    """How A and B lie: stored transposed, and copied 16 bytes at a time, as defines.
-
-    Only what runs along m or n is copied like that, and only where every copy is aligned and
-    none reaches over the edge.
-    """
-    loads: dict[str, int] = {}
-    for i, (name, flag, stack) in enumerate(zip("AB", trans, stacks, strict=False)):
-        transposed = flag != stack.transposed
-        lengths = (stack.ld, stack.cols, *(axis.strides[i] for axis in axes))
-        aligned = stack.pointer % 16 == 0 and not any(length % STRIP for length in lengths)
-        along_k = transposed == (name == "B")
-        loads |= {f"TRANS_{name}": int(transposed), f"WIDE_{name}": int(aligned and not along_k)}
-    return loads

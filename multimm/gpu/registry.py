@@ -68,6 +68,11 @@ REGISTRY: tuple[Entry, ...] = (
           91, 0.16, "D of few tiles, much padding"),
 )  # fmt: skip
 
+#: What products run with whose operands turn out not to be packable: so few that all of them are
+#: compiled before one is needed, for each product has to bring one along. Of the quick ones each
+#: takes 3 s to compile, and large ones 4; they multiply 3 % slower.
+INSTEAD = ("quick", "wide")
+
 #: What `Entry.rates` are for: whether A and B are copied 4 bytes at a time.
 _PATHS = ((True, False), (True, True), (False, False), (False, True))
 
@@ -146,7 +151,7 @@ def entry_named(entries: Sequence[Any], name: str) -> Any:
     raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
 
 
-def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
+def choose(problem: Problem, device: Device, names: Sequence[str] = ()) -> tuple[TileConfig, str]:
     """Return the configuration with the least predicted time, and why.
 
     The first of equals wins, so larger tiles do.
@@ -155,6 +160,8 @@ def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
     ----------
     problem : Problem
     device : Device
+    names : sequence of str, optional
+        Of the entries to choose from. Default: all.
 
     Returns
     -------
@@ -163,8 +170,9 @@ def choose(problem: Problem, device: Device) -> tuple[TileConfig, str]:
         One line.
     """
     slices = slices_of_k(problem, device)
-    best = min(REGISTRY, key=lambda entry: _clocks(entry, problem, device, slices))
-    config = best.config
+    entries = [entry_named(REGISTRY, name) for name in names] or REGISTRY
+    best = min(entries, key=lambda entry: _clocks(entry, problem, device, slices))
+    config: TileConfig = best.config
     tiles = _tiles(config, problem) * slices
     area = config.block_m * config.block_n * max(1, tiles)
     inside = problem.m * (problem.m + 1) // 2 if problem.lower else problem.m * problem.n

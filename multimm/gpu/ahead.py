@@ -1,0 +1,82 @@
+"""The kernels that most products launch, compiled to files by many threads at once.
+
+One by one, as products ask for them, they take a second to four each on the first day of a
+machine: 37 s before the first task, and more in the middle of products of other kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import NamedTuple
+
+from multimm.gpu import cache
+from multimm.gpu.compiled import IF_REFUSED, LOWER, file_for
+from multimm.gpu.loads import alike, widest
+from multimm.gpu.registry import INSTEAD, config_named
+from multimm.gpu.source import kernel_text
+from multimm.gpu.split_config import CAPABILITY, SPLIT_REGISTRY
+
+#: Configurations of large blocks in plain FP32.
+LARGE = ("large", "turned", "quick", "quick_turned")
+_BOTH = (False, True)
+
+
+class Wanted(NamedTuple):
+    """A kernel to be."""
+
+    file: str
+    defines: tuple[tuple[str, int], ...]
+    specific: bool = False
+
+
+def wanted(capability: int) -> Iterator[Wanted]:
+    """What is worth compiling for a GPU."""
+    turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
+    for name, loads in product(LARGE, turns):
+        defines = (*config_named(name).defines().items(), *loads.items())
+        yield Wanted("sgemm_ffma.cu", defines)
+        if loads["TRANS_A"] != loads["TRANS_B"]:  # of a' a and a a'
+            yield Wanted("sgemm_ffma.cu", (*defines, *LOWER))
+    if capability != CAPABILITY:
+        return
+    for entry, lower in product(SPLIT_REGISTRY, ((), LOWER)):
+        yield Wanted("sgemm_split.cu", (*entry.config.defines().items(), *lower), True)
+    narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
+    paths = dict.fromkeys(tuple(alike(loads).items()) for loads in (*turns, *narrow))
+    for name, path in product(INSTEAD, paths):
+        defines = (*config_named(name).defines().items(), *path, *IF_REFUSED)
+        yield Wanted("sgemm_ffma.cu", defines)
+
+
+def compile_files(capability: int, threads: int, rank: int = 0, ranks: int = 1) -> None:
+    """Compile what is not in the cache yet; do nothing where nothing can be kept.
+
+    Parameters
+    ----------
+    capability : int
+        Compute capability, 90 for sm_90.
+    threads : int
+        How many of this process compile at a time.
+    rank, ranks : int, optional
+        This one among the processes that do the same in one cache: each begins elsewhere, and
+        finds what others have compiled meanwhile.
+
+    Raises
+    ------
+    KernelError
+        A kernel does not compile.
+    """
+    if not cache.writable():
+        return
+    jobs = list(wanted(capability))
+    first = rank * len(jobs) // ranks
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda job: _compile(job, capability), jobs[first:] + jobs[:first]))
+
+
+def _compile(job: Wanted, capability: int) -> None:
+    text = kernel_text(job.file, dict(job.defines))
+    with file_for(text, job.file, capability, specific=job.specific):
+        pass
