@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
 from hypothesis import HealthCheck, settings
+from kept import arrays_behind
 
 from multimm.cluster.devices import visible_gpus
+from multimm.gpu import recall
 
 #: Deadlines are off: the first example pays for imports and compilation.
 settings.register_profile(
@@ -33,6 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = getattr(config, "cache", None)  # -p no:cacheprovider leaves it out
         kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
     os.environ["MULTIMM_CACHE_DIR"] = kept
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_kept_refers_to_arrays() -> Iterator[None]:
+    """Whatever a test computes: what is kept for the next call of its kind frees its operands."""
+    original = recall.keep
+
+    def keep(*args: Any, run: Any, **kwargs: Any) -> None:
+        assert not arrays_behind(run), "operands would stay in memory for as long as this is kept"
+        original(*args, run=run, **kwargs)
+
+    recall.keep = keep
+    yield
+    recall.keep = original
 
 
 _left_out = pytest.StashKey[Counter[str]]()

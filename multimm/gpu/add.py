@@ -166,8 +166,8 @@ def prepared_sum(
     launches on the current stream. With a guard it also takes the address of what packing has
     counted, last.
     """
-    out = operands[-1]
-    count = len(operands) - 1 - (beta != 0)
+    out, given = operands[-1], len(operands)
+    count = given - 1 - (beta != 0)
     *beyond, batches, rows, (cols, _) = _axes(operands, order)
     lengths = [x.data.ptr for x in operands]
     for size, steps in (*beyond, batches, rows):
@@ -199,8 +199,8 @@ def prepared_sum(
     template[places, 1], template[places, 2] = rows.strides, batches.strides
     cuts = ((0, c), (c, d), (d, d + 1))
 
-    def run(pointers: Sequence[int]) -> None:
-        pointers, counts = pointers[: len(operands)], pointers[len(operands) :]
+    def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+        pointers, counts = pointers[:given], pointers[given:]
         for grid, offsets in calls:
             table = template.copy()
             table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
