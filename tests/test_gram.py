@@ -529,7 +529,7 @@ def test_ten_blocks_of_a_triangle_are_dealt_out_freely_to_eight_gpus():
     assert plan.layout.share_computed < 1.1 * 8192**2
 
 
-@pytest.mark.parametrize(("pack", "least"), [("float32", 1.72), ("tf32", 1.5), ("", 1.88)])
+@pytest.mark.parametrize(("pack", "least"), [("float32", 1.7), ("tf32", 1.5), ("", 1.87)])
 def test_eight_gpus_share_a_triangle_without_parts_of_k(pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)
     gram = plan_matmul(gram_problem(65536, 65536, pack=pack), cluster)

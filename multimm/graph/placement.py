@@ -7,8 +7,9 @@ it is optimised. So each task carries its `Place`, and on the scheduler this plu
   overridden by work stealing);
 * pins what makes an operand block to the worker where the block belongs, and what only that
   needs, too; restrictions that the user set are never touched;
-* orders a product's tasks slab by slab, so that few operand blocks are alive at a time, and
-  drops the copies that a worker has fetched when it has used them, and not before;
+* orders a product's tasks slab by slab, so that few operand blocks are alive at a time;
+* has workers fetch what their next step needs during the present one, and drops the copies
+  when they have been used, and not before;
 * gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at
   once: a strict pin to a worker that is gone would hang for ever; so it would to one that is
   paused, or closing, and stays so.
@@ -29,6 +30,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
+from multimm.graph.prefetch import fetch_for, is_step, progress_of
 from multimm.graph.product import Product
 from multimm.graph.replicas import let_go, place_of, spare_awaited
 from multimm.graph.tasks import Key, Place
@@ -153,9 +155,13 @@ class BlockPlacement(SchedulerPlugin):
         follow(scheduler, joined, f"multimm-add-worker-{worker}")
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Let go of fetched operand blocks; forget what the scheduler forgets."""
-        if start == "processing" and finish == "memory" and key in self.owners:
-            self._let_go(self.scheduler, key, kwargs["stimulus_id"])
+        """Let go of blocks, and fetch others; forget what the scheduler forgets."""
+        if key in self.owners:
+            if finish == "processing":
+                self._fetch_ahead(self.scheduler, key, kwargs["stimulus_id"])
+            elif start == "processing" and finish == "memory":
+                self._let_go(self.scheduler, key, kwargs["stimulus_id"])
+                self._fetch_ahead(self.scheduler, key, kwargs["stimulus_id"], done=True)
         if finish == "forgotten" and (token := self.owners.pop(key, None)) is not None:
             product = self.products[token]
             product.pinned.pop(key, None)
@@ -166,6 +172,27 @@ class BlockPlacement(SchedulerPlugin):
     def _let_go(self, scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
         """Drop what a task has used, where nothing else will use it."""
         let_go(scheduler, scheduler.tasks[key], self.products[self.owners[key]], stimulus_id)
+
+    @_guarded
+    def _fetch_ahead(
+        self, scheduler: Scheduler, key: Key, stimulus_id: str, *, done: bool = False
+    ) -> None:
+        """Fetch for what waits for a task, and for what waited for the end of a step."""
+        ts = scheduler.tasks[key]
+        own = place_of(ts)
+        if not done and (own is None or not is_step(own)):
+            return
+        users = list(ts.dependents)
+        if done and own is not None and is_step(own):
+            product = self.products[self.owners[key]]
+            over = product.progress[product.grid.rank(own.owner)].done(own.order[:2])
+            users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
+        for user in users:
+            place = place_of(user)
+            theirs = None if place is None else self.products.get(place.product)
+            if place is not None and theirs is not None:
+                progress = theirs.progress[theirs.grid.rank(place.owner)]
+                fetch_for(scheduler, user, place, progress, stimulus_id)
 
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""
@@ -186,6 +213,7 @@ class BlockPlacement(SchedulerPlugin):
             return
         order: dict[TaskState, tuple[int, ...]] = {}
         operands: dict[TaskState, Coordinate] = {}
+        product.progress |= progress_of(places.values(), product.grid)
         for ts, place in places.items():
             order[ts] = (*place.order, 1)
             self._pin(token, product, ts, place.owner)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from distributed.comm.addressing import get_address_host
 
+from multimm.graph.prefetch import Progress
 from multimm.graph.tasks import Key
 from multimm.planning.grid import Coordinate, Grid
 
@@ -23,11 +24,14 @@ class Product:
         The address of each rank; one address may hold several ranks.
     pinned : dict
         Tasks that were given a worker, and the place that decides which.
+    progress : dict
+        How far each rank has come.
     """
 
     grid: Grid
     workers: list[str]
     pinned: dict[Key, Coordinate] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=dict)
 
     def address(self, at: Coordinate) -> str:
         """The worker at a place in the grid."""

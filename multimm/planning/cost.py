@@ -134,7 +134,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
     chains = ceil(layout.blocks * layout.parts / cluster.workers)
-    links = layout.links - 1 if chains <= cluster.threads else 0
+    fewest = layout.blocks * layout.parts // cluster.workers
+    links = layout.links - 1 if fewest <= cluster.threads else 0
     switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
     steps = bool(layout.packed) + bool(cuts) + levels + mirrors

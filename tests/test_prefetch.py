@@ -1,0 +1,120 @@
+"""Operand blocks are fetched during the step before the one that needs them, and not earlier."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client, wait
+
+import multimm
+from benchmarks.peers.trace import NAME, Trace
+from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.graph import placement
+from multimm.graph.install import install
+from multimm.graph.prefetch import Progress
+
+SIDE, SLABS = 600, 6
+
+
+@pytest.fixture(scope="module")
+def client():
+    alone = {"distributed.scheduler.active-memory-manager.start": False}
+    with (
+        dask.config.set(alone),
+        in_threads(2, memory_limit=0) as cluster,
+        Client(cluster) as client,
+    ):
+        install(client, TransferCounter())
+        client.register_plugin(Trace())
+        yield client
+
+
+def operands(client):
+    """Two block rows of A, one block column of B: each worker has one chain."""
+    shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
+    a, b = client.persist(
+        [
+            da.random.default_rng(seed).integers(-4, 5, shape, chunks=SIDE).astype("float32")
+            for seed, shape in enumerate(shapes)
+        ]
+    )
+    wait([a, b])
+    return a, b
+
+
+def run(client, a, b, **fixed):
+    client.run(lambda dask_worker: dask_worker.plugins[NAME].intervals.clear())
+    c = multimm.matmul(a, b, blocks=SIDE, slabs=SIDE, **fixed).persist()
+    wait(c)
+    return c, client.run(lambda dask_worker: dask_worker.plugins[NAME].intervals)
+
+
+def test_a_worker_of_one_chain_fetches_during_its_products(client):
+    """Dask alone would begin when the product is over: the next one needs its sum."""
+    a, b = operands(client)
+    reset_received_bytes(client)
+    c, timelines = run(client, a, b)
+    plan = multimm.plan(a, b, blocks=SIDE, slabs=SIDE)
+    assert tuple(plan.grid) == (2, 1, 1)
+    assert sum(received_bytes(client).values()) == plan.bytes_received > 0
+    fetched = idle = 0
+    for intervals in timelines.values():
+        products = sorted((start, end) for kind, _, start, end in intervals if kind == "multiply")
+        assert len(products) == SLABS
+        first, _ = products[0]
+        for kind, _, start, end in intervals:
+            if kind == "transfer" and start > first:
+                fetched += 1
+                idle += not any(begun < end and start < over for begun, over in products)
+    assert idle <= 1 < fetched
+    np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
+
+
+def test_what_was_fetched_ahead_is_let_go(client):
+    a, b = operands(client)
+    c, _ = run(client, a, b)
+    for _ in range(100):  # the message takes a moment
+        holders = [len(those) for those in client.who_has([a, b]).values()]
+        if set(holders) == {1}:
+            break
+        time.sleep(0.02)
+    assert set(holders) == {1}
+    np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
+
+
+def test_no_more_than_one_step_ahead():
+    progress = Progress(Counter({(0, 0): 1, (0, 1): 2, (0, 2): 1, (1, 0): 1}))
+    assert [progress.near(step) for step in ((0, 0), (0, 1), (0, 2), (1, 0))] == [
+        True, True, False, False]  # fmt: skip
+    progress.later[0, 2].add("soon")
+    progress.later[1, 0].add("late")
+    assert progress.done((0, 1)) == []
+    assert progress.done((0, 0)) == ["soon"]
+    assert progress.done((0, 1)) == ["late"]
+    assert progress.near((1, 0))
+
+
+def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypatch):
+    """Those of the step at hand and of the next one: not of all that wait."""
+    asked = []
+    original = placement.fetch_for
+
+    def noted(scheduler, user, place, progress, stimulus_id):
+        before = len(progress.asked)
+        original(scheduler, user, place, progress, stimulus_id)
+        if len(progress.asked) > before:
+            asked.append((place.order[1], min((step for _, step in progress.left))))
+
+    monkeypatch.setattr(placement, "fetch_for", noted)
+    shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
+    a, b = (da.random.default_rng(7).integers(-4, 5, s, chunks=SIDE).astype("f4") for s in shapes)
+    c, _ = run(client, a, b)
+    assert asked
+    assert all(first <= step <= first + 1 for step, first in asked)
+    np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
