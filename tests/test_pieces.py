@@ -142,7 +142,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
 
 def test_keys_are_those_of_the_array():
     x = da.ones((6, 6), chunks=(4, 3), name="pieces-keys")
-    part, keys = pieces(x.name, x.chunks, (slice(2, 6), slice(3, 6)))
+    part, keys = pieces(lambda at: (x.name, *at), x.chunks, (slice(2, 6), slice(3, 6)))
     assert keys == [("pieces-keys", 0, 1), ("pieces-keys", 1, 1)]
     assert part.dependencies == set(keys)
 

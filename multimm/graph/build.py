@@ -280,8 +280,7 @@ class Builder:
                 self.made |= tasks
                 self.others[at] = Factor(TaskRef(key), ((key, home),))
             else:
-                array = operand.array
-                parts, keys = pieces(array.name, array.chunks, operand.where(index))
+                parts, keys = pieces(operand.key, operand.own_chunks, operand.where(index))
                 self.others[at] = Factor(parts, tuple((key, home) for key in keys))
         return self.others[at]
 

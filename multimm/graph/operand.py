@@ -109,7 +109,19 @@ class Operand:
     @cached_property
     def in_pieces(self) -> bool:
         """Whether it comes in other blocks than the plan's."""
-        return self.reader is None and self.array.chunks != self.chunks
+        return self.reader is None and self.own_chunks != self.chunks
+
+    @cached_property
+    def own_chunks(self) -> tuple[Blocks, ...]:
+        """The array's own blocks, in the plan's order along k."""
+        chunks, order = list(self.array.chunks), self.layout.problem.order
+        if order:
+            chunks[self._k_axis] = tuple(chunks[self._k_axis][i] for i in order)
+        return tuple(chunks)
+
+    @property
+    def _k_axis(self) -> int:
+        return -1 if (self.role == "a") != self.transposed else -2
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
@@ -133,7 +145,11 @@ class Operand:
         return (*(0,) * skipped, *index[:own])
 
     def key(self, index: Index) -> Key:
-        """The array's own key of a stored block."""
+        """The array's own key of one of its blocks, in the plan's order along k."""
+        if order := self.layout.problem.order:
+            at = list(index)
+            at[self._k_axis] = order[at[self._k_axis]]
+            index = tuple(at)
         return (self.array.name, *index)
 
     def located(self, index: Index) -> Coordinate | None:

@@ -19,7 +19,7 @@ from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
-from multimm.planning.recut import Where, cuts_of, shape_of, size_of
+from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
 #: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
 #: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
@@ -97,20 +97,22 @@ def copy(source: Block, target: Block) -> None:
         target[...] = source
 
 
-def pieces(name: str, chunks: tuple[Blocks, ...], where: Where) -> tuple[Task, list[Key]]:
+def pieces(
+    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where
+) -> tuple[Task, list[Key]]:
     """A part of a task that makes `Pieces` of a rectangle, and the keys of what that takes.
 
     Parameters
     ----------
-    name : str
-        Of an array; its blocks' keys begin with it.
+    key : callable
+        From a block's index to its key.
     chunks : tuple of Blocks
         Of the array.
     where : tuple of slice
         Of the array.
     """
     found = cuts_of(chunks, where)
-    keys: list[Key] = [(name, *at) for at, _, _ in found]
+    keys = [key(at) for at, _, _ in found]
     sizes = [size_of(chunks, at) for at, _, _ in found]
     return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where), keys
 

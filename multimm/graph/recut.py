@@ -72,8 +72,8 @@ def block_of(
     """
     where, grid = operand.where(index), operand.layout.grid
     found: dict[int, list[Piece]] = {}
-    for at, cut, to in cuts_of(operand.array.chunks, where):
-        piece = Piece(operand.key(at), size_of(operand.array.chunks, at), cut, to)
+    for at, cut, to in cuts_of(operand.own_chunks, where):
+        piece = Piece(operand.key(at), size_of(operand.own_chunks, at), cut, to)
         lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
         if piece.whole and piece.shape == shape_of(where):
             return piece.key, lies, {}

@@ -250,8 +250,9 @@ class MatmulPlan:
         sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
         slabs = min(layout.slabs_per_task, layout.steps)
         fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
+        lying = ", k in the order in which it lies on workers" if layout.problem.order else ""
         tasks = f"{self.tasks} task{'s' * (self.tasks > 1)}"
-        return f"{tasks} in {waves}{fused}{reads}{half}{sums}"
+        return f"{tasks} in {waves}{fused}{reads}{half}{sums}{lying}"
 
     def _moved_line(self) -> str:
         recut = self._recut_text() if self.bytes_recut else ""

@@ -48,6 +48,9 @@ class Problem:
         B is the transpose of A itself: the same values, not just the same shape.
     awaited : bool
         Blocks of an operand are still to be made, nobody knows in what time.
+    order : tuple of int
+        Which of their blocks along k the operands begin with, and so on: see
+        `multimm.planning.order`. Empty: as they are stored.
     """
 
     a: MatrixSpec
@@ -61,6 +64,7 @@ class Problem:
     pack: str = ""
     gram: bool = False
     awaited: bool = False
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:

@@ -32,6 +32,7 @@ from multimm.planning.blocking import Options, lay_out
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
+from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan, human
 from multimm.planning.problem import Problem
 from multimm.planning.search import NEARLY, Rank, candidates
@@ -85,10 +86,24 @@ def plan_matmul(
         alone = cost.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
-    # 2. Otherwise every arrangement is laid out and the one with the least time wins, or one that
-    #    takes little longer for fewer bytes, or fewer parts of k (fewer roundings of partial sums).
+    # 2. Otherwise the best arrangement wins,
+    plan = _searched(problem, cluster, precision, options)
+    # 3. unless one that adds up in the order in which operands lie is faster. Bits depend on it.
+    other = by_owner(problem) if cluster.workers > 1 and not options.given else None
+    if other is None:
+        return plan
+    in_order = _searched(other, cluster, precision, options)
+    return in_order if NEARLY * in_order.seconds < plan.seconds else plan
+
+
+def _searched(
+    problem: Problem, cluster: ClusterSpec, precision: str, options: Options
+) -> MatmulPlan:
+    """The best arrangement of all workers, or of fewer."""
+    # Every one is laid out and the one with the least time wins, or one that takes little longer
+    # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
     ranks = candidates(problem, cluster, options)
-    # 3. Unless it is the faster for leaving workers out.
+    # unless the product is the faster for leaving workers out.
     all_work = min(ranks.values())
     fewer = with_fewer(problem, cluster, options, all_work)
     ranks = fewer or ranks

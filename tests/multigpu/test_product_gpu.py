@@ -95,7 +95,8 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
     with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
         a, b = (matrix(seed, chunk).persist() for seed in (7, 8))
         wait([a, b])
-        fixed = {"blocks": 2048, "slabs": 1024, "precision": "ieee"}  # packed blocks are a bit larger
+        # Packed blocks would be a bit larger.
+        fixed = {"blocks": 2048, "slabs": 1024, "precision": "ieee"}
         plan = multimm.plan(a, b, **fixed)
         reset_received_bytes(client)
         c = multimm.matmul(a, b, **fixed).persist()

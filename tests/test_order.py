@@ -1,0 +1,184 @@
+"""Sums over k in the order in which operands lie: planned, counted on workers, and right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.graph.build import build
+from multimm.graph.install import install
+from multimm.graph.tasks import Step
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import Grid
+from multimm.planning.order import by_owner
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+TALL = (2**19, 2048)
+
+
+def gpus(workers):
+    return ClusterSpec.homogeneous(H200, workers)
+
+
+def tall(owners, shape=TALL):
+    """A matrix in blocks of rows, each on a worker."""
+    rows = shape[0] // len(owners)
+    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=owners)
+
+
+def gram_of(spec):
+    return Problem(spec.T, spec, pack="tf32", gram=True)
+
+
+# ------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("owners", [(0, 1) * 8, (1, 0, 0, 1) * 4])
+def test_of_a_tall_matrix_nothing_travels_wherever_its_blocks_lie(owners):
+    plan = plan_matmul(gram_of(tall(owners)), gpus(2))
+    in_a_row = plan_matmul(gram_of(tall((0,) * 8 + (1,) * 8)), gpus(2))
+    assert plan.grid == in_a_row.grid == (1, 1, 2)
+    assert plan.layout.lying
+    assert not plan.bytes_recut
+    assert plan.bytes_received == in_a_row.bytes_received == 2048 * 2048 * 4  # one sum
+    assert plan.seconds == in_a_row.seconds
+    assert "k in the order in which it lies on workers" in str(plan)
+    assert "k in the order" not in str(in_a_row)
+
+
+def test_order_is_worth_its_bits():
+    """Unless it is faster k is as it is stored."""
+    plan = plan_matmul(gram_of(tall((0, 1) * 8)), gpus(2))
+    other = plan_matmul(gram_of(tall((0, 1) * 8)), gpus(2), options=Options(p_k=2))
+    assert plan.layout.problem.order
+    assert not other.layout.problem.order
+    assert plan.seconds < 0.9 * other.seconds
+    square = MatrixSpec((16384, 16384), chunks=((1024,) * 16, (16384,)), owners=(0, 1) * 8)
+    plan = plan_matmul(Problem(square.T, square, pack="float32"), gpus(2))
+    assert not plan.layout.problem.order or plan.grid.p_k > 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (tall((0, 0, 1, 1)), tall((0, 0, 1, 1))),  # as they are
+        (tall((0, 1, 0, 1)), tall((0, 1))),  # other blocks
+        (MatrixSpec(TALL, chunks=((2**18,) * 2, (1024,) * 2), owners=(0, 1, 1, 0)),
+         MatrixSpec(TALL, chunks=((2**18,) * 2, (1024,) * 2))),  # nobody has a whole one
+        (MatrixSpec(TALL, chunks=((2**18,) * 2, (2048,))),) * 2,  # nobody knows
+    ],
+)  # fmt: skip
+def test_there_may_be_no_better_order(a, b):
+    assert by_owner(Problem(a.T, b)) is None
+
+
+def test_the_larger_of_two_decides():
+    a, b = tall((0, 1, 0, 1)), tall((1, 1, 0, 0), (2**19, 1024))
+    for large, small in ((a, b), (b, a)):
+        found = by_owner(Problem(large.T, small))
+        assert found.order == (0, 2, 1, 3)
+        assert {found.a.owners, found.b.owners} == {(0, 0, 1, 1), (1, 0, 1, 0)}
+    unknown = replace(a, owners=())
+    assert by_owner(Problem(unknown.T, b)).order == (2, 3, 0, 1)
+
+
+def test_stacks_and_files_stay_as_they_are():
+    a = tall((0, 1, 0, 1))
+    assert by_owner(Problem(a.T, a, rereadable=(True, False))) is None
+    stack = MatrixSpec((3, 2**19, 16), chunks=((3,), (2**17,) * 4, (16,)))
+    assert by_owner(Problem(a.T, stack)) is None
+
+
+# ------------------------------------------------------------------ the graph
+
+
+@given(
+    st.permutations(range(5)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([(7, 7), (20, 20), (4, 9)]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
+    """Cut, joined or used as they are; stored either way."""
+    k, rng = (3, 6, 2, 5, 4), np.random.default_rng(0)
+    x = rng.integers(-8, 9, (12, 20)).astype("float32")
+    y = rng.integers(-8, 9, (20, 10)).astype("float32")
+    a, b = da.from_array(x, chunks=((5, 7), k)), da.from_array(y, chunks=(k, (6, 4)))
+    sorted_k = tuple(k[i] for i in order)
+    specs = (
+        MatrixSpec(x.shape, chunks=((5, 7), sorted_k)),
+        MatrixSpec(y.shape, chunks=(sorted_k, (6, 4))),
+    )
+    problem = Problem(*specs, order=tuple(order))
+    blocks, slabs = cut
+    fixed = Options(blocks=blocks, slabs=slabs)
+    layout, _ = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed)
+    plan = replace(plan_matmul(problem, gpus(workers), options=fixed), layout=layout)
+    for once in (True, False) if workers == 1 else (True,):
+        plan = replace(plan, layout=replace(layout, cut_once=once))
+        step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b)
+        stored = a.T if trans_a else a, b.T if trans_b else b
+        c = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
+        np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+# ----------------------------------------------------------------- on workers
+
+
+@pytest.fixture(scope="module")
+def client():
+    alone = {"distributed.scheduler.active-memory-manager.start": False}
+    with (
+        dask.config.set(alone),
+        in_threads(3, memory_limit=0) as cluster,
+        Client(cluster) as client,
+    ):
+        install(client, TransferCounter())
+        yield client
+
+
+def scattered(client, x, rows, owners):
+    """A matrix in blocks of so many rows, each on a worker of that number."""
+    addresses = sorted(client.scheduler_info()["workers"])
+    blocks = np.split(x, range(rows, len(x), rows))
+    name = f"scattered-{np.random.default_rng().integers(10**9)}"
+    futures = {
+        (name, i, 0): client.scatter(block, workers=[addresses[owner]], hash=False)
+        for i, (block, owner) in enumerate(zip(blocks, owners, strict=True))
+    }
+    chunks = (tuple(map(len, blocks)), x.shape[1:])
+    graph = HighLevelGraph.from_collections(name, futures)
+    return da.Array(graph, name, chunks, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_only_sums_travel(client, other):
+    rng = np.random.default_rng(1)
+    x = rng.integers(-4, 5, (36000, 256)).astype("float32")
+    y = rng.integers(-4, 5, (36000, 256)).astype("float32")
+    owners = (2, 0, 1, 1, 2, 0, 0, 1, 2)
+    a = scattered(client, x, 4000, owners)
+    b = scattered(client, y, 4000, owners) if other else a
+    plan = multimm.plan(a.T, b)
+    assert plan.layout.problem.order
+    assert plan.grid == (1, 1, 3)
+    reset_received_bytes(client)
+    c = multimm.matmul(a.T, b).persist()
+    wait(c)
+    received = sum(received_bytes(client).values())
+    assert received == plan.bytes_received <= 2 * 256 * 256 * 4
+    np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
