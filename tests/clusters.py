@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from distributed import LocalCluster
+import dask
+from distributed import Client, LocalCluster
+
+from multimm.cluster.worker import TransferCounter
+from multimm.graph.install import install
 
 
 def in_threads(workers: int = 4, **options: Any) -> LocalCluster:
@@ -16,3 +22,16 @@ def in_threads(workers: int = 4, **options: Any) -> LocalCluster:
         dashboard_address="127.0.0.1:0",
         **options,
     )
+
+
+@contextmanager
+def counting(workers: int) -> Iterator[Client]:
+    """A client of such a cluster that counts what travels, and does not drop copies by itself."""
+    alone = {"distributed.scheduler.active-memory-manager.start": False}
+    with (
+        dask.config.set(alone),
+        in_threads(workers, memory_limit=0) as cluster,
+        Client(cluster) as client,
+    ):
+        install(client, TransferCounter())
+        yield client

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
+from clusters import counting
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, wait
+from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph.build import build
-from multimm.graph.install import install
 from multimm.graph.tasks import Step
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import Grid
@@ -141,13 +139,7 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
 
 @pytest.fixture(scope="module")
 def client():
-    alone = {"distributed.scheduler.active-memory-manager.start": False}
-    with (
-        dask.config.set(alone),
-        in_threads(3, memory_limit=0) as cluster,
-        Client(cluster) as client,
-    ):
-        install(client, TransferCounter())
+    with counting(3) as client:
         yield client
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
+from clusters import counting
+from distributed import wait
 
 import multimm
 from benchmarks.peers.trace import NAME, Trace
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph import placement
-from multimm.graph.install import install
 from multimm.graph.prefetch import Progress
 
 SIDE, SLABS = 600, 6
@@ -24,24 +22,18 @@ SIDE, SLABS = 600, 6
 
 @pytest.fixture(scope="module")
 def client():
-    alone = {"distributed.scheduler.active-memory-manager.start": False}
-    with (
-        dask.config.set(alone),
-        in_threads(2, memory_limit=0) as cluster,
-        Client(cluster) as client,
-    ):
-        install(client, TransferCounter())
+    with counting(2) as client:
         client.register_plugin(Trace())
         yield client
 
 
-def operands(client):
+def operands(client, seed):
     """Two block rows of A, one block column of B: each worker has one chain."""
     shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
     a, b = client.persist(
         [
             da.random.default_rng(seed).integers(-4, 5, shape, chunks=SIDE).astype("float32")
-            for seed, shape in enumerate(shapes)
+            for shape in shapes
         ]
     )
     wait([a, b])
@@ -57,7 +49,7 @@ def run(client, a, b, **fixed):
 
 def test_a_worker_of_one_chain_fetches_during_its_products(client):
     """Dask alone would begin when the product is over: the next one needs its sum."""
-    a, b = operands(client)
+    a, b = operands(client, 1)
     reset_received_bytes(client)
     c, timelines = run(client, a, b)
     plan = multimm.plan(a, b, blocks=SIDE, slabs=SIDE)
@@ -77,7 +69,7 @@ def test_a_worker_of_one_chain_fetches_during_its_products(client):
 
 
 def test_what_was_fetched_ahead_is_let_go(client):
-    a, b = operands(client)
+    a, b = operands(client, 2)
     c, _ = run(client, a, b)
     for _ in range(100):  # the message takes a moment
         holders = [len(those) for those in client.who_has([a, b]).values()]

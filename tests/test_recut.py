@@ -6,18 +6,16 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
+from clusters import counting
+from distributed import wait
 
 import multimm
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.errors import ShapeError
 from multimm.graph.build import build
-from multimm.graph.install import install
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import cut_out, join
 from multimm.graph.tasks import BlockTask, Step
@@ -38,13 +36,7 @@ def integers(shape, seed):
 
 @pytest.fixture(scope="module")
 def client():
-    alone = {"distributed.scheduler.active-memory-manager.start": False}
-    with (
-        dask.config.set(alone),
-        in_threads(4, memory_limit=0) as cluster,
-        Client(cluster) as client,
-    ):
-        install(client, TransferCounter())
+    with counting(4) as client:
         yield client
 
 
