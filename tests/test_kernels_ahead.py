@@ -108,6 +108,13 @@ def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, 
     assert defines in [dict(job.defines) for job in ahead.wanted(90)]
 
 
+@pytest.mark.parametrize("wide", [(True, True), (True, False), (False, True), (False, False)])
+def test_both_operands_are_copied_alike_in_its_place(wide):
+    a, b = (Stack(256 if fits else 4, 8, 8, 8, False, ()) for fits in wide)
+    loads = alike(load_paths((True, False), (a, b), ()))
+    assert (loads["WIDE_A"], loads["WIDE_B"]) == (all(wide), all(wide))
+
+
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("products", [1, 3])
 @given(st.integers(1, 40000), st.integers(1, 40000), st.integers(1, 10**6))

@@ -74,7 +74,7 @@ def test_order_is_worth_its_bits():
     [
         (tall((0, 0, 1, 1)), tall((0, 0, 1, 1))),  # as they are
         (tall((0, 1, 0, 1)), tall((0, 1))),  # other blocks
-        (MatrixSpec(TALL, chunks=((2**18,) * 2, (1024,) * 2), owners=(0, 1, 1, 0)),
+        (MatrixSpec(TALL, chunks=((2**18,) * 2, (1024,) * 2), owners=(1, 0, 0, 1)),
          MatrixSpec(TALL, chunks=((2**18,) * 2, (1024,) * 2))),  # nobody has a whole one
         (MatrixSpec(TALL, chunks=((2**18,) * 2, (2048,))),) * 2,  # nobody knows
     ],

@@ -376,8 +376,21 @@ def test_what_has_to_be_cut_again_is_waited_for():
     assert terms["cutting"] == pytest.approx(once + 12 * cost.PIECE_S + copied)
     fits = replace(layout, problem=Problem(replace(a, chunks=(even, even)), b))
     assert cost.seconds(fits, cluster, 0)["cutting"] == 0
-    waits = cost.seconds(layout, cluster, 0)["first blocks"]
-    assert waits - cost.seconds(fits, cluster, 0)["first blocks"] > 0
+    # Half of the first block of A comes from the other worker, and a block of B.
+    block, link = 2000 * 2000 * 4, cluster.link
+    waits = 2 * link.latency_s + 1.5 * block / (link.gbps * 1e9)
+    assert cost.seconds(layout, cluster, 0)["first blocks"] == pytest.approx(waits)
+    assert cost.seconds(fits, cluster, 0)["first blocks"] < waits
+
+
+def test_a_lone_chain_is_waited_for_where_others_have_two():
+    cluster, thirds = ClusterSpec.homogeneous(H200, 2), (1000,) * 3
+    a, b = MatrixSpec((3000, 4000)), MatrixSpec((4000, 1000))
+    layout = Layout(Problem(a, b), Grid(2, 1, 1), (), thirds, (1000,), (1000,) * 4, band=2)
+    tasks = -(-(layout.tasks + layout.recut.tasks) // 2) * cost.SWITCH["gpu"]
+    terms = cost.seconds(layout, cluster, 0)
+    each = cluster.task_overhead_s
+    assert terms["between tasks"] == pytest.approx((tasks + 3 * cost.CHAINED["gpu"]) * each)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -15,7 +16,9 @@ import multimm
 from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph import placement
-from multimm.graph.prefetch import Progress
+from multimm.graph.prefetch import Progress, fetch_for, progress_of
+from multimm.graph.tasks import Place
+from multimm.planning.grid import Coordinate, Grid
 
 SIDE, SLABS = 600, 6
 
@@ -110,3 +113,64 @@ def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypat
     assert asked
     assert all(first <= step <= first + 1 for step, first in asked)
     np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
+
+
+# ------------------------------------------------------------ without workers
+
+
+class Asked:
+    """A scheduler that notes what workers are to fetch."""
+
+    def __init__(self):
+        self.workers = {"here": "worker"}
+        self.requests = []
+
+    def request_acquire_replicas(self, address, keys, *, stimulus_id):
+        self.requests.append((address, keys))
+
+
+def waiting(step, *blocks):
+    """A task of a step that waits for the one before, and for nothing of these blocks."""
+    dependencies = [SimpleNamespace(key=key, who_has=who) for key, who in blocks]
+    task = SimpleNamespace(state="waiting", waiting_on={"sum"}, worker_restrictions={"here"},
+                           dependencies=dependencies, key=("part", step))  # fmt: skip
+    return task, Place("t", Grid(1, 1, 1), 1, Coordinate(0, 0, 0), (0, step, 0, 0))
+
+
+BLOCKS = ("a", {"there"}), ("b", {"worker"}), ("sum", set())
+
+
+def test_blocks_that_are_there_are_fetched_once_for_a_wave():
+    scheduler, progress = Asked(), Progress(Counter({(0, 0): 1, (0, 1): 2}))
+    for task, place in (waiting(1, *BLOCKS), waiting(1, *BLOCKS)):
+        fetch_for(scheduler, task, place, progress, "")
+    assert scheduler.requests == [("here", ["a"])]
+    task, place = waiting(1, *BLOCKS)
+    fetch_for(scheduler, task, place._replace(order=(1, 0, 0, 0)), Progress(), "")
+    assert len(scheduler.requests) == 2  # the copy has been dropped since
+
+
+def test_what_comes_later_is_fetched_later():
+    scheduler, progress = Asked(), Progress(Counter({(0, 0): 1, (0, 1): 1, (0, 2): 1}))
+    task, place = waiting(2, *BLOCKS)
+    fetch_for(scheduler, task, place, progress, "")
+    assert scheduler.requests == []
+    assert progress.done((0, 0)) == [task.key]
+
+
+@pytest.mark.parametrize(
+    "change", [{"state": "processing"}, {"waiting_on": set()}, {"worker_restrictions": set()},
+               {"worker_restrictions": {"gone"}}]
+)  # fmt: skip
+def test_nothing_is_fetched_for_a_task_that_fetches_itself_or_runs_anywhere(change):
+    scheduler, (task, place) = Asked(), waiting(0, *BLOCKS)
+    vars(task).update(change)
+    fetch_for(scheduler, task, place, Progress(), "")
+    assert scheduler.requests == []
+
+
+def test_only_products_and_sums_are_steps():
+    """Blocks of all steps are packed and joined as soon as they can be."""
+    place = waiting(0)[1]
+    places = [place._replace(order=(0, step, at, 0)) for step in range(3) for at in (-2, -1, 0, 1)]
+    assert progress_of(places, place.grid)[0].left == {(0, step): 2 for step in range(3)}

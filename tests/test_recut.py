@@ -22,6 +22,7 @@ from multimm.graph.tasks import BlockTask, Step
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
+from multimm.planning.recut import once
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 from multimm.planning.traffic import brought
@@ -223,6 +224,10 @@ def test_what_lies_beyond_the_grid_is_cut_in_it():
     layout, _ = lay_out(Problem(*specs), cluster.first(2), Grid(2, 1, 1), fixed)
     assert layout.recut.nbytes == 1.5 * a.nbytes + b.nbytes / 2  # of a half, nothing is known
     assert brought(layout, 2) == 2 * a.nbytes + b.nbytes / 2
+    own = once(specs[0], layout.operand_chunks("a"), 2, beyond=False)
+    assert (
+        layout.recut.fetched == own.fetched + 8 + 16
+    )  # half of B's pieces, and all of A's once more
     plan = replace(plan_matmul(Problem(*specs), cluster, options=fixed), layout=layout)
     c = build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
     at = {lies for task in cutting(c).values() for key, lies in task.place.inputs
@@ -239,6 +244,23 @@ def test_of_one_chunk_that_lies_somewhere_the_plan_knows():
     assert plan.layout.cut_again == ("a",)
     assert plan.bytes_recut == a.nbytes * 3 / 4  # a quarter stays
     assert "and 12.3 kB before to cut A into these blocks" in str(plan)
+
+
+def test_of_operands_that_are_still_to_be_made_the_plan_says_at_most():
+    """They may be made where they are needed. They are there twice for a while, and on the way."""
+    a = b = MatrixSpec((64, 64), chunks=((8,) * 8,) * 2)
+    cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=32, slabs=32)
+    plan = plan_matmul(Problem(a, b), cluster, options=fixed)
+    assert plan.bytes_recut == a.nbytes + b.nbytes
+    assert "and at most 32.8 kB before to cut A and B into these blocks" in str(plan)
+    quarter = a.nbytes / 4
+    for role in "ab":
+        assert plan.spill_terms[f"{role.upper()} as it comes"] == quarter
+        assert plan.spill_terms[f"{role.upper()} on its way"] == plan.layout.at_home[role] > 0
+    known = replace(a, owners=(0,) * 48 + (1,) * 16)
+    plan = plan_matmul(Problem(known, b), cluster, options=fixed)
+    assert plan.spill_terms["A as it comes"] == 3 * quarter
+    assert "at most" in str(plan)  # of one of them it is not known
 
 
 def test_one_worker_cuts_blocks_as_it_joins_them():

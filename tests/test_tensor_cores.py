@@ -11,7 +11,7 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
-from multimm.gpu import compiled, launch, tensor_cores, tuning
+from multimm.gpu import ahead, compiled, launch, tensor_cores, tuning
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.layout import product_shape
 from multimm.gpu.pack_config import RESIDUAL_CAP
@@ -153,6 +153,8 @@ def test_four_launches_without_a_look(kernels, trans, layout):
     np.testing.assert_array_equal(out, 2 * (x @ y + p) - 3 * c)
     assert kernels.ran == LAUNCHES * 2
     assert last_choice() == CHOICE
+    # What seldom runs is one of few kernels, which are compiled beforehand.
+    assert kernels.defines["sgemm_ffma"] in [dict(job.defines) for job in ahead.wanted(90)]
 
 
 @pytest.mark.parametrize(("side", "bad"), [("a", np.nan), ("b", np.inf)])
