@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from multimm.graph.tasks import Key, Place
@@ -40,10 +41,13 @@ class Progress:
     left: Counter[Step] = field(default_factory=Counter)
     later: dict[Step, set[Key]] = field(default_factory=lambda: defaultdict(set))
     asked: set[tuple[Key, int]] = field(default_factory=set)
+    _first: list[Step] | None = None  #: two of `left`; a scheduler has no time to look at them all
 
     def near(self, step: Step) -> bool:
         """Whether all steps are over that come before another one, except for the last of them."""
-        return sum(earlier < step for earlier in self.left) <= 1
+        if self._first is None:
+            self._first = nsmallest(2, self.left)
+        return len(self._first) < 2 or step <= self._first[1]
 
     def done(self, step: Step) -> list[Key]:
         """One task of a step is; return those that it is not too early for any more."""
@@ -51,6 +55,7 @@ class Progress:
         if self.left[step] > 0:
             return []
         del self.left[step]
+        self._first = None
         ready = [step for step in self.later if self.near(step)]
         return [key for step in ready for key in self.later.pop(step)]
 

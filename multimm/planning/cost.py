@@ -43,8 +43,8 @@ WITHIN_BYTES = 1.4
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
 #: Of an operand that is cut again, for each bundle of pieces that a worker fetches; and for each
-#: piece that it copies. With them 17 products of 8192 to 32768 squares in chunks of 1024 to 32768
-#: on two H200s, and others on one, are predicted within 20 %.
+#: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
+#: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
 FETCH_S, PIECE_S = 4e-4, 8e-5
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
