@@ -213,7 +213,10 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
         if product.kind == "weak" and asked.quick and machine.workers not in asked.counts:
             continue  # another size than that of all others
         reason = (
-            missing or _too_large(one, product, machine) or _too_long(asked, one, product, machine)
+            missing
+            or ("its operands come in no chunks" if product.chunk and not one.chunked else "")
+            or _too_large(one, product, machine)
+            or _too_long(asked, one, product, machine)
         )
         for precision in precisions[:1] if product.kind == "steady" else precisions:
             repeats = product.repeats or asked.repeats

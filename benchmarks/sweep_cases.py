@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimm.errors import OptionError
+from multimm.planning.grid import regular
 from multimm.planning.spec import ClusterSpec, MatrixSpec
 
 #: The error that a promise allows, in units of |A||B|, is in `benchmarks.sampling`.
@@ -35,6 +36,9 @@ class Product:
         The product of a.T and a, where A is k x m; otherwise of two matrices.
     repeats : int
         0 leaves it to the sweep.
+    chunk : int
+        Edge of the blocks that operands come in, dealt out to workers in turn. 0 leaves blocks and
+        places to the system.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class Product:
     scaling: str = ""
     gram: bool = False
     repeats: int = 0
+    chunk: int = 0
 
     @property
     def flops(self) -> int:
@@ -66,19 +71,25 @@ class Sizes:
     weak: int  #: edge on one worker
     tall: tuple[tuple[int, int], ...]
     rectangular: tuple[tuple[int, int, int], ...]
+    chunked: tuple[tuple[int, int, int], ...]  #: rows and columns of an operand, edge of its chunks
     steady: int
     per: str  #: what a worker is called
 
 
 #: By device, and whether it is to be over soon. Those of CPU take seconds on a few cores.
 SIZES = {
-    # Of tall ones, what eight GPUs have together, and what one of them has of it.
+    # Of tall ones, what eight GPUs have together, and what one of them has of it. 5792: the largest
+    # square of Dask's own 128 MiB.
     ("gpu", False): Sizes((32768, 65536, 131072), 32768,
                           ((1048576, 8192), (8388608, 8192), (4194304, 2048), (33554432, 2048)),
-                          ((65536, 16384, 65536), (16384, 16384, 262144)), 32768, "GPU"),
-    ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),), 16384, "GPU"),
-    ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),), 1024, "worker"),
-    ("cpu", True): Sizes((1024,), 512, ((16384, 128),), ((2048, 256, 1024),), 1024, "worker"),
+                          ((65536, 16384, 65536), (16384, 16384, 262144)),
+                          ((32768, 32768, 5792), (4194304, 2048, 131072)), 32768, "GPU"),
+    ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),),
+                         ((16384, 16384, 5792),), 16384, "GPU"),
+    ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),),
+                          ((4096, 4096, 700), (131072, 512, 4096)), 1024, "worker"),
+    ("cpu", True): Sizes((1024,), 512, ((16384, 128),), ((2048, 256, 1024),),
+                         ((1024, 1024, 300), (16384, 128, 1024)), 1024, "worker"),
 }  # fmt: skip
 
 
@@ -111,6 +122,17 @@ def _rectangular(sizes: Sizes, _: int) -> list[Product]:
     ]
 
 
+def _chunked(sizes: Sizes, _: int) -> list[Product]:
+    """Operands as a user may have them: a square one twice, or a tall one by its transpose."""
+    return [
+        Product("chunked", f"chunked square {rows} in {chunk}", rows, rows, rows, chunk=chunk)
+        if rows == columns
+        else Product("chunked", f"chunked AtA {rows} x {columns} in {chunk}", columns, columns,
+                     rows, gram=True, chunk=chunk)
+        for rows, columns, chunk in sizes.chunked
+    ]  # fmt: skip
+
+
 def _steady(sizes: Sizes, _: int) -> list[Product]:
     """Runs in a row; only multimm does them, with the most workers."""
     name = f"steady square {sizes.steady}"
@@ -120,7 +142,7 @@ def _steady(sizes: Sizes, _: int) -> list[Product]:
 #: In the order in which they are run.
 KINDS = {
     "strong": _strong, "weak": _weak, "tall": _tall, "rectangular": _rectangular,
-    "steady": _steady,
+    "chunked": _chunked, "steady": _steady,
 }  # fmt: skip
 
 
@@ -171,6 +193,20 @@ def too_large(product: Product, cluster: ClusterSpec) -> str:
 def _plan(product: Product, cluster: ClusterSpec) -> Any:
     import multimm
 
-    a = MatrixSpec((product.k, product.m) if product.gram else (product.m, product.k))
-    b = a if product.gram else MatrixSpec((product.k, product.n))
+    a, b = operand_specs(product, cluster.workers)
     return multimm.plan(a, b, trans_a=product.gram, cluster=cluster)
+
+
+def operand_specs(product: Product, workers: int) -> tuple[MatrixSpec, MatrixSpec]:
+    """A and B as they are stored: in chunks on workers in turn, or nobody knows how."""
+    shapes = (product.m, product.k), (product.k, product.n)
+
+    def spec(shape: tuple[int, int]) -> MatrixSpec:
+        if not product.chunk:
+            return MatrixSpec(shape)
+        chunks = tuple(regular(size, product.chunk) for size in shape)
+        owners = (at % workers for at in range(math.prod(map(len, chunks))))
+        return MatrixSpec(shape, chunks=chunks, owners=tuple(owners))
+
+    b = spec(shapes[1])
+    return b if product.gram else spec(shapes[0]), b

@@ -356,6 +356,32 @@ def test_products_on_workers_are_placed_and_counted(name):
         assert f"2 CPU workers of multimm.cluster.start over {'tcp'}" in one.config
 
 
+@pytest.mark.parametrize("name", ["multimm", "dask.array"])
+def test_operands_come_in_chunks_that_lie_in_turn(name):
+    one = system(name)(CPU)
+    square = Product("chunked", "c", 1200, 1200, 1200, chunk=350)
+    tall = Product("chunked", "t", 256, 256, 60000, gram=True, chunk=8000)
+    with one.opened():
+        for product in (square, tall):
+            a, b = one.operands(product, "float32", 1)
+            edges = min(product.chunk, product.k), min(product.chunk, product.n)
+            assert tuple(max(sizes) for sizes in b.chunks) == edges
+            assert (a.name == b.T.name) == product.gram
+            keys = [key for row in b.__dask_keys__() for key in row]
+            holders = one.client.who_has([b.dask[key] for key in keys])
+            for at, key in enumerate(keys):
+                assert list(holders[key]) == [one.addresses[at % 2]]
+            del a, b
+            found = measure(one, product, "float32", 1)
+            if name == "multimm":
+                assert found["bytes_received"] == found["bytes_predicted"] > 0
+                assert "chunks of" in one.config
+        if name == "multimm":
+            # Of the tall one sums alone travel.
+            assert found["bytes_received"] <= 256 * 256 * 4
+            assert "k in the order in which it lies" in found["plan"]
+
+
 def _spoilt(one, product):
     """A product with one element off: verify must see it, and is told so by the caller."""
     operands = one.operands(product, "float32", 7)

@@ -25,12 +25,12 @@ from benchmarks.harness import U, WrongResultError
 from benchmarks.limit import QUICK_SECONDS, Limit
 from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
-from benchmarks.sweep_cases import KINDS, SIZES, Product, products, too_large
+from benchmarks.sweep_cases import KINDS, SIZES, Product, operand_specs, products, too_large
 from benchmarks.unfinished import Unfinished
 from multimm.cli import main
 from multimm.cluster.devices import Gpu
 from multimm.errors import OptionError
-from multimm.planning.spec import H200, ClusterSpec
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -97,7 +97,7 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 
 
 def test_unknown_names_list_the_known_ones():
-    for option, known in (("cases", "strong, weak, tall, rectangular, steady"),
+    for option, known in (("cases", "strong, weak, tall, rectangular, chunked, steady"),
                           ("peers", "dask.array, jax highest, cupy, jax default, cublasxt, numpy"),
                           ("precisions", "float32, ieee, tf32")):  # fmt: skip
         with pytest.raises(OptionError, match=f"no .* is called 'nonsense'; known are {known}"):
@@ -221,11 +221,26 @@ def test_products_have_the_extents_that_their_names_say():
                 if product.kind == "weak":
                     assert product.m == pytest.approx(sizes.weak * workers**0.5, rel=0.2)
                 elif product.gram:
-                    assert product.name == f"tall AtA {product.k} x {product.m}"
+                    more = f" in {product.chunk}" * (product.kind == "chunked")
+                    assert product.name == f"{product.kind} AtA {product.k} x {product.m}{more}"
                     assert product.m == product.n
                 else:
                     assert str(product.m) in product.name
                     assert str(product.k) in product.name
+                assert bool(product.chunk) == (product.kind == "chunked")
+
+
+def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
+    found = [i for i in agenda.agenda(ask(gpus="2")) if i.product.kind == "chunked"]
+    takes = {item.system for item in found if item.absent != "its operands come in no chunks"}
+    assert takes == {"multimm", "dask.array"} < {item.system for item in found}
+    square, tall = (x for x in products(SIZES["gpu", False], 2, ("chunked",)))
+    a, b = operand_specs(square, 2)
+    assert a == b == MatrixSpec((32768,) * 2, chunks=((5792,) * 5 + (3808,),) * 2,
+                                owners=(0, 1) * 18)  # fmt: skip
+    a, b = operand_specs(tall, 3)
+    assert a is b
+    assert (b.owners[:4], b.shape) == ((0, 1, 2, 0), (tall.k, tall.n))
 
 
 def test_a_gram_matrix_is_counted_once():

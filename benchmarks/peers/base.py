@@ -61,6 +61,8 @@ class System:
     spreads: ClassVar[bool] = True
     #: Its longest run of a product, the first one included, over what FP32 units would take.
     longest: ClassVar[float] = 1.0
+    #: Whether operands may come to it in chunks that somebody else has cut.
+    chunked: ClassVar[bool] = False
     #: Whether the first run of a product prepares those that follow.
     warms_up: ClassVar[bool] = True
 

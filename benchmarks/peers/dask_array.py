@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import dask.array as da
 
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import OnDask
+from benchmarks.peers.on_dask import OnDask, in_turn
 from benchmarks.sweep_cases import Product
 from multimm.planning.grid import regular
 
@@ -33,13 +33,13 @@ class DaskArray(OnDask):
         )
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
-        edge = self._edge = block_edge(product, self.machine)
+        edge = self._edge = product.chunk or block_edge(product, self.machine)
         m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
         if product.gram:
-            a = self.matrix(k, m, seed, lambda i, j: i * len(m) + j)
+            a = self.matrix(k, m, seed, in_turn(m))
             return a.T, a
-        a = self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j)
-        return a, self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j)
+        a = self.matrix(m, k, 2 * seed, in_turn(k))
+        return a, self.matrix(k, n, 2 * seed + 1, in_turn(n))
 
     def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> Any:
         return self.run(da.matmul(*operands))

@@ -24,6 +24,11 @@ Blocks = tuple[int, ...]
 Home = Callable[[int, int], int]
 
 
+def in_turn(columns: Blocks) -> Home:
+    """Blocks by rank in the order of their rows."""
+    return lambda i, j: i * len(columns) + j
+
+
 class RunError(Exception):
     """A run that did not do what was to be timed."""
 
@@ -31,6 +36,7 @@ class RunError(Exception):
 class OnDask(System):
     """Workers of `multimm.cluster.start`: one per GPU, or CPU processes."""
 
+    chunked = True
     #: Whether tasks return before their kernels have run.
     returns_early: ClassVar[bool] = True
 

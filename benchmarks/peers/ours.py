@@ -12,8 +12,9 @@ import dask.array as da
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import Home, OnDask
-from benchmarks.sweep_cases import Product, too_large
+from benchmarks.peers.on_dask import Blocks, Home, OnDask, in_turn
+from benchmarks.sweep_cases import Product, operand_specs, too_large
+from multimm.planning.grid import regular
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
@@ -39,6 +40,7 @@ class Multimm(OnDask):
         self._plans: dict[tuple[Product, str], MatmulPlan] = {}
         self._rates: dict[str, float] = {}
         self._plan: MatmulPlan | None = None
+        self._chunk = 0
 
     @classmethod
     def too_large(cls, product: Product, machine: Machine) -> str:
@@ -54,20 +56,33 @@ class Multimm(OnDask):
 
     @property
     def config(self) -> str:
-        return f"multimm.matmul, operands at home and unpacked, {self.workers_text}"
+        where = f"in chunks of {self._chunk} in turn" if self._chunk else "at home and unpacked"
+        return f"multimm.matmul, operands {where}, {self.workers_text}"
 
     def prepare(self, product: Product, precision: str) -> None:
         """Plan, and take the workers' own rates, before operands fill their memory."""
         super().prepare(product, precision)
+        self._chunk = product.chunk
         self._plan = self._planned(product, precision)
         self._ideal(precision)
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
-        layout = self._planned(product, precision).layout
-        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(layout, "b"))
+        (rows, inner, columns), homes = self._blocks(product, precision)
+        b = self.matrix(inner, columns, 2 * seed + 1, homes[1])
         if product.gram:
             return b.T, b
-        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(layout, "a")), b
+        return self.matrix(rows, inner, 2 * seed, homes[0]), b
+
+    def _blocks(
+        self, product: Product, precision: str
+    ) -> tuple[tuple[Blocks, Blocks, Blocks], tuple[Home, Home]]:
+        """Blocks along m, k and n, and where those of A and of B lie."""
+        if product.chunk:
+            m, k, n = (regular(x, product.chunk) for x in (product.m, product.k, product.n))
+            return (m, k, n), (in_turn(k), in_turn(n))
+        layout = self._planned(product, precision).layout
+        blocks = layout.m_blocks, layout.slabs, layout.n_blocks
+        return blocks, (_home(layout, "a"), _home(layout, "b"))
 
     def _planned(self, product: Product, precision: str) -> MatmulPlan:
         """The plan for operands that lie in the plan's own blocks, where it keeps them."""
@@ -75,11 +90,12 @@ class Multimm(OnDask):
 
         if (product, precision) in self._plans:
             return self._plans[product, precision]
-        b = MatrixSpec((product.k, product.n))
-        a = b if product.gram else MatrixSpec((product.m, product.k))
+        a, b = operand_specs(product, len(self.addresses))
         for _ in range(4):  # what a plan is given it mostly keeps
             plan = multimm.plan(a, b, trans_a=product.gram, precision=precision)
             given = a, b
+            if product.chunk:
+                break
             b = self._lying(plan.layout, "b")
             a = b if product.gram else self._lying(plan.layout, "a")
             if given == (a, b):
@@ -117,7 +133,7 @@ class Multimm(OnDask):
         rows = trace.timeline(self.intervals, last[0], MOST_INTERVALS)
         found = super().facts(product, precision, last)
         return found | {
-            "bytes_predicted": plan.bytes_received,
+            "bytes_predicted": plan.bytes_received + plan.bytes_recut,
             "peak_bytes": plan.peak_bytes,
             "plan": str(plan),
             "detail": found["detail"]
