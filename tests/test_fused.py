@@ -14,6 +14,7 @@ from distributed import Client, wait
 import multimm
 from multimm.graph.tasks import in_turn
 from multimm.planning import cost
+from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
@@ -125,8 +126,10 @@ def test_operands_that_lie_nowhere_are_multiplied_as_they_come():
     plan = plan_matmul(problem, ClusterSpec.homogeneous(H200, 4))
     assert plan.grid == Grid(1, 1, 4)
     assert plan.layout.slabs_per_task == 1
-    misplaced = laid_out(4, 2**22, 16, owners=(0, 1, 2, 3) * 4)
-    assert misplaced.layout.slabs_per_task == 1
+    owners = (0, 1, 2, 3) * 4
+    in_order = laid_out(4, 2**22, 16, owners=owners)
+    as_stored = laid_out(4, 2**22, 16, owners=owners, options=Options(p_k=4))
+    assert (in_order.layout.slabs_per_task, as_stored.layout.slabs_per_task) == (4, 1)
 
 
 @pytest.mark.parametrize("per_task", [1, 2, 3, 5, 9])
