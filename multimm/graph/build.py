@@ -4,7 +4,7 @@ Keys of one product, with β the indices along the batch dimensions:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
     (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
-    (multimm-cut-a-T, i, s, p)  (multimm-cut-b-T, s, j, p) by the piece, where those lie
+    (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
     (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
@@ -54,7 +54,7 @@ from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 3
+KEY_VERSION = 4
 
 Index = tuple[int, ...]
 Verb = Callable[..., Block]
