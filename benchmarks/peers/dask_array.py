@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import dask.array as da
 
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import OnDask, in_turn
+from benchmarks.peers.on_dask import OnDask
 from benchmarks.sweep_cases import Product
-from multimm.planning.grid import regular
 
 #: Longest edge of a block by device, and the block products that each worker gets at least; blocks
 #: are cut in half until it does. Arbitrary: 1 GB a block on a GPU, 4 MB on a CPU.
@@ -33,13 +32,8 @@ class DaskArray(OnDask):
         )
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
-        edge = self._edge = product.chunk or block_edge(product, self.machine)
-        m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
-        if product.gram:
-            a = self.matrix(k, m, seed, in_turn(m))
-            return a.T, a
-        a = self.matrix(m, k, 2 * seed, in_turn(k))
-        return a, self.matrix(k, n, 2 * seed + 1, in_turn(n))
+        self._edge = product.chunk or block_edge(product, self.machine)
+        return self.dealt_out(product, self._edge, seed)
 
     def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> Any:
         return self.run(da.matmul(*operands))

@@ -18,15 +18,11 @@ from benchmarks.sweep_cases import Product
 from multimm.checks.tasks import host
 from multimm.cluster.describe import listed
 from multimm.cluster.probes import normal
+from multimm.planning.grid import regular
 
 Blocks = tuple[int, ...]
 #: (row, column) of a block -> the rank of the worker that keeps it, workers in order of address.
 Home = Callable[[int, int], int]
-
-
-def in_turn(columns: Blocks) -> Home:
-    """Blocks by rank in the order of their rows."""
-    return lambda i, j: i * len(columns) + j
 
 
 class RunError(Exception):
@@ -91,6 +87,14 @@ class OnDask(System):
         wait(list(graph.values()))
         layers = HighLevelGraph.from_collections(name, graph)
         return da.Array(layers, name, (rows, columns), meta=empty(self.gpu))
+
+    def dealt_out(self, product: Product, edge: int, seed: int) -> tuple[da.Array, da.Array]:
+        """Return operands in blocks of at most that edge, by rank in the order of their rows."""
+        m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
+        b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j)
+        if product.gram:
+            return b.T, b
+        return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j), b
 
     def run(self, product: da.Array) -> da.Array:
         """Compute a lazy product and wait for the workers, and for GPUs that are not done then."""

@@ -12,9 +12,8 @@ import dask.array as da
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
-from benchmarks.peers.on_dask import Blocks, Home, OnDask, in_turn
+from benchmarks.peers.on_dask import Home, OnDask
 from benchmarks.sweep_cases import Product, operand_specs, too_large
-from multimm.planning.grid import regular
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
@@ -67,22 +66,13 @@ class Multimm(OnDask):
         self._ideal(precision)
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
-        (rows, inner, columns), homes = self._blocks(product, precision)
-        b = self.matrix(inner, columns, 2 * seed + 1, homes[1])
+        if product.chunk:
+            return self.dealt_out(product, product.chunk, seed)
+        layout = self._planned(product, precision).layout
+        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(layout, "b"))
         if product.gram:
             return b.T, b
-        return self.matrix(rows, inner, 2 * seed, homes[0]), b
-
-    def _blocks(
-        self, product: Product, precision: str
-    ) -> tuple[tuple[Blocks, Blocks, Blocks], tuple[Home, Home]]:
-        """Blocks along m, k and n, and where those of A and of B lie."""
-        if product.chunk:
-            m, k, n = (regular(x, product.chunk) for x in (product.m, product.k, product.n))
-            return (m, k, n), (in_turn(k), in_turn(n))
-        layout = self._planned(product, precision).layout
-        blocks = layout.m_blocks, layout.slabs, layout.n_blocks
-        return blocks, (_home(layout, "a"), _home(layout, "b"))
+        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(layout, "a")), b
 
     def _planned(self, product: Product, precision: str) -> MatmulPlan:
         """The plan for operands that lie in the plan's own blocks, where it keeps them."""

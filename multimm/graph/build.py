@@ -52,11 +52,11 @@ from multimm.graph.tasks import (
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
+from multimm.planning.recut import Index
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 4
 
-Index = tuple[int, ...]
 Verb = Callable[..., Block]
 
 

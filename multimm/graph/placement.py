@@ -180,10 +180,11 @@ class BlockPlacement(SchedulerPlugin):
         """Fetch for what waits for a task, and for what waited for the end of a step."""
         ts = scheduler.tasks[key]
         own = place_of(ts)
-        if not done and (own is None or not is_step(own)):
+        step = own is not None and is_step(own)
+        if not (done or step):
             return
         users = list(ts.dependents)
-        if done and own is not None and is_step(own):
+        if done and own is not None and step:
             product = self.products[self.owners[key]]
             over = product.progress[product.grid.rank(own.owner)].done(own.order[:2])
             users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
