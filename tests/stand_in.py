@@ -91,7 +91,7 @@ def below(m: int, n: int, height: int, width: int) -> np.ndarray:
 
 
 class Kernel:
-    """What kernels/transpose.cu, transpose_skewed.cu and add_partials.cu compute, in NumPy."""
+    """What kernels/transpose*.cu, add_partials.cu and copy_pieces.cu compute, in NumPy."""
 
     launches: list
 
@@ -156,6 +156,33 @@ class Kernel:
             addend = beta * at(np.frombuffer(c.tobytes(), np.uint64))
             total = addend if total is None else total + addend
         at(np.frombuffer(d.tobytes(), np.uint64))[...] = 0 if total is None else total
+
+    def copy_pieces(self, z, blocks, count, table):
+        table = np.frombuffer(table.tobytes(), np.int64).reshape(-1, 8)
+        assert z == 0
+        assert len(table) == self.defines["CAPACITY"] >= count > 0
+        assert not table[count:].any()
+        begins = 0
+        for source, target, source_pitch, target_pitch, cols, words, size, first in table[:count]:
+            assert size in (1, 2, 4, 8, 16)
+            assert first == begins
+            begins += -(-words // (self.defines["THREADS"] * self.defines["UNROLL"]))
+            rows, rest = divmod(words, cols)
+            assert (rest, words > 0) == (0, True)
+            places = ((target, target_pitch), (source, source_pitch))
+            assert not any(value % size for place in places for value in place)
+            views = [
+                _rows(int(at), int(rows), int(cols * size), int(pitch)) for at, pitch in places
+            ]
+            views[0][...] = views[1]
+        assert begins == blocks
+
+
+def _rows(pointer: int, rows: int, width: int, pitch: int) -> np.ndarray:
+    """Bytes that lie in rows, in any order."""
+    low = min(0, (rows - 1) * pitch)
+    view = memory(pointer + low, (rows, width), (abs(pitch), 1), "u1")
+    return view[::-1] if pitch < 0 else view
 
 
 def fake_cupy() -> ModuleType:

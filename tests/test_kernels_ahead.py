@@ -51,7 +51,7 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(kernels, name, run)
 
-    for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose"):
+    for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose", "join"):
         recorded(name)
     return seen
 
@@ -67,7 +67,7 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         halves = calls.count(("multiply_diagonal", 2, precision))
         assert halves == (2 if precision == "ieee" else 3)
         assert calls.count(("multiply_diagonal", 1, precision)) == 1
-    kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose"}
+    kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
 

@@ -10,6 +10,7 @@ import re
 import pytest
 from cuda.bindings import nvrtc
 
+from multimm.gpu import copies
 from multimm.gpu.add_config import CAPACITIES, AddConfig
 from multimm.gpu.compile import OPTIONS
 from multimm.gpu.registry import REGISTRY
@@ -120,6 +121,15 @@ def test_vector_kernels_compile_without_spills(kernel, config):
         text = kernel_text(kernel, config.defines())
         report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
         assert usage(report)["spilled"] == 0
+
+
+def test_pieces_are_found_where_the_launch_keeps_them():
+    """Without a copy of the table in each thread's own memory."""
+    for arch in architectures():
+        text = kernel_text("copy_pieces.cu", dict(copies.DEFINES))
+        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
+        assert usage(report)["spilled"] == 0
+        assert "0 bytes stack frame" in report
 
 
 def test_subnormals_are_kept():

@@ -16,7 +16,7 @@ import numpy as np
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
-from multimm.gpu.compiled import MAX_GRID_Z, Guard, kernel_for
+from multimm.gpu.compiled import MAX_GRID_Z, Guard, by_value, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
 from multimm.gpu.operands import check_arrays, check_out, common_alignment
 
@@ -204,7 +204,7 @@ def prepared_sum(
         for grid, offsets in calls:
             table = template.copy()
             table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
-            structs = (_struct(table[first:end]) for first, end in cuts)
+            structs = (by_value(table[first:end]) for first, end in cuts)
             kernel(grid, (config.threads, 1, 1), (*factors, *structs, *counts))
 
     return run
@@ -230,8 +230,3 @@ def _axes(operands: Sequence[Array], order: Sequence[int]) -> list[Axis]:
     strides = [tuple(x.strides[axis] // x.itemsize for axis in order) for x in operands]
     axes = collapse(shape, strides)
     return [Axis(1, (0,) * len(operands))] * (3 - len(axes)) + axes
-
-
-def _struct(table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Addresses, leading dimensions and batch strides, as the kernel takes them by value."""
-    return table.reshape(-1).view(np.dtype((np.void, table.nbytes)))

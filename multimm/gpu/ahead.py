@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from multimm.gpu import cache
 from multimm.gpu.compiled import IF_REFUSED, LOWER, file_for
+from multimm.gpu.copies import DEFINES
 from multimm.gpu.loads import alike, widest
 from multimm.gpu.registry import INSTEAD, config_named
 from multimm.gpu.source import kernel_text
@@ -33,6 +34,7 @@ class Wanted(NamedTuple):
 
 def wanted(capability: int) -> Iterator[Wanted]:
     """What is worth compiling for a GPU."""
+    yield Wanted("copy_pieces.cu", DEFINES)
     turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
     for name, loads in product(LARGE, turns):
         defines = (*config_named(name).defines().items(), *loads.items())

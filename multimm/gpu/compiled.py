@@ -137,6 +137,11 @@ def file_for(
     return compiled_file(text, target, PurePosixPath(file).stem, options)
 
 
+def by_value(table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array as a struct that a launch carries: no table in device memory, nothing to copy."""
+    return table.reshape(-1).view(np.dtype((np.void, table.nbytes)))
+
+
 def batch_axes(batch: Shape, prepared: Sequence[tuple[Array, Stack]]) -> list[Axis]:
     """Return the axes of a stack of products, the longest last: that one goes into the grid."""
     if not batch:

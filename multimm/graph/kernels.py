@@ -16,6 +16,8 @@ from dask.system import CPU_COUNT
 from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.ahead import compile_files
 from multimm.graph.gram_tasks import multiply_diagonal
+from multimm.graph.pieces import Pieces
+from multimm.graph.recut import join
 from multimm.graph.tasks import FLOAT32, Block, Step, add, multiply, pack, transpose
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
@@ -64,6 +66,8 @@ def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
             multiply(packed_a, packed_b, partial, step=step)
             multiply_diagonal(packed_a, partial, step=gram)
     add(partial, transpose(partial), step=step)
+    whole = (slice(0, SIDE), slice(0, SIDE))
+    join(Pieces([partial], ((whole, whole),), (partial.shape,), partial.shape))
     for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
         add(*[partial[:1]] * count, step=step)
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import prod
 from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 
 from multimm.errors import ShapeError
-from multimm.gpu.add import DTYPES, add_partials
+from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
-
-#: Pieces of so many bytes are copied by our own kernel, as sums of one part: CuPy's assignment
-#: reaches 1.5 TB/s for parts of rows on an H200, the kernel 3 to 4, but takes 40 us longer to start
-#: on a worker. 32768 squares in pieces of 256 MiB take 409 ms in place of 419, in `tf32` 16384 in
-#: pieces of 16 MiB 36 to 45 in place of 31 to 36.
-LARGE = 2**27
 
 
 @dataclass(frozen=True)
@@ -60,19 +55,15 @@ class Pieces:
     def copied(self) -> Block:
         """The block in memory of its own, in the order of the current stream."""
         whole = self._empty(self.shape)
-        for block, (cut, at) in zip(self.blocks, self.cuts, strict=True):
-            target = whole[at]
-            copy(block[cut].reshape(target.shape), target)
-        return whole
+        cuts = zip(self.blocks, self.cuts, strict=True)
+        return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
 
     def in_a_row(self) -> Block:
         """The pieces one after the other in a vector, in the order of the current stream."""
-        parts = [block[cut] for block, (cut, _) in zip(self.blocks, self.cuts, strict=True)]
-        ends = [0, *accumulate(part.size for part in parts)]
+        ends = [0, *accumulate(prod(shape_of(at)) for _, at in self.cuts)]
         row = self._empty((ends[-1],))
-        for part, span in zip(parts, pairwise(ends), strict=True):
-            copy(part, row[slice(*span)].reshape(part.shape))
-        return row
+        cuts = zip(self.blocks, self.cuts, pairwise(ends), strict=True)
+        return copied([Move(block, cut, row, (slice(*span),)) for block, (cut, _), span in cuts])
 
     def _empty(self, shape: Shape) -> Block:
         """Room for what is copied from blocks that are what they should be."""
@@ -89,12 +80,14 @@ def check_shape(block: Block, planned: Shape) -> None:
         )
 
 
-def copy(source: Block, target: Block) -> None:
-    """Write one block to another, in the order of the current stream."""
-    if is_gpu(source) and source.dtype.name in DTYPES and source.nbytes >= LARGE:
-        add_partials([source], out=target)
+def copied(moves: Sequence[Move]) -> Block:
+    """What all of them go to, in the order of the current stream."""
+    if is_gpu(moves[0].target):
+        copy_all(moves)
     else:
-        target[...] = source
+        for move in moves:
+            assign(move)
+    return moves[0].target
 
 
 def pieces(

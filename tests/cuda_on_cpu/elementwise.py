@@ -1,8 +1,8 @@
-"""Cases for the kernels that move or add elements: transpose and add_partials."""
+"""Cases for the kernels that move or add elements: transpose, add_partials, copy_pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,4 +129,51 @@ def _add_case(operands: list[Operand | Far], factors: tuple[float, float], place
     )  # fmt: skip
     expected = list(launch.buffers)
     expected[at] = operands[at].holding(result).buffer
+    return Case(launch, expected)
+
+
+def copy_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Rectangles of bytes: as many as fit, one, narrow and wide, upside down, far apart."""
+    span = defines["THREADS"] * defines["UNROLL"]
+    rng = np.random.default_rng(7)
+    shapes = [(1, 1), (3, 2), (2, span), (1, 2 * span + 1), (5, defines["THREADS"]), (7, 3),
+              (span + 1, 1), (2, defines["THREADS"] - 1), (3, defines["THREADS"] + 1)]  # fmt: skip
+    for seed, count in enumerate((defines["CAPACITY"], 1, max(1, defines["CAPACITY"] - 1))):
+        pieces = []
+        for i in range(count):
+            size = (1, 2, 4, 8, 16)[(i + seed) % 5]
+            rows, cols = shapes[(i + 4 * seed) % len(shapes)]
+            dtype = f"u{size}" if size < 16 else "V16"
+            places = Places(rows, cols, extra=(i % 3, (i + seed) % 2), offset=(i % 2, i % 4))
+            source = places.operand(0, dtype, vector=1)
+            values = np.frombuffer(rng.bytes(rows * cols * size), dtype).reshape(1, rows, cols)
+            pieces.append((source.holding(values), places.operand(1, dtype, vector=1), i % 4 == 3))
+        yield _copy_case(pieces, span, defines, seed)
+    far = replace(Places(3, 2), far=True)
+    source = far.operand(0, "u4", vector=1).holding(rng.integers(0, 9, (1, 3, 2)))
+    yield _copy_case([(source, far.operand(1, "u4", vector=1), False)], span, defines, 3)
+
+
+def _copy_case(pieces: Sequence[tuple[Operand | Far, Operand | Far, bool]], span: int,
+               defines: Mapping[str, int], seed: int) -> Case:  # fmt: skip
+    """Copies of sources, the last row first for those that are to be turned."""
+    table: list[object] = []
+    blocks, buffers, expected = 0, [], []
+    for i, (source, target, turned) in enumerate(pieces):
+        (_, rows, cols), size = source.view.shape, source.view.itemsize
+        (at, ld, _), (to, target_ld, _) = source.arguments(2 * i), target.arguments(2 * i + 1)
+        pitch = -ld if turned else ld
+        if turned:
+            at = replace(at, offset=at.offset + (rows - 1) * ld * size)
+        table += [at, to, pitch * size, target_ld * size, cols, rows * cols, size, blocks]
+        blocks += -(-rows * cols // span)
+        buffers += [source.buffer, target.buffer]
+        found = source.view[:, ::-1] if turned else source.view
+        expected += [source.buffer, target.holding(found).buffer]
+    missing = [None, None, *[0] * 6] * (defines["CAPACITY"] - len(pieces))
+    launch = Launch(
+        "copy_pieces", (blocks, 1, 1), defines["THREADS"],
+        [len(pieces), Struct((*table, *missing))], buffers, seed=seed,
+        what=f"{len(pieces)} pieces",
+    )  # fmt: skip
     return Case(launch, expected)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from cuda_on_cpu import products
-from cuda_on_cpu.elementwise import add_cases, transpose_cases
+from cuda_on_cpu.elementwise import add_cases, copy_cases, transpose_cases
 from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
@@ -144,6 +144,12 @@ def add(element_bytes: int, capacity: int, vector: int, unroll: int, parts: int,
     return Variant("add_partials.cu", tuple(defines.items()), cases)
 
 
+def copying(capacity: int, threads: int, unroll: int) -> Variant:
+    """Pieces of arrays to other places."""
+    defines = {"CAPACITY": capacity, "THREADS": threads, "UNROLL": unroll}
+    return Variant("copy_pieces.cu", tuple(defines.items()), lambda: copy_cases(defines))
+
+
 def pack(parts: int) -> Variant:
     """The split of float32 operands into FP16 parts."""
     defines = {"PARTS": parts, "BLOCKS": 1, "CAP": 40}
@@ -218,6 +224,9 @@ TABLE: tuple[Variant, ...] = (
     add(8, 8, 2, 1, 3),
     add(4, 8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
     add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
+    copying(2, 64, 1),
+    copying(5, 32, 3),
+    copying(60, 32, 4),
     pack(1),
     pack(2),
     unpack(1),

@@ -28,6 +28,7 @@ from multimm.gpu import reference
 from multimm.gpu.add import add_partials
 from multimm.gpu.choice import SPLIT, Choice, last_choice
 from multimm.gpu.compile import compile_text, target_for
+from multimm.gpu.copies import Move, copy_all
 from multimm.gpu.launch import addressable, gemm
 from multimm.gpu.layout import ProductShape
 from multimm.gpu.packing import pack
@@ -174,6 +175,20 @@ def transposes() -> None:
         assert (downloaded(result) == np.swapaxes(values, -1, -2)).all(), f"{dtype} {shape}"
 
 
+def copies() -> None:
+    """Run copy_pieces, on words of every length."""
+    rng = np.random.default_rng(7)
+    for dtype, (rows, cols), extra in itertools.product(
+        ("u1", "f2", "f4", "f8", "c16"), ((1, 1), (7, 33), (5, 256), (2, 3000)), (0, 3)
+    ):
+        values = rng.integers(0, 99, (rows, cols)).astype(dtype)
+        source, target = uploaded(values, extra), uploaded(np.zeros((2 * rows, cols), dtype), extra)
+        whole, columns = (slice(0, rows), slice(0, cols)), slice(0, cols)
+        places = [(slice(i * rows, (i + 1) * rows), columns) for i in range(2)]
+        copy_all([Move(source, whole, target, place) for place in places])
+        assert (downloaded(target) == np.vstack([values, values])).all(), f"{dtype} {rows} {cols}"
+
+
 def packed() -> None:
     """Run split_pack, split_unpack and, where the GPU has wgmma, sgemm_split."""
     rng, wgmma = np.random.default_rng(4), cupy.cuda.Device().compute_capability == "90"
@@ -237,7 +252,7 @@ def triangles() -> None:
 
 
 KERNELS: tuple[Callable[[], None], ...] = (
-    products, sums, transposes, packed, guarded, triangles,
+    products, sums, transposes, copies, packed, guarded, triangles,
 )  # fmt: skip
 
 
@@ -269,7 +284,7 @@ def sanitized(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_are_clean(tool):
     done = sanitized(tool)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-    assert "checked: products, sums, transposes, packed, guarded" in done.stdout
+    assert "checked: products, sums, transposes, copies, packed, guarded" in done.stdout
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout
     assert set(found) == {"0"}, done.stdout[-6000:]

@@ -1,0 +1,200 @@
+"""Copies of many pieces without a GPU: what the kernel is given, and what is left to CuPy."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
+
+from multimm.gpu import copies
+from multimm.gpu.copies import Move, assign, copy_all, rows_of
+from multimm.graph import pieces
+from multimm.graph.pieces import Pieces
+from multimm.planning.recut import cuts_of, shape_of, size_of
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    with standing_in():
+        # The arrays that stand in for CuPy's are NumPy's as well.
+        monkeypatch.setattr(pieces, "module_of", lambda **_: sys.modules["cupy"])
+        yield
+
+
+def numbered(shape: tuple[int, ...], dtype: str = "f4") -> np.ndarray:
+    return np.arange(1, math.prod(shape) + 1).reshape(shape).astype(dtype)
+
+
+def everything(x: np.ndarray) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in x.shape)
+
+
+def pieces_of(whole: np.ndarray, chunks, where, layouts) -> Pieces:
+    """A rectangle of an array as the chunks that it has a part of."""
+    found = cuts_of(chunks, where)
+    starts = [np.cumsum([0, *sizes]) for sizes in chunks]
+    blocks = []
+    for number, (at, _, _) in enumerate(found):
+        part = tuple(
+            slice(axis[i], axis[i] + sizes[i])
+            for axis, i, sizes in zip(starts, at, chunks, strict=True)
+        )
+        blocks.append(laid_out(np.array(whole[part]), layouts[number % len(layouts)]))
+    cuts = tuple((cut, to) for _, cut, to in found)
+    sizes = tuple(size_of(chunks, at) for at, _, _ in found)
+    return Pieces(blocks, cuts, sizes, shape_of(where))
+
+
+@st.composite
+def rectangles(draw):
+    """A matrix or a stack in uneven chunks, and a part of it that is not empty."""
+    sizes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
+    chunks = tuple(draw(sizes) for _ in range(draw(st.integers(2, 3))))
+    where = []
+    for blocks in chunks:
+        start = draw(st.integers(0, sum(blocks) - 1))
+        where.append(slice(start, draw(st.integers(start + 1, sum(blocks)))))
+    return chunks, tuple(where)
+
+
+@given(
+    rectangles(),
+    st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3),
+    st.sampled_from(["i1", "f2", "f4", "f8", "c16"]),
+)
+def test_blocks_and_bundles_are_what_numpy_makes_of_them(rectangle, layouts, dtype):
+    chunks, where = rectangle
+    whole = numbered(tuple(map(sum, chunks)), dtype)
+    given = pieces_of(whole, chunks, where, layouts)
+    result = given.copied()
+    assert type(result) is GPUArray
+    np.testing.assert_array_equal(np.asarray(result), whole[where])
+    row = given.in_a_row()
+    expected = np.concatenate([whole[where][to].reshape(-1) for _, to in given.cuts])
+    np.testing.assert_array_equal(np.asarray(row), expected)
+    ends = np.cumsum([0, *(math.prod(shape_of(to)) for _, to in given.cuts)])
+    spans = tuple(
+        ((slice(start, stop),), to)
+        for start, stop, (_, to) in zip(ends[:-1], ends[1:], given.cuts, strict=True)
+    )
+    joined = Pieces([row] * len(spans), spans, (row.shape,) * len(spans), given.shape).copied()
+    np.testing.assert_array_equal(np.asarray(joined), whole[where])
+
+
+def test_many_pieces_take_few_launches():
+    whole = numbered((130, 8))
+    chunks = ((1,) * 130, (8,))
+    given = pieces_of(whole, chunks, (slice(0, 130), slice(0, 8)), ["C"])
+    np.testing.assert_array_equal(np.asarray(given.copied()), whole)
+    counts = [args[0] for _, _, _, args in Kernel.launches]
+    assert counts == [60, 60, 10]
+    assert all(
+        grid == (count, 1, 1)
+        for (_, grid, _, _), count in zip(Kernel.launches, counts, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "extra", "offset", "width", "word"),
+    [
+        ("f4", 0, 0, 8, 16), ("f4", 4, 4, 8, 16), ("f4", 2, 0, 8, 8), ("f4", 0, 1, 8, 4),
+        ("f4", 0, 0, 6, 8), ("f4", 0, 0, 5, 4), ("f2", 0, 1, 8, 2), ("i1", 3, 0, 8, 1),
+        ("c16", 0, 0, 3, 16), ("f8", 1, 0, 4, 8),
+    ],
+)  # fmt: skip
+def test_words_are_as_long_as_rows_and_addresses_allow(dtype, extra, offset, width, word):
+    source = gpu(numbered((3, width), dtype), extra=extra, offset=offset)
+    target = gpu(np.zeros((3, 2 * width), dtype))
+    to = (slice(0, 3), slice(0, width))
+    rows = rows_of(Move(source, everything(source), target, to))
+    assert rows.word_bytes == word
+    item = np.dtype(dtype).itemsize
+    assert rows.cols * word == width * item
+    assert rows.words == 3 * rows.cols
+    assert (rows.source, rows.target) == (source.data.ptr, target.data.ptr)
+    assert (rows.source_pitch, rows.target_pitch) == ((width + extra) * item, 2 * width * item)
+
+
+def test_what_is_contiguous_in_both_is_one_row():
+    source, target = gpu(numbered((6, 8))), gpu(np.zeros((2, 6, 8), "f4"))
+    stack = source.reshape(1, 6, 8)
+    rows = rows_of(Move(stack, everything(stack), target, (slice(1, 2), slice(0, 6), slice(0, 8))))
+    assert (rows.cols, rows.words) == (12, 12)
+    assert rows.target == target.data.ptr + 6 * 8 * 4
+
+
+def test_a_repeated_row_is_read_again():
+    row = np.broadcast_to(numbered((1, 8)), (4, 8)).view(GPUArray)
+    target = gpu(np.zeros((4, 8), "f4"))
+    copy_all([Move(row, everything(row), target, everything(target))])
+    assert len(Kernel.launches) == 1
+    np.testing.assert_array_equal(np.asarray(target), np.asarray(row))
+
+
+def test_what_is_no_rows_of_neighbours_is_left_to_cupy():
+    values = numbered((4, 5, 6))
+    for source, target in (
+        (laid_out(values[0], "F"), np.zeros((5, 6), "f4")),
+        (gpu(values, extra=2)[:, :4], np.zeros((4, 4, 6), "f4")),
+        (gpu(values[0].astype("f8")), np.zeros((5, 6), "f4")),
+        (gpu(values[0].astype("i4")), np.zeros((5, 6), "f4")),
+    ):
+        into = gpu(target)
+        move = Move(source, everything(source), into, everything(into))
+        assert rows_of(move) is None
+        copy_all([move])
+        np.testing.assert_array_equal(np.asarray(into), np.asarray(source))
+    assert Kernel.launches == []
+
+
+def test_both_ways_at_once():
+    """Some pieces by the kernel and others by CuPy, each to its place."""
+    values = numbered((8, 6))
+    target = gpu(np.zeros((8, 6), "f4"))
+    halves = [laid_out(values[:4], "C"), laid_out(values[4:], "F")]
+    columns = slice(0, 6)
+    copy_all([
+        Move(half, (slice(0, 4), columns), target, (slice(4 * i, 4 * i + 4), columns))
+        for i, half in enumerate(halves)
+    ])  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(target), values)
+    assert [args[0] for _, _, _, args in Kernel.launches] == [1]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_nothing_is_launched_for_what_has_no_elements(shape):
+    empty, target = np.zeros(shape, "f4").view(GPUArray), np.zeros(shape, "f4").view(GPUArray)
+    copy_all([Move(empty, everything(empty), target, everything(target))])
+    assert Kernel.launches == []
+
+
+def test_one_element_of_anything():
+    for values in (numbered((1, 1)), numbered((1, 1, 1), "c16"), numbered((3, 3))[1:2, 1:2]):
+        source, target = gpu(values), gpu(np.zeros_like(values))
+        copy_all([Move(source, everything(source), target, everything(target))])
+        np.testing.assert_array_equal(np.asarray(target), values)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_assignments_take_stretches_of_vectors(turned):
+    matrix, row = numbered((5, 6)), np.zeros(12, "f4")
+    part, stretch = (slice(1, 4), slice(2, 5)), (slice(2, 11),)
+    if turned:
+        row[2:11] = 7 * numbered((9,))
+        assign(Move(row, stretch, matrix, part))
+        np.testing.assert_array_equal(matrix[part], 7 * numbered((3, 3)))
+        assert matrix[0, 2] == 3
+    else:
+        assign(Move(matrix, part, row, stretch))
+        np.testing.assert_array_equal(row[stretch], matrix[part].reshape(-1))
+        assert row[[0, 1, 11]].tolist() == [0, 0, 0]
+
+
+def test_the_table_is_what_a_launch_can_carry():
+    assert copies.CAPACITY * 8 * 8 + 8 <= 4096
+    assert (copies.CAPACITY + 4) * 8 * 8 + 8 > 4096
