@@ -12,6 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, wait
 
 import multimm
+from multimm.graph import tasks
 from multimm.graph.tasks import in_turn
 from multimm.planning import cost
 from multimm.planning.blocking import Options
@@ -67,6 +68,18 @@ def test_the_result_is_that_of_one_task_a_slab(client, gram, scaled):
     assert len(products(fused)) == p_k
     assert not products(one_by_one)
     np.testing.assert_array_equal(fused.compute(), one_by_one.compute())
+
+
+def test_the_gpu_is_waited_for_once(monkeypatch):
+    waited = []
+    monkeypatch.setattr(tasks, "finished", lambda block: waited.append(block) or block)
+    step = tasks.Step("float32", "float32")
+    a, b = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
+    twice = replace(step, alpha=2)
+    result = in_turn(a, b, None, link=tasks.link, before=[[a, b]] * 3, step=twice, inner=step)
+    np.testing.assert_array_equal(result, np.full((2, 2), 2 * 12))
+    assert len(waited) == 1
+    assert waited[0] is result
 
 
 def laid_out(workers, rows, slabs, side=2048, gram=True, owners=None, **options):

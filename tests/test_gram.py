@@ -665,10 +665,10 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
 
     seen = []
     monkeypatch.setattr(gram_tasks, "is_packed", lambda block: isinstance(block, Packed))
-    monkeypatch.setattr(gram_tasks, "multiply", lambda a, b, p=None, *, step: seen.append((a, b)))
+    monkeypatch.setattr(gram_tasks, "link", lambda a, b, p=None, *, step: seen.append((a, b)))
     raw = integers((3, 5))
-    gram_tasks.multiply_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
-    gram_tasks.multiply_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
+    gram_tasks.link_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
+    gram_tasks.link_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
     assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
     assert seen[1][1].raw.shape == (5, 3)
 

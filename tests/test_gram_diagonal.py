@@ -180,7 +180,7 @@ def test_a_packed_block_serves_both_sides(kernels, rows):
     block, p = packed(x), integers((rows, rows), seed=3)
     assert block.uncarried == 1
     step = Step("float32", "float32", alpha=2)
-    found = gram_tasks._lower(block, gpu(p), step)
+    found = gram_tasks.link_diagonal(block, gpu(p), step=step)
     exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
     assert isinstance(found, GPUArray)
     # The tiny element counts where it stands alone, and is lost beside integers.
@@ -189,36 +189,17 @@ def test_a_packed_block_serves_both_sides(kernels, rows):
     assert len(test_residuals.launches) == 1
 
 
-@pytest.mark.parametrize(
-    ("rows", "k", "precision", "times"),
-    [(1024, 256, "float32", 1), (1024, 256, "ieee", 0), (1024, 255, "float32", 0),
-     (1023, 256, "float32", 0)],
-)  # fmt: skip
-def test_what_is_not_packed_yet_is_packed_once_for_both_sides(
-    kernels, monkeypatch, rows, k, precision, times
-):
-    seen, multiplied = [], []
-
-    def pack(block, *, role, step):
-        seen.append((role, step.trans_a))
-        return packed(np.asarray(block.T))
-
-    def gemm(a, b, partial, *, step, tuned, lower):
-        multiplied.append((a, b, lower))
-
-    monkeypatch.setattr(gram_tasks, "pack", pack)
-    monkeypatch.setattr(gram_tasks, "gemm", gemm)
-    stored = gpu(np.ascontiguousarray(integers((rows, k)).T))
-    step = Step("float32", "float32", trans_a=True, precision=precision)
-    gram_tasks._lower(stored, None, step)
-    assert seen == [("a", True)] * times
-    ((left, right, lower),) = multiplied
-    assert lower
-    if times:
-        assert (left.side, right.side) == ("a", "b")
-        assert left.tiles is right.tiles
-    else:
-        assert left is right is stored
+def test_what_is_not_packed_yet_is_given_for_both_sides(kernels, monkeypatch):
+    """So that whoever packs it can do so once."""
+    multiplied = []
+    monkeypatch.setattr(
+        gram_tasks, "gemm", lambda a, b, *_, **more: multiplied.append((a, b, more))
+    )
+    stored = gpu(integers((20, 30)))
+    gram_tasks.link_diagonal(stored, step=Step("float32", "float32", trans_a=True))
+    ((left, right, more),) = multiplied
+    assert left is right is stored
+    assert more["lower"]
 
 
 def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch):
@@ -226,7 +207,7 @@ def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch)
     block = PackedBlock(9, 5, "a", "float32", nonfinite=45, raw=gpu(x))
     seen = []
     monkeypatch.setattr(gram_tasks, "gemm", lambda *given, **more: seen.append((given, more)))
-    gram_tasks._lower(block, None, Step("float32", "float32"))
+    gram_tasks.link_diagonal(block, step=Step("float32", "float32"))
     (((left, right, _), more),) = seen
     assert (left.side, right.side, more["lower"]) == ("a", "b", True)
     assert right.raw.shape == (5, 9)
@@ -243,7 +224,7 @@ def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkey
 
     monkeypatch.setattr(gram_tasks, "gemm", gemm)
     monkeypatch.setattr(gram_tasks, "module_of", lambda a: np)
-    found = gram_tasks._lower(gpu(x), None, Step("float64", "float64", trans_b=True))
+    found = gram_tasks.link_diagonal(gpu(x), step=Step("float64", "float64", trans_b=True))
     np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
     assert len(seen) == len(triangle(20, "float64")) > 1
 

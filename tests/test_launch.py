@@ -223,14 +223,20 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
         launch.gemm(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
 
 
-def test_plain_products_are_repeated_and_lower_ones_are_not(launches):
+def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, monkeypatch):
     a, b = integers(1, (600, 50)), integers(2, (50, 600))
+    exact, decided = np.asarray(a) @ np.asarray(b), []
+    prepared = launch.prepared
+    monkeypatch.setattr(
+        launch, "prepared", lambda *args, **more: decided.append(more) or prepared(*args, **more)
+    )
     for lower in (True, False, True, False):
         result = launch.gemm(a, b, lower=lower)
-        exact = np.asarray(a) @ np.asarray(b)
         np.testing.assert_array_equal(np.tril(result), np.tril(exact))
         if not lower:
             np.testing.assert_array_equal(np.asarray(result), exact)
+    assert decided == [{"lower": True}, {"lower": False}]
+    assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, False] * 2
 
 
 def test_f_order_and_slices_are_read_as_they_are(launches, caplog):

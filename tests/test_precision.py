@@ -38,12 +38,13 @@ class Kernels:
         _compute(a, b, out, alpha, beta, c, partial)
         return out
 
-    def on_tensor_cores(self, found, trans, shape, alpha, beta, choice, tuned):
+    def on_tensor_cores(self, found, trans, shape, alpha, beta, choice, tuned, lower, gram):
         self.prepared += 1
+        kind = " gram" * gram + " lower" * lower
         layouts = [None if x is None else (x.shape, x.strides) for x, _ in found]
 
         def run(pointers):
-            self.ran.append(f"split {choice.precision}")
+            self.ran.append(f"split {choice.precision}{kind}")
             a, b, c, partial, out = (
                 None if layout is None else at(pointer, *layout)
                 for pointer, layout in zip(pointers, layouts, strict=True)
@@ -147,13 +148,36 @@ def test_what_is_decided_is_kept_by_precision(kernels, promise):
 
 def test_lower_products_are_asked_of_kernels_that_know_them(kernels, monkeypatch):
     a, b = operands()
-    monkeypatch.setattr(precision.recall, "again", lambda *known: "all of it, as before")
     gemm(a, b, precision="ieee", lower=True)
-    assert kernels.ran == ["ffma lower"]
     gemm(a, b, lower=True)
-    assert kernels.ran[1:] == ["split float32"], "packed for one product: multiplied whole"
+    assert kernels.ran == ["ffma lower", "split float32 lower"]
     with pytest.raises(ShapeError, match="only a square one has a lower triangle"):
         gemm(a, gpu(np.ones((SIDE, 2 * SIDE), "f4")), lower=True)
+
+
+def test_of_a_product_with_its_transpose_one_operand_is_packed(kernels):
+    """Only of a lower one, which is what Gram products ask for; each kind is kept as its own."""
+    a, _ = operands()
+    ways = {
+        "split float32 gram lower": ((a, a), {"trans_b": True, "lower": True}),
+        "split float32 lower": ((a, a.copy()), {"trans_b": True, "lower": True}),
+        "split float32": ((a, a), {"trans_b": True}),
+    }
+    for _ in range(2):
+        for (left, right), options in ways.values():
+            exact = np.asarray(left) @ np.asarray(right).T
+            np.testing.assert_array_equal(gemm(left, right, **options), exact)
+    assert kernels.ran == [*ways] * 2
+    assert kernels.prepared == 3
+    gemm(a, a, lower=True)
+    assert kernels.ran[-1] == "split float32 lower", "no transpose: two operands"
+
+
+def test_repeated_rows_of_a_gram_product_are_laid_out_once(kernels):
+    row = np.lib.stride_tricks.as_strided(operands()[0][:1], (SIDE, SIDE), (0, 4)).view(GPUArray)
+    result = gemm(row, row, trans_a=True, lower=True)
+    np.testing.assert_array_equal(result, np.asarray(row).T @ np.asarray(row))
+    assert kernels.ran == ["split float32 gram lower"]
 
 
 def test_stacks_are_never_packed(kernels):

@@ -28,6 +28,7 @@ class Kernels:
 
     def __init__(self):
         self.ran = []
+        self.packed = []  # rows of each operand
         self.allocated, self.room = [], 10**9
         self.defines = {}
 
@@ -40,6 +41,8 @@ class Kernels:
         entry = kernel.name
         self.ran.append(entry)
         if entry == "split_pack":
+            members = np.frombuffer(args[0].tobytes(), "u8").reshape(2, 15)
+            self.packed += [int(rows) for rows in members[:, 2] if rows]
             PackKernel(entry, tuple(kernel.defines.items()))(grid, (256, 1, 1), args)
             return
         counts = memory(args[-1], (4,), (1,), "u8").tolist()
@@ -58,6 +61,7 @@ class Kernels:
 
     def split_residuals(self, m, n, k, alpha, *rest):
         self.lists = [rest[i + 3 : i + 5] for i in (0, 5)]
+        self.counted = memory(rest[-1], (4,), (1,), "u8").tolist()
 
     def sgemm_ffma(self, m, n, k, k_step, alpha, beta, *operands):
         (a, lda, _), (b, ldb, _), (c, ldc, _), (p, ldp, _), (d, ldd, _) = (
@@ -109,6 +113,7 @@ def kernels(monkeypatch):
     module.cuda.get_current_stream = Stream
     module.cuda.runtime.streamIsCapturing = lambda stream: False
     module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
+    module.cuda.runtime.memcpyAsync = lambda to, at, size, *_: ctypes.memmove(to, at, size)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(stand_in.GPUArray, "get", lambda x, stream: np.array(x), raising=False)
     monkeypatch.setattr(compiled, "_loaded", found.load)
@@ -122,12 +127,14 @@ def kernels(monkeypatch):
     compiled.device_of.cache_clear()
 
 
-def run(kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0):
+def run(
+    kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0, **more
+):
     """Prepare a product, and compute it twice."""
     shape = product_shape(a.shape, b.shape, *trans)
     kernels.k = shape.k
     found = [launch.addressable(x, i < 2) for i, x in enumerate((a, b, c, partial, out))]
-    product = tensor_cores.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False)
+    product = tensor_cores.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False, **more)
     for _ in range(2):
         out[...] = np.nan
         product([stack.pointer for _, stack in found])
@@ -155,6 +162,44 @@ def test_four_launches_without_a_look(kernels, trans, layout):
     assert last_choice() == CHOICE
     # What seldom runs is one of few kernels, which are compiled beforehand.
     assert kernels.defines["sgemm_ffma"] in [dict(job.defines) for job in ahead.wanted(90)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("odd", [None, 2.0**30, np.nan])
+def test_a_gram_product_is_packed_once(kernels, turned, odd):
+    """What was counted holds for both sides; B has the lists of A, too."""
+    x, p = integers(130, 200), integers(130, 130, seed=2)
+    x[7] = 0
+    x[7, :3] = odd or 0, 1, -1
+    a, out = gpu(x.T if turned else x), gpu(np.zeros((130, 130), "f4"))
+    with np.errstate(invalid="ignore"):
+        run(kernels, a, a, out, (turned, not turned), partial=gpu(p), alpha=2.0, gram=True)
+        exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
+    refused = odd is np.nan
+    assert kernels.ran == (REFUSED if refused else LAUNCHES) * 2
+    assert kernels.packed == [130] * 2
+    if refused:
+        np.testing.assert_array_equal(out, exact)
+        assert last_choice().reason == "operand a has 1 elements that are not finite"
+    else:
+        assert kernels.lists[0] == kernels.lists[1]
+        assert kernels.counted == [0, 2 if odd else 0] * 2
+        at = np.arange(130) != 7
+        np.testing.assert_array_equal(out[at][:, at], exact[at][:, at])
+        assert last_choice() == CHOICE
+
+
+def test_what_is_above_the_diagonal_is_left_to_the_kernel(kernels, monkeypatch):
+    asked, prepared = [], tensor_cores.split.prepared
+    monkeypatch.setattr(
+        tensor_cores.split, "prepared",
+        lambda *args, **more: asked.append(more) or prepared(*args, **more),
+    )  # fmt: skip
+    x = integers(130, 200)
+    run(kernels, gpu(x), gpu(x.T), gpu(np.zeros((130, 130), "f4")), lower=True)
+    assert asked == [{"lower": True}]
+    # What stands in for it is seldom needed, and one of few kernels: it computes everything.
+    assert "LOWER" not in kernels.defines["sgemm_ffma"]
 
 
 @pytest.mark.parametrize(("side", "bad"), [("a", np.nan), ("b", np.inf)])

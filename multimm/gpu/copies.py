@@ -117,12 +117,12 @@ def rows_of(move: Move) -> Rows | None:
         return Rows(source.pointer, target.pointer, 0, 0, 1, 0, item)
     axes = collapse(target.shape, (source.strides, target.strides))
     cols = axes.pop().size if axes and axes[-1].strides == (item, item) else 1
-    rows, pitches = axes.pop() if axes else (1, (0, 0))
+    rows, (from_row, to_row) = axes.pop() if axes else (1, (0, 0))
     if axes:
         return None
-    width = cols * item
-    word = common_alignment(source.pointer, target.pointer, width, *pitches)
-    return Rows(source.pointer, target.pointer, *pitches, width // word, rows * width // word, word)
+    width, addresses = cols * item, (source.pointer, target.pointer)
+    word = common_alignment(*addresses, width, from_row, to_row)
+    return Rows(*addresses, from_row, to_row, width // word, rows * width // word, word)
 
 
 def _launch(pieces: Sequence[Rows], device: int) -> None:

@@ -106,8 +106,10 @@ def gemm(
     KernelError
         An unknown configuration, or a GPU that is too old.
     """
-    known = kind_of(noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
-    if config is None and not lower and (done := recall.again(*known)) is not None:
+    known = kind_of(
+        noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
+    )
+    if config is None and (done := recall.again(*known)) is not None:
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
@@ -136,7 +138,7 @@ def gemm(
             operands = [(a, trans_a), (b, trans_b), (read_c, None), (partial, None), (out, None)]
             run = _launch_gemm(operands, shape, alpha, beta, config, tuned, lower)
             # An operand that is not read has no place in what was decided.
-            if config is None and not lower and run is not None and read_c is c:
+            if config is None and run is not None and read_c is c:
                 recall.keep(*known, result=out, run=_noting(run, noted))
     return out
 
@@ -151,12 +153,12 @@ def _noting(run: recall.Run, choice: Choice) -> recall.Run:
 
 def kind_of(
     verb: str, a: Any, b: Any, c: Any, partial: Any, out: Any, trans_a: bool, trans_b: bool,
-    alpha: float, beta: float, tuned: bool,
+    alpha: float, beta: float, tuned: bool, lower: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return by what `recall` knows a product: for a plain one, what `recall.product` asks for."""
     known = (verb, (a, b, c, partial), out, trans_a, trans_b)
-    plain = alpha == 1 and tuned and c is partial is out is None
-    return known if plain else (*known, alpha, beta, tuned)
+    plain = alpha == 1 and tuned and not lower and c is partial is out is None
+    return known if plain else (*known, alpha, beta, tuned, lower, lower and a is b)
 
 
 def addressable(x: Array, any_order: bool) -> tuple[Array, Stack]:

@@ -71,9 +71,9 @@ class Source(NamedTuple):
 class Packing:
     """The launch that packs operands, with all decided but where they lie.
 
-    The head begins with two uint64 for each operand: how many of its elements are not finite, and
-    how many others the parts do not carry. From `lists` on there are the latter, for each operand
-    RESIDUAL_CAP places, row * 2^32 + k, and then as many values.
+    The head begins with two uint64 for each of two operands: how many of its elements are not
+    finite, and how many others the parts do not carry. From `lists` on there are the latter, for
+    each operand RESIDUAL_CAP places, row * 2^32 + k, and then as many values.
     """
 
     kernel: Any  #: None if there is nothing to pack
@@ -110,7 +110,7 @@ class Packing:
                        head + _COUNTS * i, first, first + 8 * RESIDUAL_CAP)  # fmt: skip
         values += [0] * (30 - len(values))
         operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
-        tickets = head + _COUNTS * len(self.members)
+        tickets = head + 2 * _COUNTS
         self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), (operands, tickets))
 
 
@@ -222,7 +222,7 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
         shapes = [(source.rows, source.k) for source in sources]
         raise ShapeError(f"{tasks} tasks for shapes {shapes}: use blocks")
     kernel = _kernel(device, PARTS[scheme]) if tasks else None
-    end = _COUNTS * len(sources) + _TICKETS
+    end = 2 * _COUNTS + _TICKETS
     maxima, lists = [], []
     for cut in cuts:
         maxima.append(end)

@@ -49,8 +49,8 @@ def gemm(
         ``"float32"``: no element less accurate than an FP32 dot product's bound.
         ``"ieee"``: FP32 fused multiply-adds. ``"tf32"``: one product of 11-bit significands.
     trans_a, trans_b, alpha, beta, c, partial, out, tuned, lower
-        As for `launch.gemm`. Operands that are packed here, for one product, are multiplied whole
-        all the same: a caller who wants `lower` packs one operand, and gives it for both.
+        As for `launch.gemm`. Of ``lower`` products of one array and its transpose, given as `a` and
+        as `b`, half of the packing is left out, too.
 
     Returns
     -------
@@ -68,8 +68,10 @@ def gemm(
     scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         return _packed(a, b, trans_a, trans_b, scalars, out, tuned, lower)
-    known = launch.kind_of(precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned)
-    if not lower and (done := recall.again(*known)) is not None:
+    known = launch.kind_of(
+        precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
+    )
+    if (done := recall.again(*known)) is not None:
         return done
     check_arrays({"a": a, "b": b}, np.float32)
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
@@ -80,7 +82,7 @@ def gemm(
     if choice.kernel == SPLIT and alpha == 0:
         choice = Choice(FFMA, precision, "alpha is 0")
     if choice.kernel == SPLIT:
-        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, known)
+        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, lower, known)
     return launch.gemm(
         a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, lower=lower,
         **scalars,
@@ -103,7 +105,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
 
 def _split(
     a: Array, b: Array, trans_a: bool, trans_b: bool, shape: ProductShape, choice: Choice,
-    scalars: dict[str, Any], out: Array, tuned: bool, known: tuple[Any, ...] | None,
+    scalars: dict[str, Any], out: Array, tuned: bool, lower: bool, known: tuple[Any, ...] | None,
 ) -> Array:  # fmt: skip
     """A product on the tensor cores, unless the data turn out to be nothing for them."""
     import cupy
@@ -120,13 +122,17 @@ def _split(
             turned = {name: x if x is None else x.swapaxes(-1, -2) for name, x in
                       (("c", c), ("partial", partial))}  # fmt: skip
             _split(b, a, not trans_b, not trans_a, ProductShape((), shape.n, shape.m, shape.k),
-                   choice, scalars | turned, out.swapaxes(-1, -2), tuned, None)  # fmt: skip
+                   choice, scalars | turned, out.swapaxes(-1, -2), tuned, False, None)  # fmt: skip
             return out
         result = cupy.empty(shape.result, np.float32) if out is None else out
-        operands = (_dense(a), _dense(b), None if beta == 0 else c, partial, result)
+        gram = lower and a is b and trans_a != trans_b
+        dense = _dense(a)
+        operands = (dense, dense if gram else _dense(b), None if beta == 0 else c, partial, result)
         # The copies stay referenced until everything that reads them is in the stream.
         found = [launch.addressable(x, any_order=i < 2) for i, x in enumerate(operands)]
-        run = tensor_cores.prepared(found, (trans_a, trans_b), shape, alpha, beta, choice, tuned)
+        run = tensor_cores.prepared(
+            found, (trans_a, trans_b), shape, alpha, beta, choice, tuned, lower, gram
+        )
         run([stack.pointer for _, stack in found])
         given = (a, b, c, partial, result)
         if known and all(x is y for (x, _), y in zip(found, given, strict=True)):

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 Array = Any
 
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
+_ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
 def prepared(
@@ -44,6 +45,8 @@ def prepared(
     beta: float,
     choice: Choice,
     tuned: bool,
+    lower: bool = False,
+    gram: bool = False,
 ) -> Run:
     """Return what computes products of operands like these.
 
@@ -60,8 +63,10 @@ def prepared(
         alpha is not 0.
     choice : Choice
         Its precision is what operands are packed for.
-    tuned : bool
+    tuned, lower : bool
         As for `launch.gemm`.
+    gram : bool
+        A and B are the same elements, one of them used transposed: they are packed once.
 
     Returns
     -------
@@ -70,24 +75,24 @@ def prepared(
         ran.
     """
     (a, _), (b, _), *addends = operands
-    sources = [source_of(x, side, flag)[1] for x, side, flag in zip((a, b), "ab", trans,
-                                                                   strict=True)]  # fmt: skip
+    packed = list(zip((a, b), "ab", trans, strict=True))[: 1 if gram else 2]
+    sources = [source_of(x, side, flag)[1] for x, side, flag in packed]
     sizes, scheme, device = (shape.m, shape.n, shape.k), choice.precision, a.device.id
     return _Product(
         device,
         choice,
         packing.prepared(sources, scheme, device),
         _Room.of(sources, scheme),
-        split.prepared(sizes, PARTS[scheme], device, alpha, beta, addends),
+        split.prepared(sizes, PARTS[scheme], device, alpha, beta, addends, lower=lower),
         residuals.prepared(*sizes, scheme, device, alpha, addends[2][1].ld),
         launch.prepared(operands, trans, shape, alpha, beta, None, tuned, if_refused=True),
     )
 
 
 class _Room(NamedTuple):
-    """Where packed operands lie in a workspace: tiles of A and B, then exponents; in bytes."""
+    """Where packed operands lie in a workspace, in bytes."""
 
-    offsets: tuple[int, int, int, int]  #: tiles and exponents of A, and of B
+    offsets: tuple[tuple[int, int], ...]  #: tiles and exponents of A, and of B if it is another
     size: int
 
     @classmethod
@@ -95,11 +100,14 @@ class _Room(NamedTuple):
         offsets, end = [], 0
         for source in sources:
             tiles = int(np.prod(source.tile_shape(scheme), dtype=np.int64)) * 2
-            for size in (tiles, source.height * 4):
-                offsets.append(end)
-                end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        first, second, third, fourth = offsets
-        return cls((first, second, third, fourth), end)
+            exponents = end + _up(tiles)
+            offsets.append((end, exponents))
+            end = exponents + _up(source.height * 4)
+        return cls(tuple(offsets), end)
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +139,12 @@ class _Product:
             note(Choice(FFMA, self.choice.precision, reason))
             return
         first = body.data.ptr
-        a_tiles, ea, b_tiles, eb = (first + offset for offset in self.room.offsets)
-        self.packing(head.data.ptr, ((a, a_tiles, ea), (b, b_tiles, eb)))
-        self.multiply((a_tiles, ea, b_tiles, eb, c, partial, d, counts))
-        self.add(self._lists(0, head, a_tiles, ea), self._lists(1, head, b_tiles, eb), d, counts)
+        parts = [(first + tiles, first + exponents) for tiles, exponents in self.room.offsets]
+        self.packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
+        if len(parts) == 1:  # what was counted of A holds for B
+            cupy.cuda.runtime.memcpyAsync(counts + 16, counts, 16, _ON_DEVICE, stream.ptr)
+        self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
+        self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
         self.instead((*pointers, counts))
         release_body()
         release_head()
@@ -144,8 +154,8 @@ class _Product:
         else:
             note(self.choice, lambda: _why_refused(head, stream))
 
-    def _lists(self, i: int, head: Array, tiles: int, exponents: int) -> Lists:
-        places = head.data.ptr + self.packing.lists[i]
+    def _lists(self, i: int, head: int, tiles: int, exponents: int) -> Lists:
+        places = head + self.packing.lists[i]
         return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
 
 

@@ -28,7 +28,14 @@ from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.gram_tasks import add_diagonal, multiply_diagonal, multiply_gram, scale
+from multimm.graph.gram_tasks import (
+    add_diagonal,
+    link_diagonal,
+    link_gram,
+    multiply_diagonal,
+    multiply_gram,
+    scale,
+)
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.pieces import multiply_pieces, pieces
@@ -43,6 +50,7 @@ from multimm.graph.tasks import (
     add,
     after,
     in_turn,
+    link,
     multiply,
     pack,
     read,
@@ -107,6 +115,13 @@ def build(
     return da.Array(high, graph.name("matmul"), chunks, meta=meta)
 
 
+def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
+    """What multiplies the operands of a slab: as a task, and as one of several in a task."""
+    if diagonal:
+        return multiply_diagonal, link_diagonal
+    return (multiply_gram, link_gram) if gram else (multiply, link)
+
+
 @dataclass
 class Builder:
     """Makes the tasks of one product."""
@@ -151,7 +166,7 @@ class Builder:
         previous = None if opening is None else TaskRef(self._gate(opening, part))
         start, end = layout.first_slab[part : part + 2]
         diagonal = layout.mirrors and i == j
-        func = multiply_diagonal if diagonal else multiply_gram if layout.mirrors else multiply
+        func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
         for first in range(start, end, layout.slabs_per_task):
             slabs = range(first, min(first + layout.slabs_per_task, end))
             key = self._chain_key(batch, i, j, slabs[-1])
@@ -165,7 +180,8 @@ class Builder:
             verb: Verb = func
             if before:
                 earlier = List(*(List(*refs) for refs in before))
-                verb, more = in_turn, more | {"link": func, "before": earlier, "inner": self.inner}
+                verb = in_turn
+                more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_pieces, more | {"verb": func}
             self._add(key, verb, [*last, previous], place, **more)

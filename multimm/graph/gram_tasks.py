@@ -13,19 +13,23 @@ from multimm.graph.tasks import (
     gemm,
     is_gpu,
     is_packed,
-    multiply,
+    link,
     own_kernel,
-    pack,
     stream_for,
     summed,
 )
-from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB
 from multimm.planning.triangle import triangle
 
 
 def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
     """`multiply` of two blocks of one operand, both stored or packed as left factors are."""
-    return multiply(a, _as_right(b), partial, step=step)
+    with stream_for(a):
+        return finished(link_gram(a, b, partial, step=step))
+
+
+def link_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply_gram` in the order of the current stream."""
+    return link(a, _as_right(b), partial, step=step)
 
 
 def multiply_diagonal(
@@ -33,25 +37,22 @@ def multiply_diagonal(
 ) -> Block:
     """`multiply_gram` of a block and itself; unless complete, nothing above the diagonal counts."""
     with stream_for(a):
-        sums = _lower(a, partial, step)
-        return finished(_mirrored(sums) if complete else sums)
+        return finished(link_diagonal(a, partial, step=step, complete=complete))
+
+
+def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
+    """`multiply_diagonal` in the order of the current stream."""
+    if is_packed(a) or (is_gpu(a) and own_kernel(a, a, None, step)):
+        sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
+    else:
+        sums = _in_pieces(a, partial, step)
+    return _mirrored(sums) if complete else sums
 
 
 def add_diagonal(*parts: Block, step: Step) -> Block:
     """The complete sum of the parts of k of a block on the diagonal."""
     with stream_for(parts[0]):
         return finished(_mirrored(summed(parts, None, step)))
-
-
-def _lower(a: Block, partial: Block, step: Step) -> Block:
-    if not is_packed(a):
-        if not (is_gpu(a) and own_kernel(a, a, None, step)):
-            return _in_pieces(a, partial, step)
-        size, k = a.shape[-2:][:: -1 if step.trans_a else 1]
-        large = a.ndim == 2 and size >= PACKED_SIDE and k >= PACKED_SLAB
-        if large and step.precision != "ieee":
-            a = pack(a, role="a", step=step)  # once for both sides
-    return gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
 
 
 def _in_pieces(a: Block, partial: Block, step: Step) -> Block:

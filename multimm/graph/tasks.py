@@ -130,7 +130,12 @@ def is_packed(block: Block) -> bool:
 def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
     """`gemm` as a task: finished when it returns, and the same on every worker."""
     with stream_for(a):
-        return finished(gemm(a, b, partial, c, step=step, tuned=False))
+        return finished(link(a, b, partial, c, step=step))
+
+
+def link(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+    """`multiply` in the order of the current stream."""
+    return gemm(a, b, partial, c, step=step, tuned=False)
 
 
 def gemm(
@@ -289,8 +294,9 @@ def in_turn(
     *last : Block
         Operands of the last slab, and the sums that the chain begins with or None.
     link : callable
-        Of operands and sums. Each call ends as a task does, and lets go of what it made beside its
-        result.
+        Of operands and sums, in the order of the current stream. Nobody waits for the GPU between
+        two of them: it would be idle until the next one is launched. What each has made beside its
+        result is free again in that order, so that no more of it is needed than for one.
     before : list of list of Block
         Operands of the other slabs.
     step, inner : Step
@@ -299,9 +305,10 @@ def in_turn(
         For the last slab alone.
     """
     *operands, partial = last
-    for slab in before:
-        partial = link(*slab, partial, step=inner)
-    return link(*operands, partial, step=step, **more)
+    with stream_for(operands[0]):
+        for slab in before:
+            partial = link(*slab, partial, step=inner)
+        return finished(link(*operands, partial, step=step, **more))
 
 
 def stream_for(block: Block) -> AbstractContextManager[None]:

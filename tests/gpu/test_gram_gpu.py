@@ -92,16 +92,47 @@ def test_float64_is_multiplied_in_pieces():
     assert len(triangle(3000, "float64")) > 1
 
 
-def test_a_source_that_cannot_be_packed_is_multiplied_whole():
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_source_that_cannot_be_packed_is_multiplied_whole(packed):
     x = normal()
     x[5, 5] = np.inf
     step = Step("float32", "float32", trans_b=True)
-    block = tasks.pack(cupy.asarray(x), role="a", step=step)
-    assert block.raw is not None
+    block = cupy.asarray(x)
+    if packed:
+        block = tasks.pack(block, role="a", step=step)
+        assert block.raw is not None
     found = gram_tasks.multiply_diagonal(block, step=step)
     assert bool(cupy.isinf(found[5, 5]))
     finite = cupy.arange(ROWS) != 5
     assert bool(cupy.isfinite(cupy.tril(found)[finite][:, finite]).all())
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_packed_once_or_for_one_product_the_bits_are_the_same(precision, turned):
+    x = normal(4)
+    x[3, 5] = 1e-12
+    step = Step("float32", "float32", trans_a=turned, trans_b=not turned, precision=precision)
+    block = cupy.asarray(np.ascontiguousarray(x.T) if turned else x)
+    found = gram_tasks.multiply_diagonal(block, step=step)
+    first = gram_tasks.multiply_diagonal(tasks.pack(block, role="a", step=step), step=step)
+    assert bool((cupy.tril(found) == cupy.tril(first)).all())
+
+
+def test_slabs_in_turn_are_those_of_tasks_one_after_the_other():
+    x = normal(5)
+    step = Step("float32", "float32", trans_b=True)
+    slabs = [cupy.asarray(x[:, s : s + 500]) for s in range(0, K, 500)]
+    sums = None
+    for slab in slabs:
+        sums = gram_tasks.multiply_diagonal(slab, sums, step=step)
+    *before, last = slabs
+    found = tasks.in_turn(
+        last, None, link=gram_tasks.link_diagonal, before=[[slab] for slab in before], step=step,
+        inner=step, complete=True,
+    )  # fmt: skip
+    assert bool((cupy.tril(found) == cupy.tril(sums)).all())
+    assert bool((found == found.T).all())
 
 
 def test_a_whole_product_is_symmetric():

@@ -231,6 +231,14 @@ def guarded() -> None:
         result = downloaded(given[4])
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{n}x{k} {odd}"
         assert last_choice().kernel == ("sgemm_ffma" if odd != odd else "sgemm_split")
+        gram = uploaded(np.full((m, m), 77, "f4"), 1)
+        found = [*(addressable(given[0], any_order=True),) * 2, *(addressable(None, True),) * 2,
+                 addressable(gram, any_order=True)]  # fmt: skip
+        run = prepared(found, (False, True), ProductShape((), m, m, k), 1.0, 0.0, choice, False,
+                       lower=True, gram=True)  # fmt: skip
+        run([stack.pointer for _, stack in found])
+        exact, result = np.tril(a.astype(float) @ a.T), np.tril(downloaded(gram))
+        assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{m}x{k} {odd}"
 
 
 def triangles() -> None:
