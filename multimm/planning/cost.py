@@ -45,7 +45,7 @@ PART = 0.4
 #: Of an operand that is cut again, for each bundle of pieces that a worker fetches; and for each
 #: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
 #: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
-FETCH_S, PIECE_S = 4e-4, 8e-5
+FETCH_S, PIECE_S = 4e-4, 5e-5
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
