@@ -10,7 +10,6 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError
-from multimm.graph import pieces
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -123,10 +122,8 @@ def test_accelerate_reaches_gpu_blocks():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("large", [1, pieces.LARGE])
-def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned, large, monkeypatch):
+def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned):
     """By each product: whole rows, parts of rows that begin anywhere, and a block of one piece."""
-    monkeypatch.setattr(pieces, "LARGE", large)
     x, y = integers((130, 75), 5, dtype), integers((75, 90), 6, dtype)
     a, b = on_gpu(x, (33, (50, 25))), on_gpu(y.T if turned else y, (26, 31))
     b = b.T if turned else b
