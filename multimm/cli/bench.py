@@ -18,7 +18,9 @@ WIDTH = 160
 @click.command()
 @click.option("--gpus", metavar="N,...", help="GPU counts. Default: 1,2,4,8 as far as there are.")
 @click.option("--workers", metavar="N,...", help="Counts of CPU workers instead of GPUs.")
-@click.option("--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, steady.")
+@click.option(
+    "--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, chunked, steady."
+)
 @click.option("--peers", metavar="NAME,...", help='Systems to compare with; "none". Default: all.')
 @click.option("--precisions", metavar="NAME,...", help="Default: all on GPUs, else float32.")
 @click.option("--repeats", type=int, metavar="N", help="Timed runs of each case.")
