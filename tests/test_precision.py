@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from stand_in import GPUArray, fake_cupy, gpu, memory
+from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
@@ -178,6 +178,42 @@ def test_repeated_rows_of_a_gram_product_are_laid_out_once(kernels):
     result = gemm(row, row, trans_a=True, lower=True)
     np.testing.assert_array_equal(result, np.asarray(row).T @ np.asarray(row))
     assert kernels.ran == ["split float32 gram lower"]
+
+
+@pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("into", [None, "C", "F"])
+def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    x, y = operands(k=156)
+    a, b = (gpu(np.ascontiguousarray(z.T)) if flag else z
+            for z, flag in zip((x, y), trans, strict=True))  # fmt: skip
+    c, p = (operands(seed=seed)[0] for seed in (7, 8))
+    out = None if into is None else laid_out(np.zeros((SIDE, SIDE), "f4"), into)
+    exact = 2 * (np.asarray(x) @ np.asarray(y) + p) + 3 * np.asarray(c)
+    for _ in range(2):
+        result = gemm(a, b, trans_a=trans[0], trans_b=trans[1], alpha=2, beta=3, c=c, partial=p,
+                      out=out)  # fmt: skip
+        np.testing.assert_array_equal(result, exact)
+        assert out is None or result is out
+    assert kernels.ran == ["split float32"] * 6
+    # The last one adds C. Nothing is decided again, but where P' and C' are copied first.
+    assert kernels.prepared == (5 if into == "F" else 2)
+
+
+def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    a, _ = operands(k=104)
+    result = gemm(a, a, trans_b=True, lower=True)
+    np.testing.assert_array_equal(result, np.asarray(a) @ np.asarray(a).T)
+    assert kernels.ran == ["split float32 gram lower"] * 2
+
+
+def test_what_cannot_be_written_to_is_refused_before_the_first_stretch(kernels, monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    a, b = operands(k=156)
+    with pytest.raises(ShapeError, match="out and a may share memory"):
+        gemm(a, b, out=a[:, :SIDE])
+    assert kernels.ran == []
 
 
 def test_stacks_are_never_packed(kernels):

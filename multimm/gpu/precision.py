@@ -16,7 +16,7 @@ from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
 from multimm.gpu.registry import Problem
 from multimm.gpu.residuals import add_residuals
-from multimm.gpu.split_config import CAPABILITY
+from multimm.gpu.split_config import CAPABILITY, stretch_of
 from multimm.gpu.tensor_cores import why_refused
 
 Array = Any
@@ -124,6 +124,9 @@ def _split(
             _split(b, a, not trans_b, not trans_a, ProductShape((), shape.n, shape.m, shape.k),
                    choice, scalars | turned, out.swapaxes(-1, -2), tuned, False, None)  # fmt: skip
             return out
+        if stretch_of(shape.m, shape.n, shape.k) < shape.k:
+            options = {"precision": choice.precision, "tuned": tuned, "lower": lower}
+            return _in_stretches(a, b, (trans_a, trans_b), shape, scalars | {"out": out}, options)
         result = cupy.empty(shape.result, np.float32) if out is None else out
         gram = lower and a is b and trans_a != trans_b
         dense = _dense(a)
@@ -138,6 +141,26 @@ def _split(
         if known and all(x is y for (x, _), y in zip(found, given, strict=True)):
             recall.keep(*known, result=result, run=run)
     return result
+
+
+def _in_stretches(
+    a: Array, b: Array, trans: tuple[bool, bool], shape: ProductShape, last: dict[str, Any],
+    options: dict[str, Any],
+) -> Array:  # fmt: skip
+    """The sum of the products of one stretch of k after another; `last` is what the last one adds.
+
+    An array and its transpose stay one array, so that each stretch is packed once.
+    """
+    gram, step = a is b and trans[0] != trans[1], stretch_of(shape.m, shape.n, shape.k)
+    options |= {"trans_a": trans[0], "trans_b": trans[1]}
+    sums = last.pop("partial")
+    for start in range(0, shape.k, step):
+        k = slice(start, start + step)
+        x = a[k] if trans[0] else a[:, k]
+        y = x if gram else b[:, k] if trans[1] else b[k]
+        more = last if start + step >= shape.k else {}
+        sums = gemm(x, y, partial=sums, **options, **more)
+    return sums
 
 
 def _dense(x: Array) -> Array:

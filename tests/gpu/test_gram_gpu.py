@@ -12,6 +12,7 @@ import pytest
 import multimm
 from multimm.gpu.packing import pack
 from multimm.gpu.precision import gemm
+from multimm.gpu.split_config import stretch_of
 from multimm.graph import gram_tasks, tasks
 from multimm.graph.tasks import Step
 from multimm.planning.triangle import triangle
@@ -133,6 +134,29 @@ def test_slabs_in_turn_are_those_of_tasks_one_after_the_other():
     )  # fmt: skip
     assert bool((cupy.tril(found) == cupy.tril(sums)).all())
     assert bool((found == found.T).all())
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("odd", [None, 1e-12, np.inf])
+def test_stretches_of_a_long_k(precision, odd):
+    """Three; one has an element that no part carries, or that no part of it can be packed with."""
+    side, k = 4096, 3 * 2**18 + 1000
+    assert -(-k // stretch_of(side, side, k)) == 3
+    x = cupy.random.default_rng(6).standard_normal((k, side), dtype="f4")
+    if odd is not None:
+        x[k // 2, 5] = odd
+    step = Step("float32", "float32", trans_a=True, precision=precision)
+    found = gram_tasks.multiply_diagonal(x, step=step)
+    plain = tasks.multiply(x, x.copy(), step=step)
+    rows = [0, 5, 6, side - 1]
+    few = x[:, rows].astype("f8")
+    finite = [row for row in rows if odd != np.inf or row != 5]
+    for result in (found[rows][:, rows], plain[rows][:, rows]):
+        at = cupy.asarray([rows.index(row) for row in finite])
+        wide = few[:, at]
+        off = abs(cupy.tril(result[at][:, at].astype("f8") - wide.T @ wide))
+        assert bool((off <= PROMISES[precision] * (abs(wide).T @ abs(wide))).all())
+        assert bool(cupy.isfinite(result[1, 1])) == (odd != np.inf)
 
 
 def test_a_whole_product_is_symmetric():
