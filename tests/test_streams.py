@@ -101,8 +101,10 @@ def pool(monkeypatch):
         get_current_stream=current,
         get_allocator=lambda: _pool.take,
         using_allocator=using_allocator,
-        UnownedMemory=lambda pointer, size, owner, device: SimpleNamespace(owner=owner),
-        MemoryPointer=lambda memory, offset: SimpleNamespace(mem=memory, ptr=1),
+        UnownedMemory=lambda pointer, size, owner, device: SimpleNamespace(
+            ptr=pointer, owner=owner
+        ),
+        MemoryPointer=lambda memory, offset: SimpleNamespace(mem=memory, ptr=memory.ptr),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
@@ -135,6 +137,51 @@ def test_what_a_task_drops_goes_back_when_its_stream_is_done(pool):
     assert pool.free == 100
 
 
+def test_a_task_takes_again_what_it_has_dropped(pool):
+    """Whatever it launches comes later on its stream: neither the pool nor stream 0 is asked."""
+    with streams.own_stream(0):
+        small, large, other = allocate(10), allocate(40), allocate(30)
+        places = {"small": small.ptr, "large": large.ptr, "other": other.ptr}
+        before = len(pool.log)
+        del large, other
+        again = allocate(20)  # the smallest one that it fits in
+        assert again.ptr == places["other"]
+        assert len(pool.log) == before
+        del again
+        assert allocate(30).ptr == places["other"], "all of it, though less was asked for"
+        del small
+        assert allocate(4).ptr not in places.values(), "10 are more than twice as much"
+        assert allocate(11).ptr not in places.values(), "30 more than twice as much as 11"
+    given_back = {"back 40", "back 30", "back 10", "back 4", "back 11"}
+    assert pool.log[-6] == "S done"
+    assert set(pool.log[-5:]) == given_back
+    assert pool.free == 100
+
+
+def test_many_slabs_take_the_memory_of_one(pool):
+    with streams.own_stream(0):
+        sums = None
+        for _ in range(50):
+            scratch = allocate(30)
+            sums = allocate(20)
+            del scratch
+    assert pool.taken == 3  # the sums before are there while new ones are made
+    assert pool.free == 80
+    del sums
+
+
+def test_what_was_taken_again_is_kept_like_anything_else(pool):
+    with streams.own_stream(0):
+        scratch = allocate(20)
+        place = scratch.ptr
+        del scratch
+        result = allocate(20)
+    assert result.ptr == place
+    assert pool.free == 80
+    del result
+    assert pool.free == 100
+
+
 def test_a_dry_pool_makes_the_task_wait_and_give_back(pool):
     with streams.own_stream(0):
         scratch = allocate(60)
@@ -160,7 +207,7 @@ def test_a_task_that_fails_waits_for_its_stream_too(pool):
         scratch = allocate(10)
         raise ValueError(scratch.ptr)
 
-    with pytest.raises(ValueError, match="1"), streams.own_stream(0):
+    with pytest.raises(ValueError, match="256"), streams.own_stream(0):
         fail()
     assert pool.log[3] == "S done"
     assert current() is NULL

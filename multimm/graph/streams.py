@@ -21,8 +21,10 @@ allocator that goes to stream 0 for each array, result and temporary alike.
 - After every allocation S waits for stream 0 once more: memory that was freed in the order of
   stream 0 may still be in use there.
 - What a task drops is kept until S has been synchronised: it goes back in the order of stream 0,
-  where anybody may take it at once, while a kernel on S may still use it. If the pool runs dry
-  within a task, S is synchronised at once, and what was dropped until then goes back.
+  where anybody may take it at once, while a kernel on S may still use it. The task itself may take
+  it again at once, for what it launches comes after that on S: so many slabs in one task take no
+  more than one. If the pool runs dry within a task, S is synchronised at once, and what was dropped
+  until then goes back.
 - S is synchronised before the task returns, or raises: its result is complete, and its operands,
   which Dask refers to until then, are no longer read.
 
@@ -38,9 +40,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 _local = threading.local()  # streams: device -> stream and event
+
+#: What is taken again may be so many times as large as what is asked for: arbitrary.
+SPARE = 2
 
 
 @contextmanager
@@ -66,6 +71,13 @@ def own_stream(device: int) -> Iterator[None]:
                 task.close()
 
 
+class _Piece(NamedTuple):
+    """Memory from the pool."""
+
+    size: int
+    pointer: Any
+
+
 class _Task:
     """Memory of one task."""
 
@@ -77,29 +89,40 @@ class _Task:
         self._zero = cupy.cuda.Stream.null
         self.stream, self._event = _stream_of(device)
         self.running = True
-        self.dropped: list[Any] = []  # kernels on the stream may still use it
+        self.dropped: list[_Piece] = []  # kernels on the stream may still use it
         self._follow_stream_0()
 
     def allocate(self, size: int) -> Any:
-        """Memory from the pool in the order of stream 0, ready for this task's stream."""
+        """Memory that is ready for this task's stream: its own of before, or the pool's."""
         import cupy
 
-        try:
-            pointer = self._from_stream_0(size)
-        except MemoryError:
-            self._reclaim()
-            pointer = self._from_stream_0(size)
-        if not pointer.ptr:
-            return pointer
-        self._follow_stream_0()
-        lent = _Lent(pointer.mem, self)
-        memory = cupy.cuda.UnownedMemory(pointer.ptr, size, lent, self._device)
+        piece = self._dropped_before(size) or self._from_pool(size)
+        if not piece.pointer.ptr:
+            return piece.pointer
+        memory = cupy.cuda.UnownedMemory(piece.pointer.ptr, size, _Lent(piece, self), self._device)
         return cupy.cuda.MemoryPointer(memory, 0)
 
     def close(self) -> None:
         """Wait for the stream; from now on what is dropped goes back to the pool at once."""
         self._reclaim()
         self.running = False
+
+    def _dropped_before(self, size: int) -> _Piece | None:
+        """The smallest piece that this task has dropped and that is large enough."""
+        sizes = [piece.size for piece in self.dropped]
+        fitting = [found for found in sizes if size <= found <= SPARE * size]
+        return self.dropped.pop(sizes.index(min(fitting))) if fitting else None
+
+    def _from_pool(self, size: int) -> _Piece:
+        """New memory, in the order of stream 0."""
+        try:
+            pointer = self._from_stream_0(size)
+        except MemoryError:
+            self._reclaim()
+            pointer = self._from_stream_0(size)
+        if pointer.ptr:
+            self._follow_stream_0()
+        return _Piece(size, pointer)
 
     def _from_stream_0(self, size: int) -> Any:
         with self._zero:
@@ -117,14 +140,14 @@ class _Task:
 class _Lent:
     """What an array holds in place of its memory: it notices when the last array is gone."""
 
-    __slots__ = ("_memory", "_task")
+    __slots__ = ("_piece", "_task")
 
-    def __init__(self, memory: Any, task: _Task) -> None:
-        self._memory, self._task = memory, task
+    def __init__(self, piece: _Piece, task: _Task) -> None:
+        self._piece, self._task = piece, task
 
     def __del__(self) -> None:
         if self._task.running:
-            self._task.dropped.append(self._memory)
+            self._task.dropped.append(self._piece)
 
 
 def _stream_of(device: int) -> tuple[Any, Any]:
