@@ -138,7 +138,7 @@ def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Held) -> MatrixSpec
 def _owners(x: Array, cluster: ClusterSpec, held: Held) -> tuple[int, ...]:
     """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
     if owners := owners_of(x, cluster.workers):
-        return owners
+        return cluster.ranks(owners)
     return where_blocks_lie(held.get(x.name, ()), cluster.addresses)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import dask
+import dask.array as da
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster
 
 from multimm.cluster.worker import TransferCounter
@@ -35,3 +38,17 @@ def counting(workers: int) -> Iterator[Client]:
     ):
         install(client, TransferCounter())
         yield client
+
+
+def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -> da.Array:
+    """A matrix in blocks of so many rows, each on a worker of that number."""
+    addresses = sorted(client.scheduler_info()["workers"])
+    blocks = np.split(x, range(rows, len(x), rows))
+    name = f"scattered-{np.random.default_rng().integers(10**9)}"
+    futures = {
+        (name, i, 0): client.scatter(block, workers=[addresses[owner]], hash=False)
+        for i, (block, owner) in enumerate(zip(blocks, owners, strict=True))
+    }
+    chunks = (tuple(map(len, blocks)), x.shape[1:])
+    graph = HighLevelGraph.from_collections(name, futures)
+    return da.Array(graph, name, chunks, dtype=x.dtype)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting
-from dask.highlevelgraph import HighLevelGraph
+from clusters import counting, scattered
 from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,20 +140,6 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
 def client():
     with counting(3) as client:
         yield client
-
-
-def scattered(client, x, rows, owners):
-    """A matrix in blocks of so many rows, each on a worker of that number."""
-    addresses = sorted(client.scheduler_info()["workers"])
-    blocks = np.split(x, range(rows, len(x), rows))
-    name = f"scattered-{np.random.default_rng().integers(10**9)}"
-    futures = {
-        (name, i, 0): client.scatter(block, workers=[addresses[owner]], hash=False)
-        for i, (block, owner) in enumerate(zip(blocks, owners, strict=True))
-    }
-    chunks = (tuple(map(len, blocks)), x.shape[1:])
-    graph = HighLevelGraph.from_collections(name, futures)
-    return da.Array(graph, name, chunks, dtype=x.dtype)
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -14,7 +14,6 @@ from benchmarks.peers import trace
 from benchmarks.peers.base import Machine
 from benchmarks.peers.on_dask import Home, OnDask
 from benchmarks.sweep_cases import Product, operand_specs, too_large
-from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 
@@ -68,11 +67,12 @@ class Multimm(OnDask):
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
         if product.chunk:
             return self.dealt_out(product, product.chunk, seed)
-        layout = self._planned(product, precision).layout
-        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(layout, "b"))
+        plan = self._planned(product, precision)
+        layout = plan.layout
+        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
         if product.gram:
             return b.T, b
-        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(layout, "a")), b
+        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(plan, "a")), b
 
     def _planned(self, product: Product, precision: str) -> MatmulPlan:
         """The plan for operands that lie in the plan's own blocks, where it keeps them."""
@@ -86,19 +86,12 @@ class Multimm(OnDask):
             given = a, b
             if product.chunk:
                 break
-            b = self._lying(plan.layout, "b")
-            a = b if product.gram else self._lying(plan.layout, "a")
+            b = _lying(plan, "b")
+            a = b if product.gram else _lying(plan, "a")
             if given == (a, b):
                 break
         self._plans[product, precision] = plan.check()
         return plan
-
-    def _lying(self, layout: Layout, role: str) -> MatrixSpec:
-        """An operand in the blocks of a layout, with the workers that keep them."""
-        chunks, home = layout.operand_chunks(role), _home(layout, role)
-        at = pairs(*(range(len(sizes)) for sizes in chunks))
-        owners = tuple(home(*block) % len(self.addresses) for block in at)
-        return MatrixSpec(layout.spec(role).shape, chunks=chunks, owners=owners)
 
     def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> da.Array:
         import multimm
@@ -149,11 +142,19 @@ class Multimm(OnDask):
         return self._rates[precision]
 
 
-def _home(layout: Layout, role: str) -> Home:
-    """The rank that keeps a block of an operand, by the block's row and column."""
+def _lying(plan: MatmulPlan, role: str) -> MatrixSpec:
+    """An operand in the blocks of a plan, with the workers that keep them."""
+    chunks, home = plan.layout.operand_chunks(role), _home(plan, role)
+    owners = tuple(home(*block) for block in pairs(*(range(len(sizes)) for sizes in chunks)))
+    return MatrixSpec(plan.layout.spec(role).shape, chunks=chunks, owners=owners)
+
+
+def _home(plan: MatmulPlan, role: str) -> Home:
+    """The worker that keeps a block of an operand, by the block's row and column."""
 
     def of(i: int, j: int) -> int:
-        return layout.keeps(role, 0, *((i, j) if role == "a" else (j, i)))
+        rank = plan.layout.keeps(role, 0, *((i, j) if role == "a" else (j, i)))
+        return plan.cluster.number(rank % plan.cluster.workers)
 
     return of
 

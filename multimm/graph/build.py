@@ -61,6 +61,7 @@ from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.recut import Index
+from multimm.planning.spec import ClusterSpec
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 4
@@ -107,10 +108,11 @@ def build(
         c = c.rechunk(chunks, method="tasks")
         parents.append(c)
     names = [operand.array.name for operand in operands]
-    token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step)
-    graph = Builder(layout, plan.cluster.workers, operands, c, step, token)
-    workers = plan.cluster.workers
-    layer = ProductLayer(graph.tasks(), layout.result_owners(workers), workers)
+    cluster = plan.cluster
+    token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step, cluster.numbers)
+    graph = Builder(layout, cluster, operands, c, step, token)
+    owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
+    layer = ProductLayer(graph.tasks(), owners, cluster.workers)
     high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
     return da.Array(high, graph.name("matmul"), chunks, meta=meta)
 
@@ -127,7 +129,7 @@ class Builder:
     """Makes the tasks of one product."""
 
     layout: Layout
-    workers: int
+    cluster: ClusterSpec
     operands: list[Operand]
     c: da.Array | None
     step: Step
@@ -246,7 +248,8 @@ class Builder:
             self.made[key] = BlockTask(key, transpose, source, place=place)
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        return Place(self.token, self.layout.grid, self.workers, owner, order, inputs)
+        on = self.cluster
+        return Place(self.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers)
 
     def _add(self, key: Key, func: Verb, operands: list[Any], place: Place, **more: Any) -> None:
         """One task; the one that makes a block of C applies alpha, beta and C as well."""

@@ -20,7 +20,7 @@ class ProductLayer(MaterializedLayer):
     tasks : dict
         By key.
     owners : tuple of int
-        By block, row by row; empty if not known.
+        By block, row by row, by their places among the workers' addresses; empty if not known.
     workers : int
         How many the product was planned for.
     """
@@ -34,6 +34,7 @@ class ProductLayer(MaterializedLayer):
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     """The workers that will have the blocks of a lazy product of ours, empty if not known.
 
+    By their places among the addresses, whatever numbers the product's plan gave them.
     Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
     plugin leaves that where the block is.
     """

@@ -234,7 +234,7 @@ class BlockPlacement(SchedulerPlugin):
     def _product(self, scheduler: Scheduler, token: str, place: Place) -> Product | None:
         """The product's workers; chosen when its first tasks arrive, kept from then on."""
         if token not in self.products:
-            live = sorted(scheduler.workers)  # paused ones, too: plans know ranks by addresses
+            live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
             if not live:
                 return None  # nothing to pin to: Dask places the blocks when workers come
             grid = place.grid
@@ -247,6 +247,8 @@ class BlockPlacement(SchedulerPlugin):
                     f"a product was planned for {place.workers} workers (grid {place.grid}) and "
                     f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
                 )
+            elif place.numbers:
+                live = [live[number] for number in place.numbers]
             ranks = range(grid.workers)
             product = Product(grid, [live[rank % len(live)] for rank in ranks])
             hand_over(scheduler, product, set(live).difference(able(scheduler)))

@@ -64,6 +64,7 @@ class Place(NamedTuple):
     owner: Coordinate  #: of the task's result
     order: tuple[int, ...]  #: (wave, step, ...): smaller first
     inputs: Inputs = ()  #: operand blocks and where they belong
+    numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
 
 
 class BlockTask(Task):

@@ -22,7 +22,7 @@ class MatmulPlan:
     layout : Layout
         Blocks, slabs, grid and waves.
     cluster : ClusterSpec
-        The workers it was made for.
+        The workers it was made for, by rank.
     precision : str
         ``"float32"``, ``"ieee"`` or ``"tf32"``.
     strategy, reason : str
@@ -239,7 +239,9 @@ class MatmulPlan:
         of = " and ".join(names)
         some = f", {self.used.workers} of them used" * (self.used.workers < self.cluster.workers)
         workers = f"{self.cluster.workers} of {of}{some}{threads}"
-        return f"{workers}, {link}{nodes}, {rates_text(self.cluster)}"
+        told = self.cluster.numbers and self.tasks > 1  # one task runs where its operands are
+        anew = ", numbered in the order in which blocks lie on them" if told else ""
+        return f"{workers}{anew}, {link}{nodes}, {rates_text(self.cluster)}"
 
     def _order_line(self) -> str:
         layout = self.layout

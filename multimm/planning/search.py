@@ -165,11 +165,11 @@ def added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layou
     split = [layout for layout in ranks if layout.parts > 2]
     wider = [
         replace(layout, fan_in=fan_in)
-        for layout in _best_of_each_grid(split, ranks, 2)
+        for layout in best_of_each_grid(split, ranks, 2)
         for fan_in in FAN_IN
         if fan_in < 2 * layout.parts
     ]
-    return _ranked(wider, cluster)
+    return ranked(wider, cluster)
 
 
 def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -179,10 +179,10 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     memory, in tasks as even as possible.
     """
     found = []
-    for layout in _best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
+    for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
         most = max(1, int(FUSED * cluster.budget_bytes // sum(layout.in_use.values())))
         found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
-    return _ranked(found, cluster)
+    return ranked(found, cluster)
 
 
 def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -194,8 +194,8 @@ def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layou
     """
     packed = [layout for layout in ranks if layout.packed]
     as_given = [layout for layout in packed if not layout.cut_again]  # small blocks gain most
-    tried = (x for found in (packed, as_given) for x in _best_of_each_grid(found, ranks, FINALISTS))
-    return _ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
+    tried = (x for found in (packed, as_given) for x in best_of_each_grid(found, ranks, FINALISTS))
+    return ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
 
 
 def cut_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
@@ -205,18 +205,20 @@ def cut_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, 
     has to travel first, and would do so for every product.
     """
     alone = [x for x in ranks if x.cut_again and x.grid.workers == 1 and not x.packed]
-    best = _best_of_each_grid(alone, ranks, FINALISTS)
-    return _ranked((replace(x, cut_once=False) for x in best), cluster)
+    best = best_of_each_grid(alone, ranks, FINALISTS)
+    return ranked((replace(x, cut_once=False) for x in best), cluster)
 
 
-def _best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
+def best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
+    """So many of them, at most, of each arrangement."""
     of_grid: dict[Grid, list[Layout]] = {}
     for layout in sorted(layouts, key=ranks.__getitem__):
         of_grid.setdefault(layout.grid, []).append(layout)
     return [layout for found in of_grid.values() for layout in found[:most]]
 
 
-def _ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """These layouts of some of the workers."""
     return {x: rank_of(x, cluster, cost.memory(x, cluster.first(x.grid.workers))) for x in layouts}
 
 

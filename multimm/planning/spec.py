@@ -7,6 +7,7 @@ Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, product
@@ -204,6 +205,9 @@ class ClusterSpec:
         Workers of one node, next to each other in `devices`. 0: all are on one.
     between : Link
         From one worker to one on another node.
+    numbers : tuple of int
+        Of workers that a plan has numbered anew (`multimm.planning.renumber`): their places among
+        the scheduler's workers. Empty: their own.
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -214,6 +218,7 @@ class ClusterSpec:
     call_s: float = CALL_S
     per_node: int = 0
     between: Link = INFINIBAND
+    numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -250,7 +255,33 @@ class ClusterSpec:
         """The first so many workers: those that have a place in a grid of so many."""
         if workers >= self.workers:
             return self
-        return replace(self, devices=self.devices[:workers], addresses=self.addresses[:workers])
+        return replace(
+            self,
+            devices=self.devices[:workers],
+            addresses=self.addresses[:workers],
+            numbers=self.numbers[:workers],
+        )
+
+    def reordered(self, order: Sequence[int]) -> ClusterSpec:
+        """The same workers with other ranks: `order` has their present ones."""
+        numbers = tuple(self.number(rank) for rank in order)
+        return replace(
+            self,
+            devices=tuple(self.devices[rank] for rank in order),
+            addresses=tuple(self.addresses[rank] for rank in order if self.addresses),
+            numbers=() if numbers == tuple(range(self.workers)) else numbers,
+        )
+
+    def number(self, rank: int) -> int:
+        """The place of a worker among the scheduler's."""
+        return self.numbers[rank] if self.numbers else rank
+
+    def ranks(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks of workers by their places among the scheduler's."""
+        if not self.numbers:
+            return numbers
+        ranks = {number: rank for rank, number in enumerate(self.numbers)}
+        return tuple(ranks[number] for number in numbers)
 
     @cached_property
     def slowest(self) -> DeviceSpec:

@@ -35,6 +35,7 @@ from multimm.planning.layout import Layout
 from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan, human
 from multimm.planning.problem import Problem
+from multimm.planning.renumber import promising, renumbered
 from multimm.planning.search import NEARLY, Rank, candidates
 from multimm.planning.spec import ClusterSpec
 
@@ -87,32 +88,38 @@ def plan_matmul(
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise the best arrangement wins,
-    plan = _searched(problem, cluster, precision, options)
-    # 3. unless one that adds up in the order in which operands lie is faster. Bits depend on it.
+    plan, ranks = _searched(problem, cluster, precision, options)
+    # 3. unless one of workers that are numbered as operands lie on them is faster,
+    problem, anew = renumbered(problem, cluster)
+    if anew is not cluster and promising(ranks, problem, anew, options):
+        plan = _faster(_searched(problem, anew, precision, options)[0], plan)
+    # 4. or one that adds up in the order in which operands lie. Bits depend on it.
     other = by_owner(problem) if cluster.workers > 1 and not options.given else None
-    if other is None:
-        return plan
-    in_order = _searched(other, cluster, precision, options)
-    return in_order if NEARLY * in_order.seconds < plan.seconds else plan
+    return plan if other is None else _faster(_searched(other, anew, precision, options)[0], plan)
 
 
 def _searched(
     problem: Problem, cluster: ClusterSpec, precision: str, options: Options
-) -> MatmulPlan:
-    """The best arrangement of all workers, or of fewer."""
+) -> tuple[MatmulPlan, dict[Layout, Rank]]:
+    """The best arrangement of all workers, or of fewer, and what it was chosen from."""
     # Every one is laid out and the one with the least time wins, or one that takes little longer
     # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
-    ranks = candidates(problem, cluster, options)
+    found = candidates(problem, cluster, options)
     # unless the product is the faster for leaving workers out.
-    all_work = min(ranks.values())
+    all_work = min(found.values())
     fewer = with_fewer(problem, cluster, options, all_work)
-    ranks = fewer or ranks
+    ranks = fewer or found
     best = _preferred(ranks)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
     plan = MatmulPlan(best, cluster, precision, name, "")
     plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
-    return plan
+    return plan, found | fewer
+
+
+def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
+    """The other plan if it is clearly faster."""
+    return other if NEARLY * other.seconds < plan.seconds else plan
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
