@@ -257,8 +257,8 @@ def plan(
         operand is a Dask array, NumPy and CuPy arrays are planned in the blocks that `matmul`
         cuts them into. Without one `matmul` plans nothing: it computes at once, in this process.
     alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
-        As for `gemm`: factors and C decide the result's dtype, and C takes memory where it is
-        read. `c` may be a MatrixSpec.
+        As for `gemm`: factors and C decide the result's dtype, and C takes memory and travels
+        where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
         Workers to plan for. Default: those of the current Dask client, or this process.
 
@@ -287,4 +287,4 @@ def plan(
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
     factors = products.Factors.of(a, b, step)
-    return products.planned(factors, options, cluster, reads_c=beta != 0)
+    return products.planned(factors, options, cluster, c if beta != 0 else None)

@@ -54,7 +54,7 @@ class Pieces:
         """The block: part of another one, or a new one, in the order of the current stream."""
         if len(self.blocks) == 1:
             check_shape(self.blocks[0], self.sizes[0])
-            return self.blocks[0][self.cuts[0][0]]
+            return self.blocks[0][self.cuts[0][0]].reshape(self.shape)
         return self.copied()
 
     def copied(self) -> Block:
@@ -129,8 +129,10 @@ def made_of(
 
 
 def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
-    """What `verb` makes of the operands once they are joined, those of them that come in pieces."""
+    """What `verb` makes of operands and C once those of them are joined that come in pieces."""
     with stream_for(_first_block(operands)):
+        if isinstance(c := kwargs.get("c"), Pieces):
+            kwargs["c"] = c.joined()
         return verb(*(x.joined() if isinstance(x, Pieces) else x for x in operands), **kwargs)
 
 

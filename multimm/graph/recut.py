@@ -1,9 +1,10 @@
-"""An operand that comes in other blocks than the plan's: cut where its blocks lie, joined at home.
+"""What comes in other blocks than the plan's: cut where its blocks lie, joined where it is needed.
 
 Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
 the workers that keep one of them. So every element travels once at most, or twice if it lies with
 a worker that has no place in the grid; and what one worker has of a block travels in one bundle,
-for each fetch takes longer than its bytes do.
+for each fetch takes longer than its bytes do. Operand blocks are joined by tasks at their homes, as
+several products use them; those of the C that is added by the task that makes the result's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from dask._task_spec import Task
+from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
 from multimm.graph.operand import Operand
@@ -23,8 +24,9 @@ from multimm.graph.tasks import Block, BlockTask, Inputs, Key, Place, finished, 
 from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
+Tasks = dict[Key, BlockTask]
 #: What becomes of a block: its key, where it is kept, and the tasks that make it.
-Made = tuple[Key, Coordinate, dict[Key, BlockTask]]
+Made = tuple[Key, Coordinate, Tasks]
 
 
 class Piece(NamedTuple):
@@ -54,7 +56,47 @@ def block_of(
     name: str,
     place: Callable[[Coordinate, Index, Inputs], Place],
 ) -> Made:
-    """One of the plan's blocks, made of the array's own.
+    """One of the plan's blocks, made of the array's own and kept at its home.
+
+    The parameters are those of `brought`.
+    """
+    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
+    where, first = operand.where(index), pieces[0]
+    if first.whole and first.shape == shape_of(where):
+        return first.key, inputs[first.key], tasks
+    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
+    tasks[key] = BlockTask(key, join, _task_of(pieces, where), place=at_home)
+    return key, home, tasks
+
+
+def addend_of(
+    operand: Operand,
+    index: Index,
+    home: Coordinate,
+    step: Index,
+    name: str,
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> tuple[TaskRef | Task, Inputs, Tasks]:
+    """A block of C as a task is given it to add it; its inputs, and the tasks that make those.
+
+    The parameters are those of `brought`.
+    """
+    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
+    where, first = operand.where(index), pieces[0]
+    fits = first.whole and first.shape == shape_of(where)
+    ref = TaskRef(first.key) if fits else _task_of(pieces, where)
+    return ref, tuple(inputs.items()), tasks
+
+
+def brought(
+    operand: Operand,
+    index: Index,
+    home: Coordinate,
+    step: Index,
+    name: str,
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> tuple[list[Piece], dict[Key, Coordinate], Tasks]:
+    """What one of the plan's blocks is made of, where that lies, and the tasks that cut it out.
 
     Parameters
     ----------
@@ -62,7 +104,7 @@ def block_of(
     index : tuple of int
         Of the block, as stored.
     home : Coordinate
-        Where it is to be kept.
+        Where it is to be joined.
     step : tuple of int
         When it is needed: wave and step.
     name : str
@@ -75,10 +117,8 @@ def block_of(
     for at, cut, to in cuts_of(operand.own_chunks, where):
         piece = Piece(operand.key(at), size_of(operand.own_chunks, at), cut, to)
         lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
-        if piece.whole and piece.shape == shape_of(where):
-            return piece.key, lies, {}
         found.setdefault(grid.rank(lies), []).append(piece)
-    tasks: dict[Key, BlockTask] = {}
+    tasks: Tasks = {}
     pieces: list[Piece] = []
     inputs: dict[Key, Coordinate] = {}
     for rank, own in found.items():
@@ -90,9 +130,7 @@ def block_of(
             own = _bundled(own, key)
         pieces += own
         inputs |= dict.fromkeys((piece.key for piece in own), lies)
-    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
-    tasks[key] = BlockTask(key, join, _task_of(pieces, where), place=at_home)
-    return key, home, tasks
+    return pieces, inputs, tasks
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:
