@@ -71,9 +71,11 @@ def matmul(
     Raises
     ------
     ShapeError
-        Shapes that do not fit, 0-d operands, unknown chunk sizes.
+        Shapes that do not fit, 0-d operands, unknown chunk sizes; from tasks, of a block that is
+        not what its array's chunks say.
     DTypeError
-        Dtypes without a matrix product, such as object and strings.
+        Dtypes without a matrix product, such as object and strings; from tasks, of a block that
+        its array's dtype cannot hold.
     ArrayTypeError
         Sparse or masked blocks, CPU and GPU mixed, lazy objects that are no Dask array, Dask's
         array query planning.

@@ -91,6 +91,8 @@ def build(
         Nothing has been computed.
     """
     layout = plan.layout
+    declared = None if c is None else c.dtype
+    step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
     chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
     operands = [Operand("a", a, layout, step.trans_a)]
     if not layout.mirrors:  # or A's blocks serve both sides
@@ -124,7 +126,8 @@ class Builder:
     others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inner = replace(self.step, alpha=1, beta=0, dtype=self.step.accumulate)
+        accumulate = self.step.accumulate
+        self.inner = replace(self.step, alpha=1, beta=0, dtype=accumulate, dtype_c=None)
 
     def name(self, role: str) -> str:
         """The first entry of the keys of a role."""
@@ -252,7 +255,7 @@ class Builder:
     def _addend(self, c: Operand, index: Index, place: Place) -> Factor:
         """C's block for one of the result, with the tasks that cut it where it lies."""
         if c.in_pieces and self.workers == 1:  # whatever its grid, all lies there
-            parts, keys = pieces(c.key, c.own_chunks, c.where(index))
+            parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Factor(parts, tuple((key, place.owner) for key in keys))
         step, name = place.order[:2], self.name("cut-c")
         ref, inputs, cuts = addend_of(c, index, place.owner, step, name, self._place)
@@ -293,7 +296,8 @@ class Builder:
                 self.made |= tasks
                 self.others[at] = Factor(TaskRef(key), ((key, home),))
             else:
-                parts, keys = pieces(operand.key, operand.own_chunks, operand.where(index))
+                where, dtype = operand.where(index), operand.array.dtype
+                parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
                 self.others[at] = Factor(parts, tuple((key, home) for key in keys))
         return self.others[at]
 

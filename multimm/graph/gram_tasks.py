@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from multimm.gpu.reference import aligned, module_of
+from multimm.graph.declared import as_declared
 from multimm.graph.tasks import (
     Block,
     Step,
@@ -33,7 +34,7 @@ def multiply_diagonal(
 ) -> Block:
     """`multiply_gram` of a block and itself; unless complete, nothing above the diagonal counts."""
     with stream_for(a):
-        sums = _lower(a, partial, step)
+        sums = _lower(as_declared(a, step.dtype_a), partial, step)
         return finished(_mirrored(sums) if complete else sums)
 
 

@@ -17,6 +17,7 @@ from multimm.errors import ShapeError
 from multimm.gpu.add import DTYPES, add_partials
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
+from multimm.graph.declared import DType, as_declared
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
@@ -43,12 +44,19 @@ class Pieces:
         Of each: its shape. Of a larger one a part could be taken for what is no part of it.
     shape : tuple of int
         Of the block.
+    dtype : dtype, optional
+        Of all of them, as their array declares it.
     """
 
     blocks: list[Block]
     cuts: tuple[tuple[Where, Where], ...]
     sizes: tuple[Shape, ...]
     shape: Shape
+    dtype: DType = None
+
+    def __post_init__(self) -> None:
+        blocks = [as_declared(block, self.dtype) for block in self.blocks]
+        object.__setattr__(self, "blocks", blocks)
 
     def joined(self) -> Block:
         """The block: part of another one, or a new one, in the order of the current stream."""
@@ -98,7 +106,7 @@ def copy(source: Block, target: Block) -> None:
 
 
 def pieces(
-    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where
+    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where, dtype: DType = None
 ) -> tuple[Task, list[Key]]:
     """A part of a task that makes `Pieces` of a rectangle, and the keys of what that takes.
 
@@ -110,11 +118,13 @@ def pieces(
         Of the array.
     where : tuple of slice
         Of the array.
+    dtype : dtype, optional
+        That it declares.
     """
     found = cuts_of(chunks, where)
     keys = [key(at) for at, _, _ in found]
     sizes = [size_of(chunks, at) for at, _, _ in found]
-    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where), keys
+    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where, dtype), keys
 
 
 def made_of(
@@ -122,10 +132,12 @@ def made_of(
     cuts: Sequence[tuple[Where, Where]],
     sizes: Sequence[Shape],
     where: Where,
+    dtype: DType = None,
 ) -> Task:
     """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
     refs, sizes = List(*map(TaskRef, keys)), tuple(sizes)
-    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape_of(where))
+    shape = shape_of(where)
+    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
 
 
 def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:

@@ -65,7 +65,8 @@ def block_of(
     if first.whole and first.shape == shape_of(where):
         return first.key, inputs[first.key], tasks
     key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
-    tasks[key] = BlockTask(key, join, _task_of(pieces, where), place=at_home)
+    parts = _task_of(pieces, where, operand)
+    tasks[key] = BlockTask(key, join, parts, place=at_home)
     return key, home, tasks
 
 
@@ -84,7 +85,7 @@ def addend_of(
     pieces, inputs, tasks = brought(operand, index, home, step, name, place)
     where, first = operand.where(index), pieces[0]
     fits = first.whole and first.shape == shape_of(where)
-    ref = TaskRef(first.key) if fits else _task_of(pieces, where)
+    ref = TaskRef(first.key) if fits else _task_of(pieces, where, operand)
     return ref, tuple(inputs.items()), tasks
 
 
@@ -126,7 +127,8 @@ def brought(
         if rank != grid.rank(home) and not alone:
             sources = tuple((piece.key, lies) for piece in own)
             key, at_once = (name, *index, rank), place(lies, (*step, -3, -3), sources)
-            tasks[key] = BlockTask(key, cut_out, _task_of(own, where), place=at_once)
+            parts = _task_of(own, where, operand)
+            tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
             own = _bundled(own, key)
         pieces += own
         inputs |= dict.fromkeys((piece.key for piece in own), lies)
@@ -139,10 +141,10 @@ def _spread(operand: Operand, at: Index) -> Coordinate:
     return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
 
 
-def _task_of(pieces: list[Piece], where: Where) -> Task:
+def _task_of(pieces: list[Piece], where: Where, operand: Operand) -> Task:
     """A part of a task that makes `Pieces` of a rectangle."""
     keys, sizes, *cuts = zip(*pieces, strict=True)
-    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where)
+    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, operand.array.dtype)
 
 
 def _bundled(pieces: list[Piece], key: Key) -> list[Piece]:
