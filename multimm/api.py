@@ -78,7 +78,7 @@ def matmul(
         its array's dtype cannot hold.
     ArrayTypeError
         Sparse or masked blocks, CPU and GPU mixed, lazy objects that are no Dask array, Dask's
-        array query planning.
+        array query planning; from tasks, of a block that is None.
     OptionError
         Any of the options outside its range.
 

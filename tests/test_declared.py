@@ -1,4 +1,4 @@
-"""Blocks that are not what their arrays declare: refused if anything would be lost."""
+"""Blocks that are not what their arrays declare: refused if anything would be lost, or if none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.errors import DTypeError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.failures import told
 from multimm.graph import tasks
 from multimm.graph.build import build
@@ -29,12 +29,20 @@ SIZE, BLOCK = 24, 12
 WIDE = np.float64(1) + np.random.default_rng(0).integers(1, 9, (SIZE, SIZE)) * 2.0**-40
 
 
+def nothing(block):
+    return None
+
+
 def widened(block):
     return block.astype("float64")
 
 
 def narrowed(block):
     return block.astype("float32")
+
+
+def listed(block):
+    return block.tolist()
 
 
 def spoilt(chunks, change, dtype="float32", at=(0, 0)):
@@ -90,12 +98,20 @@ ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
 
 
 @pytest.mark.parametrize(("role", "gram"), ROLES)
-def test_what_would_lose_something_is_refused(way, role, gram):
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (widened, DTypeError, "is float64, its array says float32"),
+        (nothing, ArrayTypeError, "is None, its array says float32"),
+        (listed, ArrayTypeError, "is a builtins.list, its array says float32"),
+    ],
+)
+def test_what_would_lose_something_is_refused(way, role, gram, change, error, said):
     chunks, workers, once, more = way
     at = (1, 0) if chunks[0] < SIZE else (0, 0)  # on the diagonal only if there is no other one
-    own = spoilt(chunks, widened, at=at)
+    own = spoilt(chunks, change, at=at)
     lazy = product(role, own, chunks, workers, gram=gram, once=once, **more)
-    with pytest.raises(DTypeError, match="is float64, its array says float32") as caught:
+    with pytest.raises(error, match=said) as caught:
         lazy.compute(scheduler="sync")
     assert "\n" not in str(caught.value)
     assert f"'{own.name}'" in told(caught.value)
@@ -133,6 +149,8 @@ def test_operands_that_are_packed_or_multiplied_in_turn(role):
     own = Step("float32", "float32", **{f"dtype_{role}": block.dtype})
     with pytest.raises(DTypeError, match="is float64"):
         tasks.pack(wide, role=role, step=own)
+    with pytest.raises(ArrayTypeError, match="is None"):
+        tasks.pack(None, role=role, step=own)
     half = tasks.pack(block.astype("float16"), role=role, step=own)
     assert half.dtype == np.float32
     step = replace(own, dtype_a=block.dtype, dtype_b=block.dtype)
@@ -170,6 +188,7 @@ def test_what_is_as_declared_is_no_copy():
     block = np.ones((2, 3))
     assert as_declared(block, block.dtype) is block
     assert as_declared(block, None) is block
+    assert as_declared(None, None) is None
 
 
 @pytest.mark.parametrize("call", ["matmul", "gemm"])
@@ -180,12 +199,14 @@ def test_arrays_from_delayed(call):
     def array(value):
         return da.from_delayed(dask.delayed(value), shape=x.shape, dtype="float32")
 
-    wide, right = array(x), array(x.astype("float32"))
-    for place in range(2 + (call == "gemm")):
-        a, b, *c = (wide if at == place else right for at in range(2 + (call == "gemm")))
-        lazy = multimm.gemm(1, a, b, 1, *c) if c else multimm.matmul(a, b)
-        with pytest.raises(DTypeError, match="a block of an operand is float64"):
-            lazy.compute(scheduler="sync")
+    wide, none, right = array(x), array(None), array(x.astype("float32"))
+    kinds = (wide, DTypeError, "float64"), (none, ArrayTypeError, "None")
+    for wrong, error, said in kinds:
+        for place in range(2 + (call == "gemm")):
+            a, b, *c = (wrong if at == place else right for at in range(2 + (call == "gemm")))
+            lazy = multimm.gemm(1, a, b, 1, *c) if c else multimm.matmul(a, b)
+            with pytest.raises(error, match=f"a block of an operand is {said}"):
+                lazy.compute(scheduler="sync")
     assert (multimm.gemm(1, right, right, 1, right).compute() == 21).all()
 
 
@@ -194,3 +215,9 @@ def test_shapes_are_looked_at_as_well():
     lazy = product("c", own, (8, 8), 4)
     with pytest.raises(ShapeError, match="its array's chunks say"):
         lazy.compute(scheduler="sync")
+
+
+def test_a_transpose_of_nothing():
+    x = da.from_delayed(dask.delayed(None), shape=(2, 2), dtype="float32")
+    with pytest.raises(ArrayTypeError, match="a is None"):
+        multimm.transpose(x).compute(scheduler="sync")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import DTypeError
+from multimm.errors import ArrayTypeError, DTypeError
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand
 DType = np.dtype[Any] | None
@@ -24,16 +24,24 @@ def as_declared(block: Block, dtype: DType) -> Block:
     block : array
         Or what `multimm.graph.tasks.pack` has made of one, which is float32.
     dtype : dtype or None
-        None: nothing is declared, and the block is taken as it is.
+        None: nothing is declared, and the block, or its absence, is taken as it is.
 
     Raises
     ------
+    ArrayTypeError
+        Of what is no array, such as None.
     DTypeError
         Of a dtype that the declared one cannot hold.
     """
-    if dtype is None or block is None:
+    if dtype is None:
         return block
-    held = block.dtype
+    held = getattr(block, "dtype", None)
+    if held is None:
+        kind = f"a {type(block).__module__}.{type(block).__qualname__}"
+        raise ArrayTypeError(
+            f"a block of an operand is {'None' if block is None else kind}, its array says "
+            f"{dtype}: have the task that makes it return a NumPy or CuPy array"
+        )
     if held == dtype:
         return block
     if not np.can_cast(held, dtype, "safe"):

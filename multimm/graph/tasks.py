@@ -42,7 +42,7 @@ class Step:
     alpha, beta : scalar
     precision : str
     dtype_a, dtype_b, dtype_c : dtype, optional
-        That the arrays of A, B and C declare, None: nothing.
+        That the arrays of A, B and C declare, None: nothing. With one of C there has to be a C.
     """
 
     accumulate: str
