@@ -71,12 +71,14 @@ def matmul(
     Raises
     ------
     ShapeError
-        Shapes that do not fit, 0-d operands, unknown chunk sizes.
+        Shapes that do not fit, 0-d operands, unknown chunk sizes; from tasks, of a block that is
+        not what its array's chunks say.
     DTypeError
-        Dtypes without a matrix product, such as object and strings.
+        Dtypes without a matrix product, such as object and strings; from tasks, of a block that
+        its array's dtype cannot hold.
     ArrayTypeError
         Sparse or masked blocks, CPU and GPU mixed, lazy objects that are no Dask array, Dask's
-        array query planning.
+        array query planning; from tasks, of a block that is None.
     OptionError
         Any of the options outside its range.
 
@@ -257,8 +259,8 @@ def plan(
         operand is a Dask array, NumPy and CuPy arrays are planned in the blocks that `matmul`
         cuts them into. Without one `matmul` plans nothing: it computes at once, in this process.
     alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
-        As for `gemm`: factors and C decide the result's dtype, and C takes memory where it is
-        read. `c` may be a MatrixSpec.
+        As for `gemm`: factors and C decide the result's dtype, and C takes memory and travels
+        where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
         Workers to plan for. Default: those of the current Dask client, or this process.
 
@@ -287,4 +289,4 @@ def plan(
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
     factors = products.Factors.of(a, b, step)
-    return products.planned(factors, options, cluster, reads_c=beta != 0)
+    return products.planned(factors, options, cluster, c if beta != 0 else None)

@@ -86,6 +86,8 @@ def _block(key: Key) -> str:
     if prefix != "multimm":
         return f"task {key!r}"
     role = roles[-1]
+    if roles[0] == "cut":
+        return f"cut {_index(at)} of {role.upper()}"
     if role in ("a", "b"):
         packed = "packed " if len(roles) > 1 else ""
         return f"{packed}block {_index(at[1:])} of {role.upper()}"  # a wave comes first

@@ -59,7 +59,9 @@ class Factors:
         """Those that are more than a spec."""
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def problem(self, reads_c: bool, pack: str, cluster: ClusterSpec, held: Held) -> Problem:
+    def problem(
+        self, c: Array | MatrixSpec | None, pack: str, cluster: ClusterSpec, held: Held
+    ) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
         return Problem(
@@ -69,7 +71,7 @@ class Factors:
             self.step.accumulate,
             named_dtype(self.step.dtype).itemsize,
             named_dtype(self.step.accumulate).itemsize,
-            reads_c,
+            None if c is None else _spec(c, cluster, held),
             (_rereadable(self.a), _rereadable(self.b)),
             pack,
             self.gram,
@@ -86,7 +88,7 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
     c = None if c is None else as_dask(c)
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
-    made = planned(factors, options, None, reads_c=c is not None)
+    made = planned(factors, options, None, c)
     if (client := current_client()) is not None:
         from multimm.graph.install import install
 
@@ -104,15 +106,22 @@ def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
 
 
 def planned(
-    factors: Factors, options: Options, cluster: ClusterSpec | None, *, reads_c: bool
+    factors: Factors,
+    options: Options,
+    cluster: ClusterSpec | None,
+    c: Array | MatrixSpec | None,
 ) -> MatmulPlan:
-    """The plan for some workers, by default those of the current client, or this process."""
+    """The plan for some workers, by default those of the current client, or this process.
+
+    `c` is what is added; None where it is not read.
+    """
     gpu = any(on_gpu(x) for x in factors.arrays)
-    found, held = _workers(cluster, factors.arrays)
+    added = [] if c is None or isinstance(c, MatrixSpec) else [c]
+    found, held = _workers(cluster, factors.arrays + added)
     on = found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     pack = _pack_scheme(factors, on, gpu or not factors.arrays)
-    problem = factors.problem(reads_c, pack, on, held)
+    problem = factors.problem(c, pack, on, held)
     return plan_matmul(problem, on, precision=factors.step.precision, options=options)
 
 

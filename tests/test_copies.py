@@ -128,6 +128,14 @@ def test_what_is_contiguous_in_both_is_one_row():
     assert rows.target == target.data.ptr + 6 * 8 * 4
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_piece_of_whole_blocks_has_no_empty_one(blocks):
+    source, target = (gpu(np.ones((1, 4 * copies.SPAN * blocks), "f4")) for _ in "ab")
+    copy_all([Move(source, everything(source), target, everything(target))])
+    ((_, grid, _, _),) = Kernel.launches
+    assert grid == (blocks, 1, 1)
+
+
 def test_a_repeated_row_is_read_again():
     row = np.broadcast_to(numbered((1, 8)), (4, 8)).view(GPUArray)
     target = gpu(np.zeros((4, 8), "f4"))

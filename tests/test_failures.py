@@ -223,6 +223,8 @@ def test_a_line_is_written_once_and_only_of_what_is_known():
     [
         (("multimm-a-T", 3, 0, 1), "block (0, 1) of A"),
         (("multimm-packed-b-T", 3, 0, 1), "packed block (0, 1) of B"),
+        (("multimm-cut-b-T", 0, 1), "cut (0, 1) of B"),
+        (("multimm-cut-c-T", 0, 1, 3), "cut (0, 1, 3) of C"),
         (("multimm-gate-T", 0, 2, 1, 1), "the wait for slab 2"),
         (("multimm-sum-T", 4, 5, 0, 3), "block (4, 5) of C, parts 0 to 3 of k"),
         (("multimm-half-T", 4, 5), "block (4, 5) of C"),

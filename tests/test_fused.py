@@ -12,8 +12,8 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, wait
 
 import multimm
-from multimm.graph import tasks
-from multimm.graph.tasks import in_turn
+from multimm.graph import gram_tasks, tasks
+from multimm.graph.tasks import BlockTask, in_turn
 from multimm.planning import cost
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
@@ -40,26 +40,28 @@ def kept(client, matrix, homes):
         block = matrix[s * LENGTH : (s + 1) * LENGTH]
         graph[key] = client.submit(np.array, block, workers=[workers[home]], key=key, pure=False)
     wait(list(graph.values()))
-    chunks = ((LENGTH,) * SLABS, (SIDE,))
+    chunks = ((LENGTH,) * SLABS, matrix.shape[1:])
     return da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, matrix.dtype)
 
 
 def products(array):
-    return [task for task in dict(array.dask).values() if getattr(task, "func", None) is in_turn]
+    ours = [task for task in dict(array.dask).values() if isinstance(task, BlockTask)]
+    return [task for task in ours if in_turn in (task.func, task.kwargs.get("verb"))]
 
 
 @pytest.mark.parametrize("gram", [True, False])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_the_result_is_that_of_one_task_a_slab(client, gram, scaled):
+@pytest.mark.parametrize("added", [None, SIDE, 7])
+def test_the_result_is_that_of_one_task_a_slab(client, gram, added):
     x, y = np.random.default_rng(1).standard_normal((2, SLABS * LENGTH, SIDE)).astype("float32")
     p_k = len(client.scheduler_info()["workers"])
     homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
 
     def product(a, b):
         fixed = {"blocks": SIDE, "slabs": LENGTH, "p_k": p_k}
-        if not scaled:
+        if added is None:
             return multimm.matmul(a.T, b, **fixed)
-        return multimm.gemm(3.0, a.T, b, 2.0, da.ones((SIDE, SIDE), dtype="float32"), **fixed)
+        c = da.from_array(np.arange(SIDE**2, dtype="float32").reshape(SIDE, SIDE), chunks=added)
+        return multimm.gemm(3.0, a.T, b, 2.0, c, **fixed)
 
     a = kept(client, x, homes)
     fused = product(a, a if gram else kept(client, y, homes))
@@ -80,6 +82,20 @@ def test_the_gpu_is_waited_for_once(monkeypatch):
     np.testing.assert_array_equal(result, np.full((2, 2), 2 * 12))
     assert len(waited) == 1
     assert waited[0] is result
+
+
+@pytest.mark.parametrize("gram", [True, False])
+def test_each_kind_of_slab_has_its_link(client, gram):
+    """Sides are so long that half of a block on the diagonal is left out."""
+    p_k, side = len(client.scheduler_info()["workers"]), 600
+    x = np.random.default_rng(2).integers(-8, 9, (SLABS * LENGTH, side)).astype("float32")
+    homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
+    a = kept(client, x, homes)
+    b = a if gram else kept(client, x, homes)
+    c = multimm.matmul(a.T, b, blocks=side, slabs=LENGTH, p_k=p_k)
+    link = gram_tasks.link_diagonal if gram else tasks.link
+    assert [task.kwargs["link"] for task in products(c)] == [link] * p_k
+    np.testing.assert_array_equal(c.compute(), x.T @ x)
 
 
 def laid_out(workers, rows, slabs, side=2048, gram=True, owners=None, **options):

@@ -247,7 +247,7 @@ def test_plan_is_what_gemm_does(dtype, alpha, beta, added, gram, made):
     assert made == [plan]
     assert len(result.dask.layers[result.name]) == plan.tasks
     if c is not None:
-        c = MatrixSpec(c.shape, str(c.dtype), c.dtype.itemsize)
+        c = MatrixSpec(c.shape, str(c.dtype), c.dtype.itemsize, c.chunks)
     assert multimm.plan(a, b, alpha=alpha, beta=beta, c=c, **options) == plan
     if beta or added or alpha == 0.5:
         without = multimm.plan(a, b, **options)

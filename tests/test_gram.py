@@ -316,7 +316,8 @@ def test_half_of_the_blocks_is_computed_and_every_block_is_made_once():
 def test_the_plan_counts_the_tasks_of_the_graph(reads_c, p_k):
     a = da.ones((60, 50), chunks=10, dtype="f4")
     c = np.ones((60, 60), "f4") if reads_c else None
-    problem = replace(gram_problem(60, 50, reads_c=reads_c), a=spec_of(a), b=spec_of(a).T)
+    added = MatrixSpec((60, 60)) if reads_c else None
+    problem = replace(gram_problem(60, 50, c=added), a=spec_of(a), b=spec_of(a).T)
     plan = plan_matmul(problem, cpus(4), options=Options(blocks=10, slabs=10, p_k=p_k))
     lazy = multimm.gemm(1, a, a, int(reads_c), c, trans_b=True, blocks=10, slabs=10, p_k=p_k)
     assert len(block_tasks(lazy)) == plan.tasks
@@ -383,14 +384,16 @@ def test_a_free_deal_gives_the_product(workers, reads_c):
     x, c = integers((10 * workers, 40)), integers((10 * workers, 10 * workers), 2)
     a = da.from_array(x, chunks=(10, 20))
     layout = layout_of(workers, (workers, 1, 1), slabs=2, edge=10)
-    problem = replace(gram_problem(10 * workers, 40, reads_c=reads_c), a=spec_of(a), b=spec_of(a).T)
+    c = da.from_array(c, chunks=10) if reads_c else None
+    added = None if c is None else spec_of(c)
+    problem = replace(gram_problem(10 * workers, 40, c=added), a=spec_of(a), b=spec_of(a).T)
     layout = replace(layout, problem=problem, slabs=(20, 20))
     plan = replace(plan_matmul(problem, cpus(workers)), layout=layout)
     step = replace(GRAM, alpha=2, beta=3 if reads_c else 0)
-    lazy = build(plan, a, a, da.from_array(c) if reads_c else None, step, np.empty((0, 0)))
+    lazy = build(plan, a, a, c, step, np.empty((0, 0)))
     assert layout.deal.free
     assert len(block_tasks(lazy)) == plan.tasks
-    expected = 2 * x @ x.T + (3 * c if reads_c else 0)
+    expected = 2 * x @ x.T + (3 * c.compute() if reads_c else 0)
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import ClassVar
 
 import dask
@@ -18,6 +19,7 @@ from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.owners import block_keys, where_blocks_lie
 from multimm.graph.placement import BlockPlacement
+from multimm.graph.recut import cut_out
 from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning.blocking import Options
@@ -103,10 +105,11 @@ def cpus(workers, memory):
     return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
-def compute(a, b, step, problem, memory, **options):
+def compute(a, b, step, problem, memory, added=None, **options):
     plan = plan_matmul(problem, cpus(4, memory), options=Options(**options))
-    c = build(plan, a, b, None, step, np.empty((0, 0), "float32"))
-    assert sum(isinstance(task, tasks.BlockTask) for task in dict(c.dask).values()) == plan.tasks
+    c = build(plan, a, b, added, step, np.empty((0, 0), "float32"))
+    ours = [task for task in dict(c.dask).values() if isinstance(task, tasks.BlockTask)]
+    assert sum(task.func is not cut_out for task in ours) == plan.tasks
     Ledger.clear()
     done = c.persist()
     wait(done)
@@ -147,6 +150,32 @@ def test_workers_hold_no_more_than_planned(client, gram, p_k, memory):
     assert (plan.layout.waves > 1) == (memory < 10**9)
     assert_as_planned(plan)
     np.testing.assert_array_equal(c.compute(), np.full((600, 600), 3200.0))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "known", "p_k"),
+    [(50, True, 1), (75, False, 1), (75, True, 2), (300, False, 2), (300, True, 1)],
+)
+def test_what_is_added_is_planned_for(client, chunk, known, p_k):
+    """However large its chunks are, each worker has its part, bundles of it, and its own blocks."""
+    a, b = operand((600, 800), "left"), operand((800, 600), "right")
+    added = da.full((600, 600), 5.0, chunks=chunk, dtype="float32")
+    added = added.map_blocks(np.copy, name=f"added-{chunk}", dtype="float32", meta=added._meta)
+    spec = MatrixSpec(added.shape, chunks=added.chunks)
+    if known:
+        added = added.persist()
+        wait(added)
+        spec = replace(spec, owners=lying(client, added, sorted(client.cluster.scheduler.workers)))
+    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, b)), c=spec)
+    fixed = {"blocks": 50, "slabs": 50, "p_k": p_k}
+    plan, c = compute(a, b, replace(PLAIN, beta=1), problem, 10**9, added, **fixed)
+    assert_as_planned(plan)
+    most = plan.memory_terms["C in use"]
+    most += sum(plan.spill_terms.get(f"C {at}", 0) for at in ("as it comes", "on its way"))
+    assert (chunk != 50) <= (Ledger.most("cut") > 0)
+    lying_there = spec.fullest * known  # the ledger begins when these are there
+    assert Ledger.most("cut") + Ledger.most("added") <= most - lying_there + UNHEARD
+    np.testing.assert_array_equal(c.compute(), np.full((600, 600), 3205.0))
 
 
 @pytest.mark.parametrize("gram", [False, True])

@@ -206,6 +206,17 @@ def test_both_operands_in_one_launch():
             assert (np.sort(at) == places(expected.residuals)).all()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_part_of_the_head_has_room_of_its_own(count):
+    """Counts of two operands also where there is one: its counts may stand for both."""
+    sources = [source_of(gpu(np.ones((70, 90), "f4")), "a", False)[1]] * count
+    packing = prepared(sources, "float32", 0)
+    ticket = 2 * 2 * 8
+    parts = [*packing.maxima, *packing.lists, packing.head_bytes]
+    assert parts[0] >= ticket + 8
+    assert parts == sorted(set(parts))
+
+
 @pytest.mark.parametrize("where", [0, 1])
 def test_what_is_not_finite_is_counted_by_operand(where):
     matrices = [np.ones((70, 90), "f4"), np.ones((60, 90), "f4")]

@@ -39,6 +39,7 @@ class Kernels:
         return out
 
     def on_tensor_cores(self, found, trans, shape, alpha, beta, choice, tuned, lower, gram):
+        assert not gram or found[0][0] is found[1][0], "copied twice"
         self.prepared += 1
         kind = " gram" * gram + " lower" * lower
         layouts = [None if x is None else (x.shape, x.strides) for x, _ in found]

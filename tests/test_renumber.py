@@ -79,6 +79,19 @@ def test_who_appears_first_is_first(owners, per_node, numbers):
     assert anew.ranks(owners) == problem.a.owners
 
 
+def test_c_is_numbered_with_the_others():
+    """It lies with the same workers, and travels no further than they do."""
+    a, c = in_rows((1,) * 4, (16384, 16384)), in_rows((1,) * 4, (16384, 16384))
+    cluster = gpus(2)
+    problem, anew = renumbered(Problem(a, a, c=c), cluster)
+    assert anew.numbers == (1, 0)
+    assert problem.c.owners == (0,) * 4
+    plan = plan_matmul(Problem(a, a, c=c, pack="tf32"), cluster)
+    assert plan.cluster.numbers[0] == 1
+    assert plan.grid.workers == 1
+    assert plan.bytes_received == plan.bytes_recut == plan.bytes_added == 0
+
+
 def test_the_larger_operand_comes_first():
     large, small = in_rows((2, 1), ROWS), in_rows((3, 0), (8192, 1024))
     assert renumbered(Problem(large, small), gpus(4))[1].numbers == (2, 1, 3, 0)

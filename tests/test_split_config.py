@@ -13,6 +13,7 @@ from multimm.gpu import split_config
 from multimm.gpu.registry import MAX_SUMS
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_config import (
+    GRAIN,
     MAX_SLICES,
     MIN_SLABS,
     SHARED_BYTES,
@@ -23,6 +24,7 @@ from multimm.gpu.split_config import (
     lower_slices,
     split_config_named,
     split_slices,
+    stretch_of,
 )
 
 SMS = 132
@@ -148,6 +150,23 @@ def test_slices_of_a_triangle_cover_k(size, k, products, multiprocessors):
     slabs = -(-k // SLAB)
     assert 1 <= slices <= MAX_SLICES
     assert (slices - 1) * length < slabs <= slices * length
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "length"),
+    [
+        (8192, 8192, 1048576, 65536),
+        (8192, 8192, 131071, 131071),
+        (8192, 8192, 131072, 65536),
+        (8192, 8192, 131073, 65664),  # a multiple of 128
+        (2048, 2048, 4194304, 1048576),  # of 2^42 multiplications
+        (2048, 2048, 99, 99),
+        (65536, 65536, 65536, 65536),
+    ],
+)
+def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):
+    assert stretch_of(m, n, k) == length
+    assert length in (k, -(-length // GRAIN) * GRAIN)
 
 
 def test_long_products_run_on_wide_tiles():

@@ -164,6 +164,8 @@ def transpose(a: Array) -> Array:
 def module_of(**operands: Array) -> ModuleType:
     """Return the one module that all operands are arrays of."""
     kinds = {name: _kind(name, x) for name, x in operands.items() if x is not None}
+    if not kinds:
+        raise ArrayTypeError(f"{' and '.join(operands)} is None: NumPy and CuPy arrays are allowed")
     if len(set(kinds.values())) > 1:
         given = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
         raise ArrayTypeError(

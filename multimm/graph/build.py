@@ -5,6 +5,7 @@ Keys of one product, with β the indices along the batch dimensions:
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
     (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
     (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
+    (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
     (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
@@ -39,7 +40,7 @@ from multimm.graph.gram_tasks import (
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.pieces import multiply_pieces, pieces
-from multimm.graph.recut import block_of
+from multimm.graph.recut import addend_of, block_of
 from multimm.graph.tasks import (
     Block,
     BlockTask,
@@ -64,7 +65,7 @@ from multimm.planning.recut import Index
 from multimm.planning.spec import ClusterSpec
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 4
+KEY_VERSION = 5
 
 Verb = Callable[..., Block]
 
@@ -99,18 +100,20 @@ def build(
         Nothing has been computed.
     """
     layout = plan.layout
+    declared = None if c is None else c.dtype
+    step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
     chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
     operands = [Operand("a", a, layout, step.trans_a)]
     if not layout.mirrors:  # or A's blocks serve both sides
         operands.append(Operand("b", b, layout, step.trans_b))
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
+    addend = None if c is None else Operand("c", c, layout, transposed=False)
     if c is not None:
-        c = c.rechunk(chunks, method="tasks")
         parents.append(c)
     names = [operand.array.name for operand in operands]
-    cluster = plan.cluster
-    token = tokenize(KEY_VERSION, names, c, layout, plan.precision, step, cluster.numbers)
-    graph = Builder(layout, cluster, operands, c, step, token)
+    cluster, added = plan.cluster, None if c is None else c.name
+    token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
+    graph = Builder(layout, cluster, operands, addend, step, token)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(graph.tasks(), owners, cluster.workers)
     high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
@@ -131,7 +134,7 @@ class Builder:
     layout: Layout
     cluster: ClusterSpec
     operands: list[Operand]
-    c: da.Array | None
+    c: Operand | None
     step: Step
     token: str
     made: dict[Key, BlockTask] = field(default_factory=dict)
@@ -139,7 +142,8 @@ class Builder:
     others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inner = replace(self.step, alpha=1, beta=0, dtype=self.step.accumulate)
+        accumulate = self.step.accumulate
+        self.inner = replace(self.step, alpha=1, beta=0, dtype=accumulate, dtype_c=None)
 
     def name(self, role: str) -> str:
         """The first entry of the keys of a role."""
@@ -258,12 +262,23 @@ class Builder:
         if last:
             args["step"] = self.step
         if last and self.c is not None:
-            c_key = (self.c.name, *key[1:])
-            args["c"] = TaskRef(c_key)
-            place = place._replace(inputs=(*place.inputs, (c_key, place.owner)))
+            args["c"], inputs = self._addend(self.c, key[1:], place)
+            place = place._replace(inputs=(*place.inputs, *inputs))
+            if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
+                func, args["verb"] = multiply_pieces, func
         i, j = key[1 + len(self.layout.batch_blocks) :][:2]
         shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
+
+    def _addend(self, c: Operand, index: Index, place: Place) -> Factor:
+        """C's block for one of the result, with the tasks that cut it where it lies."""
+        if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
+            parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
+            return Factor(parts, tuple((key, place.owner) for key in keys))
+        step, name = place.order[:2], self.name("cut-c")
+        ref, inputs, cuts = addend_of(c, index, place.owner, step, name, self._place)
+        self.made |= cuts
+        return Factor(ref, inputs)
 
     def _operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Factor:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
@@ -299,7 +314,8 @@ class Builder:
                 self.made |= tasks
                 self.others[at] = Factor(TaskRef(key), ((key, home),))
             else:
-                parts, keys = pieces(operand.key, operand.own_chunks, operand.where(index))
+                where, dtype = operand.where(index), operand.array.dtype
+                parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
                 self.others[at] = Factor(parts, tuple((key, home) for key in keys))
         return self.others[at]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from multimm.gpu.reference import aligned, module_of
+from multimm.graph.declared import as_declared
 from multimm.graph.tasks import (
     Block,
     Step,
@@ -42,6 +43,7 @@ def multiply_diagonal(
 
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
     """`multiply_diagonal` in the order of the current stream."""
+    a = as_declared(a, step.dtype_a)
     if is_packed(a) or (is_gpu(a) and own_kernel(a, a, None, step)):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:

@@ -83,12 +83,12 @@ def _swaps_last_axes(layer: Blockwise, ndim: int) -> bool:
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B of one product, in the plan's blocks.
+    """A or B of one product, or the C that is added, in the plan's blocks.
 
     Parameters
     ----------
     role : str
-        ``"a"`` or ``"b"``.
+        ``"a"``, ``"b"`` or ``"c"``.
     array : dask.array.Array
         As stored, in its own blocks.
     layout : Layout
@@ -103,8 +103,11 @@ class Operand:
 
     @cached_property
     def reader(self) -> Reader | None:
-        """How to read any rectangle of the array from its source, if that can be."""
-        return reader_of(self.array)
+        """How to read any rectangle of the array from its source, if that can be.
+
+        C is read as it comes: nobody holds its reads back until they are needed.
+        """
+        return None if self.role == "c" else reader_of(self.array)
 
     @cached_property
     def in_pieces(self) -> bool:
@@ -114,10 +117,14 @@ class Operand:
     @cached_property
     def own_chunks(self) -> tuple[Blocks, ...]:
         """The array's own blocks, in the plan's order along k."""
-        chunks, order = list(self.array.chunks), self.layout.problem.order
+        chunks, order = list(self.array.chunks), self._order
         if order:
             chunks[self._k_axis] = tuple(chunks[self._k_axis][i] for i in order)
         return tuple(chunks)
+
+    @property
+    def _order(self) -> Index:
+        return () if self.role == "c" else self.layout.problem.order
 
     @property
     def _k_axis(self) -> int:
@@ -146,7 +153,7 @@ class Operand:
 
     def key(self, index: Index) -> Key:
         """The array's own key of one of its blocks, in the plan's order along k."""
-        if order := self.layout.problem.order:
+        if order := self._order:
             at = list(index)
             at[self._k_axis] = order[at[self._k_axis]]
             index = tuple(at)

@@ -18,6 +18,7 @@ from multimm.errors import ShapeError
 from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
+from multimm.graph.declared import DType, as_declared
 from multimm.graph.tasks import Block, Key, is_gpu, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
@@ -38,18 +39,25 @@ class Pieces:
         Of each: its shape. Of a larger one a part could be taken for what is no part of it.
     shape : tuple of int
         Of the block.
+    dtype : dtype, optional
+        Of all of them, as their array declares it.
     """
 
     blocks: list[Block]
     cuts: tuple[tuple[Where, Where], ...]
     sizes: tuple[Shape, ...]
     shape: Shape
+    dtype: DType = None
+
+    def __post_init__(self) -> None:
+        blocks = [as_declared(block, self.dtype) for block in self.blocks]
+        object.__setattr__(self, "blocks", blocks)
 
     def joined(self) -> Block:
         """The block: part of another one, or a new one, in the order of the current stream."""
         if len(self.blocks) == 1:
             check_shape(self.blocks[0], self.sizes[0])
-            return self.blocks[0][self.cuts[0][0]]
+            return self.blocks[0][self.cuts[0][0]].reshape(self.shape)
         return self.copied()
 
     def copied(self) -> Block:
@@ -91,7 +99,7 @@ def copied(moves: Sequence[Move]) -> Block:
 
 
 def pieces(
-    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where
+    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where, dtype: DType = None
 ) -> tuple[Task, list[Key]]:
     """A part of a task that makes `Pieces` of a rectangle, and the keys of what that takes.
 
@@ -103,11 +111,13 @@ def pieces(
         Of the array.
     where : tuple of slice
         Of the array.
+    dtype : dtype, optional
+        That it declares.
     """
     found = cuts_of(chunks, where)
     keys = [key(at) for at, _, _ in found]
     sizes = [size_of(chunks, at) for at, _, _ in found]
-    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where), keys
+    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where, dtype), keys
 
 
 def made_of(
@@ -115,15 +125,19 @@ def made_of(
     cuts: Sequence[tuple[Where, Where]],
     sizes: Sequence[Shape],
     where: Where,
+    dtype: DType = None,
 ) -> Task:
     """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
     refs, sizes = List(*map(TaskRef, keys)), tuple(sizes)
-    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape_of(where))
+    shape = shape_of(where)
+    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
 
 
 def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
-    """What `verb` makes of the operands once they are joined, those of them that come in pieces."""
+    """What `verb` makes of operands and C once those of them are joined that come in pieces."""
     with stream_for(_first_block(operands)):
+        if isinstance(c := kwargs.get("c"), Pieces):
+            kwargs["c"] = c.joined()
         return verb(*(x.joined() if isinstance(x, Pieces) else x for x in operands), **kwargs)
 
 

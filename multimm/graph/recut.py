@@ -1,9 +1,10 @@
-"""An operand that comes in other blocks than the plan's: cut where its blocks lie, joined at home.
+"""What comes in other blocks than the plan's: cut where its blocks lie, joined where it is needed.
 
 Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
 the workers that keep one of them. So every element travels once at most, or twice if it lies with
 a worker that has no place in the grid; and what one worker has of a block travels in one bundle,
-for each fetch takes longer than its bytes do.
+for each fetch takes longer than its bytes do. Operand blocks are joined by tasks at their homes, as
+several products use them; those of the C that is added by the task that makes the result's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from dask._task_spec import Task
+from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
 from multimm.graph.operand import Operand
@@ -23,8 +24,9 @@ from multimm.graph.tasks import Block, BlockTask, Inputs, Key, Place, finished, 
 from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
+Tasks = dict[Key, BlockTask]
 #: What becomes of a block: its key, where it is kept, and the tasks that make it.
-Made = tuple[Key, Coordinate, dict[Key, BlockTask]]
+Made = tuple[Key, Coordinate, Tasks]
 
 
 class Piece(NamedTuple):
@@ -54,7 +56,48 @@ def block_of(
     name: str,
     place: Callable[[Coordinate, Index, Inputs], Place],
 ) -> Made:
-    """One of the plan's blocks, made of the array's own.
+    """One of the plan's blocks, made of the array's own and kept at its home.
+
+    The parameters are those of `brought`.
+    """
+    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
+    where, first = operand.where(index), pieces[0]
+    if first.whole and first.shape == shape_of(where):
+        return first.key, inputs[first.key], tasks
+    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
+    parts = _task_of(pieces, where, operand)
+    tasks[key] = BlockTask(key, join, parts, place=at_home)
+    return key, home, tasks
+
+
+def addend_of(
+    operand: Operand,
+    index: Index,
+    home: Coordinate,
+    step: Index,
+    name: str,
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> tuple[TaskRef | Task, Inputs, Tasks]:
+    """A block of C as a task is given it to add it; its inputs, and the tasks that make those.
+
+    The parameters are those of `brought`.
+    """
+    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
+    where, first = operand.where(index), pieces[0]
+    fits = first.whole and first.shape == shape_of(where)
+    ref = TaskRef(first.key) if fits else _task_of(pieces, where, operand)
+    return ref, tuple(inputs.items()), tasks
+
+
+def brought(
+    operand: Operand,
+    index: Index,
+    home: Coordinate,
+    step: Index,
+    name: str,
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> tuple[list[Piece], dict[Key, Coordinate], Tasks]:
+    """What one of the plan's blocks is made of, where that lies, and the tasks that cut it out.
 
     Parameters
     ----------
@@ -62,7 +105,7 @@ def block_of(
     index : tuple of int
         Of the block, as stored.
     home : Coordinate
-        Where it is to be kept.
+        Where it is to be joined.
     step : tuple of int
         When it is needed: wave and step.
     name : str
@@ -75,10 +118,8 @@ def block_of(
     for at, cut, to in cuts_of(operand.own_chunks, where):
         piece = Piece(operand.key(at), size_of(operand.own_chunks, at), cut, to)
         lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
-        if piece.whole and piece.shape == shape_of(where):
-            return piece.key, lies, {}
         found.setdefault(grid.rank(lies), []).append(piece)
-    tasks: dict[Key, BlockTask] = {}
+    tasks: Tasks = {}
     pieces: list[Piece] = []
     inputs: dict[Key, Coordinate] = {}
     for rank, own in found.items():
@@ -86,13 +127,12 @@ def block_of(
         if rank != grid.rank(home) and not alone:
             sources = tuple((piece.key, lies) for piece in own)
             key, at_once = (name, *index, rank), place(lies, (*step, -3, -3), sources)
-            tasks[key] = BlockTask(key, cut_out, _task_of(own, where), place=at_once)
+            parts = _task_of(own, where, operand)
+            tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
             own = _bundled(own, key)
         pieces += own
         inputs |= dict.fromkeys((piece.key for piece in own), lies)
-    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
-    tasks[key] = BlockTask(key, join, _task_of(pieces, where), place=at_home)
-    return key, home, tasks
+    return pieces, inputs, tasks
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:
@@ -101,10 +141,10 @@ def _spread(operand: Operand, at: Index) -> Coordinate:
     return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
 
 
-def _task_of(pieces: list[Piece], where: Where) -> Task:
+def _task_of(pieces: list[Piece], where: Where, operand: Operand) -> Task:
     """A part of a task that makes `Pieces` of a rectangle."""
     keys, sizes, *cuts = zip(*pieces, strict=True)
-    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where)
+    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, operand.array.dtype)
 
 
 def _bundled(pieces: list[Piece], key: Key) -> list[Piece]:

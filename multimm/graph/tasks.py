@@ -18,6 +18,7 @@ from multimm.errors import ShapeError
 from multimm.failures import named, note
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
+from multimm.graph.declared import DType, as_declared
 from multimm.graph.streams import own_stream
 from multimm.planning.grid import Coordinate, Grid
 
@@ -40,6 +41,8 @@ class Step:
         Blocks are stored transposed.
     alpha, beta : scalar
     precision : str
+    dtype_a, dtype_b, dtype_c : dtype, optional
+        That the arrays of A, B and C declare, None: nothing. With one of C there has to be a C.
     """
 
     accumulate: str
@@ -49,6 +52,9 @@ class Step:
     alpha: Any = 1
     beta: Any = 0
     precision: str = "float32"
+    dtype_a: DType = None
+    dtype_b: DType = None
+    dtype_c: DType = None
 
 
 class Place(NamedTuple):
@@ -136,7 +142,8 @@ def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step
 
 def link(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
     """`multiply` in the order of the current stream."""
-    return gemm(a, b, partial, c, step=step, tuned=False)
+    a, b = as_declared(a, step.dtype_a), as_declared(b, step.dtype_b)
+    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False)
 
 
 def gemm(
@@ -210,12 +217,14 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
     step : Step
         Says whether the block is stored transposed, and the precision.
     """
+    declared = step.dtype_a if role == "a" else step.dtype_b
     if not is_gpu(block):
-        return block
+        return as_declared(block, declared)
     from multimm.gpu import precision
 
     trans = step.trans_a if role == "a" else step.trans_b
     with stream_for(block):
+        block = as_declared(block, declared)
         return precision.packed(block, side=role, trans=trans, scheme=step.precision)
 
 
@@ -235,7 +244,7 @@ def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
 def add(*parts: Block, c: Block = None, step: Step) -> Block:
     """alpha ((P0 + P1) + ...) + beta C: an addition of the tree over the parts of k."""
     with stream_for(parts[0]):
-        return finished(summed(parts, c, step))
+        return finished(summed(parts, as_declared(c, step.dtype_c), step))
 
 
 def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from multimm.planning import traffic
 from multimm.planning.layout import Layout
@@ -104,9 +104,25 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
             spill[f"{role.upper()} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
             if grid.workers > 1:  # bundles, at one end or the other
                 spill[f"{role.upper()} on its way"] = home
-    if p.reads_c:
-        spill["C read"] = p.result_bytes / (grid.p_m * grid.p_n)
+    if p.c is not None:
+        stay["C in use"] = cluster.threads * block * p.c.itemsize
+        spill |= _addend(layout, cluster, crowd * layout.share_result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
+
+
+def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
+    """Bytes of the C that is added on the fullest worker, which needs so many of it."""
+    c, grid = layout.spec("c"), layout.grid
+    if not layout.cuts_c and not c.owners:  # made where it is needed
+        return {"C as it comes": needed}
+    chunks = ceil(prod(map(len, c.chunks)) / min(cluster.workers, grid.workers))
+    lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
+    terms: Terms = {"C as it comes": lying}
+    if grid.workers > 1 or layout.lies_beyond("c"):
+        bundles = lying * layout.cuts_c  # that wait to be fetched
+        arrives = needed * (layout.cuts_c or layout.fetches_c)
+        terms["C on its way"] = bundles + arrives
+    return terms
 
 
 def excess(held: Held, cluster: ClusterSpec) -> float:
@@ -138,7 +154,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     links = layout.links - 1 if fewest <= cluster.threads else 0
     switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
-    steps = bool(layout.packed) + bool(cuts) + levels + mirrors
+    cut_first = layout.cut_once and bool(layout.cut_again)  # C is not waited for
+    steps = bool(layout.packed) + cut_first + levels + mirrors
     products = flops / (product_gflops(p, device) * 1e9)
     each = (products + packing * (not layout.packed)) / (chains * layout.steps)
     return {

@@ -96,7 +96,8 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
     workers stays within their nodes: only there are links as fast as is reckoned.
     """
     node = cluster.node
-    owned = max(problem.a.owners + problem.b.owners, default=0)
+    c = () if problem.c is None else problem.c.owners
+    owned = max(problem.a.owners + problem.b.owners + c, default=0)
     powers = [2**i for i in range(cluster.workers.bit_length())]
     within = takewhile(node.__gt__, powers) if is_short(problem, cluster, CALLS) else ()
     for count in (*within, *(node * power for power in powers)):

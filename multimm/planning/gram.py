@@ -64,7 +64,7 @@ class GramLayout(Layout):
     def finishing(self) -> int:
         """Tasks that mirror blocks off the diagonal, and that add C where there is one."""
         rows, matrices = len(self.m_blocks), len(self.batch_sizes)
-        if self.problem.reads_c:
+        if self.problem.c is not None:
             return matrices * rows * rows
         return matrices * rows * (rows - 1) // 2
 

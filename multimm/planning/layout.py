@@ -74,8 +74,20 @@ class Layout(Partition):
         if self.batch_blocks or self.blocks == 1:
             return ()
         blocks = product(range(len(self.m_blocks)), range(len(self.n_blocks)))
-        cells = ((max(at), min(at)) if self.mirrors else at for at in blocks)
-        return tuple(self.grid.rank(self.keeper(*cell)) % workers for cell in cells)
+        return tuple(self.completes(*at) % workers for at in blocks)
+
+    def completes(self, i: int, j: int) -> int:
+        """The number of the worker that makes a block of the result of one matrix."""
+        cell = (max(i, j), min(i, j)) if self.mirrors else (i, j)
+        return self.grid.rank(self.keeper(*cell))
+
+    @cached_property
+    def fetches_c(self) -> bool:
+        """Whether a block of the C that is added is known to lie elsewhere than it is needed."""
+        owners, columns = self.spec("c").owners, len(self.spec("c").chunks[1])
+        if self.cuts_c or not owners:
+            return bool(owners)
+        return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))
 
     @cached_property
     def lying(self) -> dict[str, tuple[int, ...]]:

@@ -155,11 +155,16 @@ class Partition:
         return ("a",) if self.mirrors else ("a", "b")
 
     def spec(self, role: str) -> MatrixSpec:
-        """The operand "a" or "b", as it is multiplied."""
-        return self.problem.a if role == "a" else self.problem.b
+        """The operand "a" or "b", as it is multiplied, or the "c" that is added."""
+        problem = self.problem
+        if role == "c":
+            return problem.c or MatrixSpec((*problem.batch_shape, problem.m, problem.n))
+        return problem.a if role == "a" else problem.b
 
     def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
-        """The chunks of an operand once it fits, as it is multiplied."""
+        """The chunks of an operand once it fits, as it is multiplied or added."""
+        if role == "c":
+            return (*self.batch_blocks, self.m_blocks, self.n_blocks)
         shape = self.spec(role).shape
         own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
         batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
@@ -177,10 +182,18 @@ class Partition:
         return tuple(
             role
             for role in ("a" if self.mirrors else "ab")
-            if not readable[role]
-            and (self.spec(role).owners or any(len(x) > 1 for x in self.spec(role).chunks))
-            and self.spec(role).chunks != self.operand_chunks(role)
+            if not readable[role] and self._comes_otherwise(role)
         )
+
+    @cached_property
+    def cuts_c(self) -> bool:
+        """Whether the C that is added comes in other blocks than the result's."""
+        return self._comes_otherwise("c")
+
+    def _comes_otherwise(self, role: str) -> bool:
+        spec = self.spec(role)
+        known = spec.owners or any(len(x) > 1 for x in spec.chunks)
+        return bool(known) and spec.chunks != self.operand_chunks(role)
 
     def lies_beyond(self, role: str) -> bool:
         """Whether a block of an operand lies with a worker that has no place in the grid."""
@@ -188,7 +201,7 @@ class Partition:
 
     @cached_property
     def recut(self) -> Recut:
-        """What it takes to bring operands into these blocks, by what is expected of any."""
+        """What it takes to bring operands and C into these blocks, by what is expected of any."""
         uses, found = {"a": len(self.n_blocks), "b": len(self.row_sizes)}, []
         for role in self.cut_again:
             spec, blocks = self.spec(role), self.operand_chunks(role)
@@ -197,6 +210,10 @@ class Partition:
                 found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond))
             else:
                 found.append(recut.within(spec, blocks, uses[role], beyond=beyond))
+        if self.cuts_c:
+            spec, blocks = self.spec("c"), self.operand_chunks("c")
+            beyond = self.lies_beyond("c")
+            found.append(recut.added(spec, blocks, self.grid.workers, beyond=beyond))
         return Recut.of_all(found)
 
     @cached_property

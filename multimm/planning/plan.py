@@ -37,6 +37,8 @@ class MatmulPlan:
     bytes_recut : int
         What workers exchange beforehand to bring operands into the plan's blocks: at most, unless
         it is known where those lie.
+    bytes_added : int
+        What workers receive of the C that is added: at most, unless it is known where that lies.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -102,6 +104,11 @@ class MatmulPlan:
         """
         return traffic.brought(self.layout, self.used.workers)
 
+    @cached_property
+    def bytes_added(self) -> int:
+        """What workers receive of the C that is added: at most, as `bytes_recut`."""
+        return traffic.added(self.layout, self.used.workers)
+
     @property
     def bytes_bound(self) -> int:
         """The least that a two-dimensional arrangement of the workers in use receives."""
@@ -111,7 +118,7 @@ class MatmulPlan:
     def time_terms(self) -> cost.Terms:
         """Predicted seconds of the slowest worker, by name."""
         busiest = max(self.received.values(), default=0)
-        shared = self.bytes_recut / self.used.workers
+        shared = (self.bytes_recut + self.bytes_added) / self.used.workers
         spilled = cost.excess(self._memory, self.used)
         return cost.seconds(self.layout, self.used, busiest + shared, spilled)
 
@@ -257,24 +264,32 @@ class MatmulPlan:
         return f"{tasks} in {waves}{fused}{reads}{half}{sums}{lying}"
 
     def _moved_line(self) -> str:
-        recut = self._recut_text() if self.bytes_recut else ""
+        more = self._recut_text() if self.bytes_recut else ""
+        more += self._added_text() if self.bytes_added else ""
         lying = names(self.layout.lying)
         lying = f", {lying} used where {'it lies' if len(lying) == 1 else 'they lie'}" * bool(lying)
         if not self.received:
-            return f"nothing: all is at home{recut}"
+            return f"nothing: all is at home{more}"
         worst = max(self.received.values(), default=0)
         bound = self.bytes_bound
         against = f", {self.bytes_received / bound:.2f} x the 2D bound" if bound else ""
         return (
             f"{human(self.bytes_received)} between workers, {human(worst)} to the busiest"
-            f"{against}{self._nodes_text()}{lying}{recut}"
+            f"{against}{self._nodes_text()}{lying}{more}"
         )
 
     def _recut_text(self) -> str:
         layout = self.layout
-        known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in layout.cut_again)
-        size = f"{'' if known else 'at most '}{human(self.bytes_recut)}"
+        size = f"{self._at_most(layout.cut_again)}{human(self.bytes_recut)}"
         return f", and {size} before to cut {names(layout.cut_again)} into these blocks"
+
+    def _added_text(self) -> str:
+        return f", and {self._at_most('c')}{human(self.bytes_added)} of the C that is added"
+
+    def _at_most(self, roles: Iterable[str]) -> str:
+        layout = self.layout
+        known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in roles)
+        return "" if known else "at most "
 
     def _nodes_text(self) -> str:
         problem, grid = self.layout.problem, self.layout.grid

@@ -36,8 +36,8 @@ class Problem:
         Of the result, and of partial sums.
     out_bytes, sum_bytes : int
         Bytes per element of the two.
-    reads_c : bool
-        beta * C is added at the end.
+    c : MatrixSpec, optional
+        The C of which beta C is added at the end.
     rereadable : tuple of bool
         For A and for B: blocks come straight from files or generators, so that they can be
         made when needed and again when needed twice.
@@ -59,7 +59,7 @@ class Problem:
     accumulate: str = "float32"
     out_bytes: int = 4
     sum_bytes: int = 4
-    reads_c: bool = False
+    c: MatrixSpec | None = None
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
     gram: bool = False

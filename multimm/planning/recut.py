@@ -1,4 +1,4 @@
-"""What it takes to bring an operand from the blocks that it comes in into others.
+"""What it takes to bring an operand, or the C that is added, into other blocks than it comes in.
 
 Blocks are cut at the boundaries of the new ones, where they lie, and pieces joined where they are
 needed (`multimm.graph.recut`):
@@ -73,6 +73,12 @@ def within(spec: MatrixSpec, blocks: tuple[Blocks, ...], uses: int, *, beyond: b
     """What the products of one worker do that cut and join what they need, each for itself."""
     pieces = cuts(spec.chunks, blocks).pieces * uses
     return Recut(spec.nbytes * beyond, 0, pieces * beyond, pieces, spec.nbytes * uses)
+
+
+def added(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: bool) -> Recut:
+    """The same as `once` for what is used once: its users join it, and need no tasks for that."""
+    found = once(spec, blocks, workers, beyond=beyond)
+    return found._replace(tasks=found.tasks - cuts(spec.chunks, blocks).joined)
 
 
 def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> Cuts:

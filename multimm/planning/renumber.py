@@ -48,7 +48,8 @@ def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, Cluster
     def anew(spec: MatrixSpec) -> MatrixSpec:
         return replace(spec, owners=tuple(map(ranks.get, spec.owners, spec.owners)))
 
-    return replace(problem, a=anew(problem.a), b=anew(problem.b)), cluster.reordered(order)
+    c = None if problem.c is None else anew(problem.c)
+    return replace(problem, a=anew(problem.a), b=anew(problem.b), c=c), cluster.reordered(order)
 
 
 def promising(
@@ -64,7 +65,7 @@ def promising(
         by_roles.setdefault(tuple(layout.lying), []).append(layout)
     by_roles.pop((), None)  # they are cut anew, which is ranked by what is expected of any numbers
     anew = (
-        replace(layout, problem=replace(layout.problem, a=problem.a, b=problem.b))
+        replace(layout, problem=replace(layout.problem, a=problem.a, b=problem.b, c=problem.c))
         for lying in by_roles.values()
         for layout in best_of_each_grid(lying, ranks, 1)
     )

@@ -121,27 +121,39 @@ def brought(layout: Layout, workers: int) -> int:
     Counted where owners are known. Else at most: blocks that are still to be made may be made where
     they are needed. What lies beyond the grid may travel twice.
     """
-    total = 0
-    for role in layout.cut_again:
-        spec = layout.spec(role)
-        if spec.owners:
-            total += sum(_pieces_brought(layout, role, workers))
-        elif layout.grid.workers > 1:
-            total += spec.nbytes
-    return total
+    return sum(_brought(layout, role, workers) for role in layout.cut_again)
+
+
+def added(layout: Layout, workers: int) -> int:
+    """Bytes that workers receive of the C that is added: counted, or at most, as in `brought`."""
+    return 0 if layout.problem.c is None else _brought(layout, "c", workers)
+
+
+def _brought(layout: Layout, role: str, workers: int) -> int:
+    spec = layout.spec(role)
+    if spec.owners:
+        return sum(_pieces_brought(layout, role, workers))
+    return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
 
 
 def _pieces_brought(layout: Layout, role: str, workers: int) -> Iterator[int]:
-    """Bytes of each piece that does not lie where the block that it is of will be kept."""
+    """Bytes of each piece that does not lie where the block that it is of will be needed."""
     spec, blocks = layout.spec(role), layout.operand_chunks(role)
     rows, cols = map(offsets, blocks)
     for (r, row), (c, col) in product(enumerate(rows), enumerate(cols)):
-        home = layout.keeps(role, 0, *((r, c) if role == "a" else (c, r))) % workers
+        home = _needs(layout, role, r, c) % workers
         for at, _, to in cuts_of(spec.chunks, (row, col)):
             owner, shape = spec.owners[at[0] * len(spec.chunks[1]) + at[1]], shape_of(to)
             whole = shape == size_of(spec.chunks, at)
             times = 1 + (not whole) if owner >= layout.grid.workers else owner != home
             yield times * prod(shape) * spec.itemsize
+
+
+def _needs(layout: Layout, role: str, row: int, col: int) -> int:
+    """The number of the worker that keeps a block of an operand, or adds one of C."""
+    if role == "c":
+        return layout.completes(row, col)
+    return layout.keeps(role, 0, *((row, col) if role == "a" else (col, row)))
 
 
 def _of_gram(layout: GramLayout) -> Moved:

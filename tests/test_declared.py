@@ -1,0 +1,223 @@
+"""Blocks that are not what their arrays declare: refused if anything would be lost, or if none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+
+import multimm
+from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.failures import told
+from multimm.graph import tasks
+from multimm.graph.build import build
+from multimm.graph.declared import as_declared
+from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram
+from multimm.graph.recut import cut_out, join
+from multimm.graph.tasks import BlockTask, Step
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+SIZE, BLOCK = 24, 12
+#: Elements that float32 has no room for.
+WIDE = np.float64(1) + np.random.default_rng(0).integers(1, 9, (SIZE, SIZE)) * 2.0**-40
+
+
+def nothing(block):
+    return None
+
+
+def widened(block):
+    return block.astype("float64")
+
+
+def narrowed(block):
+    return block.astype("float32")
+
+
+def listed(block):
+    return block.tolist()
+
+
+def spoilt(chunks, change, dtype="float32", at=(0, 0)):
+    """An array of which one block is changed."""
+
+    def block(own, block_info=None):
+        return change(own) if block_info[0]["chunk-location"] == at else own
+
+    whole = da.from_array(WIDE.astype(dtype), chunks=chunks)
+    meta = np.empty((0, 0), dtype)
+    return whole.map_blocks(block, name=f"spoilt-{change.__name__}-{dtype}-{chunks}", meta=meta)
+
+
+def fine(chunks, dtype="float32"):
+    return da.from_array(WIDE.astype(dtype), chunks=chunks, name=f"fine-{dtype}-{chunks}")
+
+
+def product(role, own, chunks, workers, dtype="float32", gram=False, once=True, p_k=1):
+    """2 A B + 3 C, of which one is given and the others are as they should be."""
+    given = {name: fine(chunks, dtype) for name in "abc"} | {role: own}
+    a, b, c = given.values()
+    b = a if gram else b
+    step = Step(dtype, dtype, trans_b=gram, alpha=2, beta=3)
+    spec, item = MatrixSpec((SIZE, SIZE), dtype, c.dtype.itemsize, c.chunks), own.chunks
+    of_a, of_c = (replace(spec, chunks=item if role == x else c.chunks) for x in "ac")
+    problem = Problem(of_a, of_a, dtype, dtype, 8, 8, c=of_c, gram=gram)
+    cluster, fixed = ClusterSpec.homogeneous(H200, workers), Options(BLOCK, BLOCK, p_k)
+    plan = plan_matmul(problem, cluster, options=fixed)
+    plan = replace(plan, layout=replace(plan.layout, cut_once=once))
+    return build(plan, a, b, c, step, np.empty((0, 0), dtype))
+
+
+#: By name: chunks, workers, whether operands are cut by tasks, and the rest of `product`.
+WAYS = {
+    "as they are": ((BLOCK, BLOCK), 4, True, {}),
+    "parts of k": ((BLOCK, BLOCK), 4, True, {"p_k": 2}),
+    "bundled": ((8, 8), 4, True, {}),
+    "bundled parts of k": ((8, 8), 4, True, {"p_k": 2}),
+    "pieces": ((8, 8), 1, False, {}),
+    "pieces, parts of k": ((8, 8), 1, False, {"p_k": 2}),
+    "one chunk": ((SIZE, SIZE), 4, True, {}),
+    "one chunk in pieces": ((SIZE, SIZE), 1, False, {}),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+#: What is not as declared, and whether A is both factors.
+ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
+
+
+@pytest.mark.parametrize(("role", "gram"), ROLES)
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (widened, DTypeError, "is float64, its array says float32"),
+        (nothing, ArrayTypeError, "is None, its array says float32"),
+        (listed, ArrayTypeError, "is a builtins.list, its array says float32"),
+    ],
+)
+def test_what_would_lose_something_is_refused(way, role, gram, change, error, said):
+    chunks, workers, once, more = way
+    at = (1, 0) if chunks[0] < SIZE else (0, 0)  # on the diagonal only if there is no other one
+    own = spoilt(chunks, change, at=at)
+    lazy = product(role, own, chunks, workers, gram=gram, once=once, **more)
+    with pytest.raises(error, match=said) as caught:
+        lazy.compute(scheduler="sync")
+    assert "\n" not in str(caught.value)
+    assert f"'{own.name}'" in told(caught.value)
+
+
+@pytest.mark.parametrize(("role", "gram"), ROLES)
+def test_what_loses_nothing_is_as_declared(way, role, gram):
+    """The first block is the narrower one: others must not be made as narrow."""
+    chunks, workers, once, more = way
+    own = spoilt(chunks, narrowed, dtype="float64")
+    lazy = product(role, own, chunks, workers, "float64", gram=gram, once=once, **more)
+    result = lazy.compute(scheduler="sync")
+    x = WIDE.copy()
+    x[: chunks[0], : chunks[1]] = narrowed(x[: chunks[0], : chunks[1]])
+    a, b, c = (x if role == name else WIDE for name in "abc")
+    right = 2 * a @ (a.T if gram else b) + 3 * c
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, right, rtol=1e-15)
+
+
+def test_the_ways_lead_through_all_tasks():
+    seen = set()
+    for chunks, workers, once, more in WAYS.values():
+        for gram in (False, True):
+            lazy = product("a", fine(chunks), chunks, workers, gram=gram, once=once, **more)
+            made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
+            seen |= {task.kwargs.get("verb", task.func).__name__ for task in made}
+    plain = {tasks.multiply, multiply_gram, multiply_diagonal, tasks.add, cut_out, join}
+    assert {task.__name__ for task in plain} | {"scale", "add_diagonal"} <= seen
+
+
+@pytest.mark.parametrize("role", "ab")
+def test_operands_that_are_packed_or_multiplied_in_turn(role):
+    block, wide = np.ones((4, 4), "float32"), np.ones((4, 4))
+    own = Step("float32", "float32", **{f"dtype_{role}": block.dtype})
+    with pytest.raises(DTypeError, match="is float64"):
+        tasks.pack(wide, role=role, step=own)
+    with pytest.raises(ArrayTypeError, match="is None"):
+        tasks.pack(None, role=role, step=own)
+    half = tasks.pack(block.astype("float16"), role=role, step=own)
+    assert half.dtype == np.float32
+    step = replace(own, dtype_a=block.dtype, dtype_b=block.dtype)
+    pair = [wide, block] if role == "a" else [block, wide]
+    chain = {"link": tasks.multiply, "step": step, "inner": step}
+    for last, before in ((pair, [block, block]), ([block, block], pair)):
+        with pytest.raises(DTypeError, match="is float64"):
+            tasks.in_turn(*last, None, before=[before], **chain)
+
+
+@pytest.mark.parametrize(
+    ("held", "declared", "kept"),
+    [
+        ("float32", "float64", True), ("float64", "float32", False), ("uint8", "float32", True),
+        ("int32", "float32", False), ("int64", "int32", False), ("int8", "int64", True),
+        ("float32", "int64", False), ("bool", "uint8", True), ("float64", "complex128", True),
+        ("complex64", "float64", False), (ml_dtypes.bfloat16, "float32", True),
+        ("float16", ml_dtypes.bfloat16, False), (">f4", "float32", True), ("uint8", "int8", False),
+    ],
+)  # fmt: skip
+def test_dtypes(held, declared, kept):
+    held, declared = np.dtype(held), np.dtype(declared)
+    block = np.ones((2, 3), held)
+    if not kept:
+        said = f"is {held}, its array says {declared}.*declare dtype='{held}'.*astype.'{declared}'"
+        with pytest.raises(DTypeError, match=said):
+            as_declared(block, declared)
+        return
+    result = as_declared(block, declared)
+    assert result.dtype == declared
+    assert (result == 1).all()
+
+
+def test_what_is_as_declared_is_no_copy():
+    block = np.ones((2, 3))
+    assert as_declared(block, block.dtype) is block
+    assert as_declared(block, None) is block
+    assert as_declared(None, None) is None
+
+
+@pytest.mark.parametrize("call", ["matmul", "gemm"])
+def test_arrays_from_delayed(call):
+    """As a user would come by it."""
+    x = np.ones((20, 20))
+
+    def array(value):
+        return da.from_delayed(dask.delayed(value), shape=x.shape, dtype="float32")
+
+    wide, none, right = array(x), array(None), array(x.astype("float32"))
+    kinds = (wide, DTypeError, "float64"), (none, ArrayTypeError, "None")
+    for wrong, error, said in kinds:
+        for place in range(2 + (call == "gemm")):
+            a, b, *c = (wrong if at == place else right for at in range(2 + (call == "gemm")))
+            lazy = multimm.gemm(1, a, b, 1, *c) if c else multimm.matmul(a, b)
+            with pytest.raises(error, match=f"a block of an operand is {said}"):
+                lazy.compute(scheduler="sync")
+    assert (multimm.gemm(1, right, right, 1, right).compute() == 21).all()
+
+
+def test_shapes_are_looked_at_as_well():
+    own = spoilt((8, 8), lambda block: block[:-1])
+    lazy = product("c", own, (8, 8), 4)
+    with pytest.raises(ShapeError, match="its array's chunks say"):
+        lazy.compute(scheduler="sync")
+
+
+def test_a_transpose_of_nothing():
+    x = da.from_delayed(dask.delayed(None), shape=(2, 2), dtype="float32")
+    with pytest.raises(ArrayTypeError, match="a is None"):
+        multimm.transpose(x).compute(scheduler="sync")
