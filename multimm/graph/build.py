@@ -60,6 +60,7 @@ from multimm.graph.tasks import (
 )
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
+from multimm.planning.order import as_stored, stored_at
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.recut import Index
 from multimm.planning.spec import ClusterSpec
@@ -102,7 +103,6 @@ def build(
     layout = plan.layout
     declared = None if c is None else c.dtype
     step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
-    chunks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
     operands = [Operand("a", a, layout, step.trans_a)]
     if not layout.mirrors:  # or A's blocks serve both sides
         operands.append(Operand("b", b, layout, step.trans_b))
@@ -116,6 +116,9 @@ def build(
     graph = Builder(layout, cluster, operands, addend, step, token)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(graph.tasks(), owners, cluster.workers)
+    problem = layout.problem
+    sides = as_stored(layout.m_blocks, problem.rows), as_stored(layout.n_blocks, problem.columns)
+    chunks = (*layout.batch_blocks, *sides)
     high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
     return da.Array(high, graph.name("matmul"), chunks, meta=meta)
 
@@ -190,7 +193,7 @@ class Builder:
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_pieces, more | {"verb": func}
-            self._add(key, verb, [*last, previous], place, **more)
+            self._add(key, verb, [*last, previous], place, (*batch, i, j), **more)
             previous = TaskRef(key)
 
     def _factors(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Factor, ...]:
@@ -208,8 +211,10 @@ class Builder:
 
     def _sum_key(self, batch: Index, i: int, j: int) -> Key:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
-        unfinished = self.layout.mirrors and self.c is not None
-        return (self.name("half" if unfinished else "matmul"), *batch, i, j)
+        if self.layout.mirrors and self.c is not None:
+            return (self.name("half"), *batch, i, j)
+        p = self.layout.problem
+        return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))
 
     def _merge(self, batch: Index, i: int, j: int) -> None:
         """Add the parts of k in a fixed tree."""
@@ -230,7 +235,8 @@ class Builder:
             owner = layout.owner(row, j, merge.keeper)
             order = (layout.wave(row), layout.steps, row, j)
             place = self._place(owner, order)
-            self._add(key, func, [TaskRef(sums[part]) for part in merge.addends], place)
+            parts = [TaskRef(sums[part]) for part in merge.addends]
+            self._add(key, func, parts, place, (*batch, i, j))
             sums[left] = key
 
     def _mirror(self, batch: Index, i: int, j: int) -> None:
@@ -244,9 +250,9 @@ class Builder:
         place = self._place(layout.keeper(row, j), order)
         source, name = TaskRef(self._sum_key(batch, i, j)), self.name("matmul")
         if self.c is not None:
-            self._add((name, *batch, i, j), scale, [source], place, turned=False)
-            if i != j:
-                self._add((name, *batch, j, i), scale, [source], place, turned=True)
+            for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
+                if i != j or not turned:
+                    self._add((name, *at), scale, [source], place, at, turned=turned)
         elif i != j:
             key = (name, *batch, j, i)
             self.made[key] = BlockTask(key, transpose, source, place=place)
@@ -255,18 +261,20 @@ class Builder:
         on = self.cluster
         return Place(self.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers)
 
-    def _add(self, key: Key, func: Verb, operands: list[Any], place: Place, **more: Any) -> None:
-        """One task; the one that makes a block of C applies alpha, beta and C as well."""
+    def _add(
+        self, key: Key, func: Verb, operands: list[Any], place: Place, at: Index, **more: Any
+    ) -> None:
+        """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
         last = key[0] == self.name("matmul")
         if last:
             args["step"] = self.step
         if last and self.c is not None:
-            args["c"], inputs = self._addend(self.c, key[1:], place)
+            args["c"], inputs = self._addend(self.c, at, place)
             place = place._replace(inputs=(*place.inputs, *inputs))
             if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
                 func, args["verb"] = multiply_pieces, func
-        i, j = key[1 + len(self.layout.batch_blocks) :][:2]
+        i, j = at[-2:]
         shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
 

@@ -116,19 +116,19 @@ class Operand:
 
     @cached_property
     def own_chunks(self) -> tuple[Blocks, ...]:
-        """The array's own blocks, in the plan's order along k."""
-        chunks, order = list(self.array.chunks), self._order
-        if order:
-            chunks[self._k_axis] = tuple(chunks[self._k_axis][i] for i in order)
+        """The array's own blocks, in the plan's order."""
+        chunks = list(self.array.chunks)
+        for axis, order in self._orders.items():
+            chunks[axis] = tuple(chunks[axis][i] for i in order)
         return tuple(chunks)
 
-    @property
-    def _order(self) -> Index:
-        return () if self.role == "c" else self.layout.problem.order
-
-    @property
-    def _k_axis(self) -> int:
-        return -1 if (self.role == "a") != self.transposed else -2
+    @cached_property
+    def _orders(self) -> dict[int, Index]:
+        """By axis that the plan takes in another order than it is stored in: that order."""
+        p = self.layout.problem
+        sides = {"a": (p.rows, p.order), "b": (p.order, p.columns), "c": (p.rows, p.columns)}
+        rows, columns = sides[self.role][:: -1 if self.transposed else 1]
+        return {axis: order for axis, order in ((-2, rows), (-1, columns)) if order}
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
@@ -152,12 +152,11 @@ class Operand:
         return (*(0,) * skipped, *index[:own])
 
     def key(self, index: Index) -> Key:
-        """The array's own key of one of its blocks, in the plan's order along k."""
-        if order := self._order:
-            at = list(index)
-            at[self._k_axis] = order[at[self._k_axis]]
-            index = tuple(at)
-        return (self.array.name, *index)
+        """The array's own key of one of its blocks, in the plan's order."""
+        at = list(index)
+        for axis, order in self._orders.items():
+            at[axis] = order[at[axis]]
+        return (self.array.name, *at)
 
     def located(self, index: Index) -> Coordinate | None:
         """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""

@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from multimm.planning.grid import Coordinate, Merge, merges
+from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW, Partition
 from multimm.planning.stacks import rows_of_a, rows_of_b
 
@@ -70,11 +71,12 @@ class Layout(Partition):
         return found
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each block of C, row by row; empty for stacks and where Dask decides."""
+        """The worker of each block of C, as stored; empty for stacks and where Dask decides."""
         if self.batch_blocks or self.blocks == 1:
             return ()
-        blocks = product(range(len(self.m_blocks)), range(len(self.n_blocks)))
-        return tuple(self.completes(*at) % workers for at in blocks)
+        rows = as_stored(range(len(self.m_blocks)), self.problem.rows)
+        columns = as_stored(range(len(self.n_blocks)), self.problem.columns)
+        return tuple(self.completes(*at) % workers for at in product(rows, columns))
 
     def completes(self, i: int, j: int) -> int:
         """The number of the worker that makes a block of the result of one matrix."""

@@ -1,4 +1,4 @@
-"""Terms of the sums over k in the order in which they lie on workers.
+"""Blocks of k, of rows or of columns in the order in which they lie on workers.
 
 A tall matrix in blocks of rows lies wherever its blocks were made, mostly in turn. Where workers
 have parts of k, each is to have the slabs of its own:
@@ -6,13 +6,23 @@ have parts of k, each is to have the slabs of its own:
     as stored          0    1    2    3    4    5        in order   0    2    4  |  1    3    5
     lies on worker     w0   w1   w0   w1   w0   w1   ->             w0   w0   w0 |  w1   w1   w1
 
-Then nothing of it travels, where else (p - 1) / p of it would with p workers.
+Then nothing of it travels, where else (p - 1) / p of it would with p workers. Where each worker has
+block rows of C, and those of A lie anywhere, they are dealt out to the workers that they lie on in
+the same way, and so are columns:
+
+    as stored          0    1    2    3    4    5        in order   0    1    2    3    4    5
+    lies on worker     w0   w1   w1   w0   w0   w1   ->             w0   w1   w0   w1   w0   w1
+                                                         stored at  0    1    3    2    4    5
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 
@@ -31,14 +41,69 @@ def by_owner(problem: Problem) -> Problem | None:
     known = [spec for spec in (a, b.T) if spec.owners]
     if not known:
         return None
-    owners = _owners_along_k(max(known, key=lambda spec: spec.nbytes))
+    owners = _owners_of_columns(max(known, key=lambda spec: spec.nbytes))
     order = tuple(sorted(range(len(owners)), key=owners.__getitem__))
-    if order == tuple(range(len(order))):
+    if _as_stored(order):
         return None
     return replace(problem, a=_sorted(a, order), b=_sorted(b.T, order).T, order=order)
 
 
-def _owners_along_k(spec: MatrixSpec) -> tuple[int, ...]:
+def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Grid]]:
+    """The same product with block rows, or columns, in the order of the places that have them.
+
+    With the grid of these places. Only where each block row of A, or block column of B, lies on
+    one worker, and where that is another order than the one in which they are stored. C has to
+    come in the same blocks, if there is one.
+    """
+    if problem.batch_shape or problem.gram or any(problem.rereadable):
+        return
+    a, b, c = problem.a.T, problem.b, problem.c
+    if rows := _in_place(a, None if c is None else c.T, workers):
+        c_rows = None if c is None else _sorted(c.T, rows).T
+        yield replace(problem, a=_sorted(a, rows).T, c=c_rows, rows=rows), Grid(workers, 1, 1)
+    if columns := _in_place(b, c, workers):
+        c = None if c is None else _sorted(c, columns)
+        yield replace(problem, b=_sorted(b, columns), c=c, columns=columns), Grid(1, workers, 1)
+
+
+def _in_place(spec: MatrixSpec, c: MatrixSpec | None, workers: int) -> Order:
+    """Its columns in turn of the workers that they lie on; empty where they are, or C's others."""
+    order = _in_turn(_owners_of_columns(spec), workers) if spec.owners else ()
+    alike = c is None or c.chunks[1] == spec.chunks[1]
+    return order if alike and not _as_stored(order) else ()
+
+
+def stored_at(order: Order, i: int) -> int:
+    """Where block `i` of an order is stored."""
+    return order[i] if order else i
+
+
+def as_stored(values: Sequence[Any], order: Order) -> tuple[Any, ...]:
+    """What blocks have, in the order in which they are stored."""
+    places = sorted(range(len(values)), key=lambda i: stored_at(order, i))
+    return tuple(values[i] for i in places)
+
+
+def _as_stored(order: Order) -> bool:
+    return order == tuple(range(len(order)))
+
+
+def _in_turn(owners: Sequence[int], workers: int) -> Order:
+    """The blocks so that the i-th lies on worker i modulo their number, as far as there are such.
+
+    >>> _in_turn((1, 1, 0, 1, 0), 2)
+    (2, 0, 4, 1, 3)
+    """
+    own: list[deque[int]] = [deque() for _ in range(workers)]
+    places = [len(range(worker, len(owners), workers)) for worker in range(workers)]
+    beyond: deque[int] = deque()  # a worker's places: others take it
+    for at, owner in enumerate(owners):
+        room = owner < workers and len(own[owner]) < places[owner]
+        (own[owner] if room else beyond).append(at)
+    return tuple((own[i % workers] or beyond).popleft() for i in range(len(owners)))
+
+
+def _owners_of_columns(spec: MatrixSpec) -> tuple[int, ...]:
     """The worker of each block of columns; empty unless each lies on one."""
     columns = len(spec.chunks[1])
     first = spec.owners[:columns]

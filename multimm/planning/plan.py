@@ -259,7 +259,13 @@ class MatmulPlan:
         sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
         slabs = min(layout.slabs_per_task, layout.steps)
         fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
-        lying = ", k in the order in which it lies on workers" if layout.problem.order else ""
+        p = layout.problem
+        sides = {"k": p.order, "rows": p.rows, "columns": p.columns}
+        sorted_by = [side for side, order in sides.items() if order]
+        lie = "it lies" if sorted_by == ["k"] else "they lie"
+        lying = f", {' and '.join(sorted_by)} in the order in which {lie} on workers" * bool(
+            sorted_by
+        )
         tasks = f"{self.tasks} task{'s' * (self.tasks > 1)}"
         return f"{tasks} in {waves}{fused}{reads}{half}{sums}{lying}"
 

@@ -51,6 +51,8 @@ class Problem:
     order : tuple of int
         Which of their blocks along k the operands begin with, and so on: see
         `multimm.planning.order`. Empty: as they are stored.
+    rows, columns : tuple of int
+        The same of A's block rows and of B's block columns, and so of C's.
     """
 
     a: MatrixSpec
@@ -65,6 +67,8 @@ class Problem:
     gram: bool = False
     awaited: bool = False
     order: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:

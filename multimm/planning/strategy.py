@@ -28,15 +28,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from multimm.planning import cost
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
-from multimm.planning.order import by_owner
+from multimm.planning.order import by_owner, where_they_lie
 from multimm.planning.plan import MatmulPlan, human
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
-from multimm.planning.search import NEARLY, Rank, candidates
+from multimm.planning.search import NEARLY, Rank, candidates, rank_of, refined
 from multimm.planning.spec import ClusterSpec
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -90,12 +90,34 @@ def plan_matmul(
     # 2. Otherwise the best arrangement wins,
     plan, ranks = _searched(problem, cluster, precision, options)
     # 3. unless one of workers that are numbered as operands lie on them is faster,
-    problem, anew = renumbered(problem, cluster)
-    if anew is not cluster and promising(ranks, problem, anew, options):
-        plan = _faster(_searched(problem, anew, precision, options)[0], plan)
+    numbered, anew = renumbered(problem, cluster)
+    if anew is not cluster and promising(ranks, numbered, anew, options):
+        plan = _faster(_searched(numbered, anew, precision, options)[0], plan)
     # 4. or one that adds up in the order in which operands lie. Bits depend on it.
-    other = by_owner(problem) if cluster.workers > 1 and not options.given else None
-    return plan if other is None else _faster(_searched(other, anew, precision, options)[0], plan)
+    if cluster.workers == 1 or options.given:
+        return plan
+    other = by_owner(numbered)
+    if other is not None:
+        plan = _faster(_searched(other, anew, precision, options)[0], plan)
+    # 5. or one of block rows or columns that stay on the workers that they lie on.
+    for other, grid in where_they_lie(problem, cluster.workers):
+        if ranks := _as_they_come(other, cluster, grid, options):
+            in_place = _chosen(ranks, cluster, precision)
+            rank = ranks[in_place.layout]
+            reason = f"operands stay where they lie; {human(rank.moved)} move"
+            if not rank.too_large:
+                plan = _moving_less(replace(in_place, reason=reason), plan)
+    return plan
+
+
+def _as_they_come(
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options
+) -> dict[Layout, Rank]:
+    """A grid's layouts in the blocks that operands come in; none where some would be joined."""
+    layout, held = lay_out(problem, cluster, grid, options, Cut(given=True))
+    if (layout.m_blocks, layout.n_blocks) != (problem.a.chunks[0], problem.b.chunks[1]):
+        return {}
+    return refined({layout: rank_of(layout, cluster, held)}, cluster, options)
 
 
 def _searched(
@@ -109,17 +131,29 @@ def _searched(
     all_work = min(found.values())
     fewer = with_fewer(problem, cluster, options, all_work)
     ranks = fewer or found
-    best = _preferred(ranks)
-    name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
-    plan = MatmulPlan(best, cluster, precision, name, "")
+    plan = _chosen(ranks, cluster, precision)
     plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan, found | fewer
 
 
+def _chosen(ranks: dict[Layout, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:
+    """The best of these, for no reason yet."""
+    best = _preferred(ranks)
+    name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
+    return MatmulPlan(best, cluster, precision, name, "")
+
+
 def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
     """The other plan if it is clearly faster."""
     return other if NEARLY * other.seconds < plan.seconds else plan
+
+
+def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
+    """The other plan, whose bits are the same, if it is nearly as fast and less travels."""
+    moved, before = (x.bytes_received + x.bytes_recut for x in (other, plan))
+    better = moved < before
+    return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:

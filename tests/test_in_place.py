@@ -1,0 +1,241 @@
+"""Block rows and columns that are multiplied where they lie: planned, counted, and right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting, scattered
+from distributed import wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.graph.build import build
+from multimm.graph.tasks import Step
+from multimm.planning.blocking import Options, lay_out
+from multimm.planning.grid import Grid
+from multimm.planning.order import _in_turn, as_stored, stored_at, where_they_lie
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+TALL, WIDE = (2**20, 8192), (8192, 1024)
+BANDS, NEARLY = (0,) * 8 + (2,) * 8 + (1,) * 8 + (3,) * 8, (1, 0, 2, 3, 0, 1, 3, 2) * 4
+
+
+def gpus(workers=4):
+    return ClusterSpec.homogeneous(H200, workers)
+
+
+def in_rows(owners, shape=TALL):
+    """A matrix in blocks of rows, each on a worker."""
+    rows = shape[0] // len(owners)
+    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
+
+
+def times(a, c=None, shape=WIDE):
+    return Problem(a, MatrixSpec(shape), pack="tf32", c=c)
+
+
+# -------------------------------------------------------------------- the order
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 5))
+def test_blocks_are_dealt_out_to_those_who_have_them(owners, workers):
+    """Whose are more than a fair share gives away just what is beyond it."""
+    owners = [owner % workers for owner in owners]
+    order = _in_turn(owners, workers)
+    assert sorted(order) == list(range(len(owners)))
+    stay = sum(owners[at] == i % workers for i, at in enumerate(order))
+    places = Counter(i % workers for i in range(len(owners)))
+    assert stay == sum(min(count, places[owner]) for owner, count in Counter(owners).items())
+
+
+def test_orders_lead_there_and_back():
+    order = (2, 0, 3, 1)
+    assert [stored_at(order, i) for i in range(4)] == [2, 0, 3, 1]
+    assert as_stored("abcd", order) == ("b", "d", "a", "c")
+    assert stored_at((), 3) == 3
+    assert as_stored("abcd", ()) == tuple("abcd")
+
+
+# --------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("owners", [BANDS, NEARLY])
+def test_of_a_tall_matrix_nothing_travels(owners):
+    plan = plan_matmul(times(in_rows(owners)), gpus())
+    in_turn = plan_matmul(times(in_rows((0, 1, 2, 3) * 8)), gpus())
+    assert plan.grid == in_turn.grid == (4, 1, 1)
+    assert plan.layout.problem.rows
+    assert not in_turn.layout.problem.rows
+    assert not plan.bytes_recut
+    assert plan.bytes_received == in_turn.bytes_received == 3 * 8192 * 1024 * 4
+    assert plan.seconds == in_turn.seconds
+    assert "rows in the order in which they lie on workers" in str(plan)
+    assert "operands stay where they lie; 101 MB move" in str(plan)
+    assert "in the order" not in str(in_turn)
+
+
+def test_of_a_wide_one_nothing_either():
+    b = in_rows(BANDS).T
+    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="tf32"), gpus())
+    assert plan.grid == (1, 4, 1)
+    assert plan.layout.problem.columns
+    assert plan.bytes_received == 3 * 8192 * 1024 * 4
+    assert "columns in the order in which they lie on workers" in str(plan)
+
+
+def test_c_has_to_come_in_the_same_rows():
+    a, rows = in_rows(BANDS), (2**20, 1024)
+    alike, other = in_rows(BANDS, rows), in_rows(BANDS[::2], rows)
+    plan = plan_matmul(times(a, alike), gpus())
+    assert plan.layout.problem.rows
+    assert not plan.bytes_added
+    assert plan.layout.spec("c").owners == plan.layout.spec("a").owners == (0, 1, 2, 3) * 8
+    assert not plan_matmul(times(a, other), gpus()).layout.problem.rows
+
+
+@pytest.mark.parametrize("fixed", [{"blocks": 2**15}, {"slabs": 8192}, {"p_k": 1}])
+def test_what_is_fixed_stays_as_it_is_stored(fixed):
+    plan = plan_matmul(times(in_rows(BANDS)), gpus(), options=Options(**fixed))
+    assert not plan.layout.problem.rows
+
+
+def test_only_what_lies_on_one_worker_each():
+    a = in_rows(BANDS)
+    parts = MatrixSpec(TALL, chunks=((2**15,) * 32, (4096,) * 2), owners=(0, 1, 2, 3) * 16)
+    stack = MatrixSpec((3, 8192, 16), chunks=((3,), (8192,), (16,)))
+    for problem in (
+        times(parts),
+        times(replace(a, owners=())),
+        times(in_rows((0, 1, 2, 3) * 8)),  # as it is dealt out
+        Problem(a, stack),
+        Problem(a, MatrixSpec(WIDE), rereadable=(True, False)),
+        Problem(a, a.T, gram=True),
+    ):
+        assert not list(where_they_lie(problem, 4))
+    assert [grid for _, grid in where_they_lie(Problem(a, a.T), 4)] == [(4, 1, 1), (1, 4, 1)]
+
+
+def test_joined_blocks_would_be_rows_that_are_no_neighbours():
+    """Tiny chunks are joined: those of C, too, which are rows in their order."""
+    a = in_rows(BANDS * 4, (2**15, 512))
+    problem, grid = next(where_they_lie(times(a, shape=(512, 512)), 4))
+    plan = plan_matmul(times(a, shape=(512, 512)), gpus())
+    assert grid == (4, 1, 1)
+    assert problem.rows
+    assert not plan.layout.problem.rows
+
+
+# -------------------------------------------------------------------- the graph
+
+
+@given(
+    st.permutations(range(4)), st.permutations(range(3)), st.permutations(range(5)),
+    st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_products_of_sides_in_any_order_are_right(
+    rows, columns, terms, trans_a, trans_b, added, workers
+):
+    m, n, k = (3, 5, 2, 4), (6, 1, 3), (2, 2, 4, 1, 3)
+    rng = np.random.default_rng(0)
+    x, y, z = (
+        rng.integers(-8, 9, (sum(u), sum(v))).astype("float32") for u, v in ((m, k), (k, n), (m, n))
+    )
+    a, b, c = (da.from_array(x, chunks=(m, k)), da.from_array(y, chunks=(k, n)),
+               da.from_array(z, chunks=(m, n)))  # fmt: skip
+    sorted_m, sorted_n, sorted_k = (
+        tuple(blocks[i] for i in order) for blocks, order in ((m, rows), (n, columns), (k, terms))
+    )
+    problem = Problem(
+        MatrixSpec(x.shape, chunks=(sorted_m, sorted_k)),
+        MatrixSpec(y.shape, chunks=(sorted_k, sorted_n)),
+        c=MatrixSpec(z.shape, chunks=(sorted_m, sorted_n)) if added else None,
+        order=tuple(terms), rows=tuple(rows), columns=tuple(columns),
+    )  # fmt: skip
+    plan = plan_matmul(problem, gpus(workers), options=Options(p_k=1))
+    layout, _ = lay_out(problem, gpus(workers), Grid(workers, 1, 1), Options())
+    layout = replace(layout, m_blocks=sorted_m, n_blocks=sorted_n, slabs=sorted_k, band=4)
+    plan = replace(plan, layout=layout)
+    step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)
+    stored = a.T if trans_a else a, b.T if trans_b else b
+    result = build(plan, *stored, c if added else None, step, np.empty((0, 0), "float32"))
+    assert result.chunks == (m, n)
+    np.testing.assert_array_equal(result.compute(scheduler="sync"), 2 * x @ y + 3 * added * z)
+
+
+# ------------------------------------------------------------------- on workers
+
+OWNERS = (2, 0, 1, 1, 2, 0, 0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with counting(3) as client:
+        yield client
+
+
+def received(client, c):
+    """A product in memory, and what travelled for it."""
+    reset_received_bytes(client)
+    c = c.persist()
+    wait(c)
+    return c, sum(received_bytes(client).values())
+
+
+def integers(*shape, seed=0):
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+
+
+def test_only_the_small_operand_travels(client):
+    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    a = scattered(client, x, 4000, OWNERS)
+    b = scattered(client, y, 512, (0,))
+    plan = multimm.plan(a, b)
+    assert plan.layout.problem.rows
+    c, moved = received(client, multimm.matmul(a, b))
+    assert moved == plan.bytes_received <= 2 * y.nbytes
+    np.testing.assert_array_equal(c.compute(), x @ y)
+    assert c.chunks[0] == a.chunks[0]
+
+
+def test_a_chain_stays_where_it_lies(client):
+    """The blocks of a lazy product lie where they will be made, as they are stored."""
+    x, y, z = integers(36000, 512), integers(512, 512, seed=1), integers(512, 24, seed=2)
+    a = scattered(client, x, 4000, OWNERS)
+    b, d = scattered(client, y, 512, (0,)), scattered(client, z, 512, (1,))
+    first = multimm.matmul(a, b)
+    plan = multimm.plan(first, d)
+    assert plan.layout.problem.rows == multimm.plan(a, b).layout.problem.rows
+    assert plan.bytes_received <= 2 * z.nbytes
+    c, moved = received(client, multimm.matmul(first, d))
+    assert moved <= 2 * (y.nbytes + z.nbytes)
+    np.testing.assert_array_equal(c.compute(), x @ y @ z)
+
+
+def test_stored_the_other_way_round_and_added_to(client):
+    x, y, z = integers(36000, 512), integers(36000, 24, seed=1), integers(512, 24, seed=2)
+    a = scattered(client, x, 4000, OWNERS)
+    b, c0 = scattered(client, z.T, 24, (1,)), scattered(client, y, 4000, OWNERS)
+    plan = multimm.plan(a, b, trans_b=True, c=c0, beta=2)
+    assert plan.layout.problem.rows
+    c, moved = received(client, multimm.gemm(3, a, b, 2, c0, trans_b=True))
+    assert moved == plan.bytes_received <= 2 * z.nbytes
+    np.testing.assert_array_equal(c.compute(), 3 * x @ z + 2 * y)
+
+
+def test_columns(client):
+    x, y = integers(36000, 512), integers(24, 512, seed=1)
+    a = scattered(client, x, 4000, OWNERS).T
+    b = scattered(client, y, 24, (0,))
+    plan = multimm.plan(b, a)
+    assert plan.layout.problem.columns
+    c, moved = received(client, multimm.matmul(b, a))
+    assert moved == plan.bytes_received <= 2 * y.nbytes
+    np.testing.assert_array_equal(c.compute(), y @ x.T)
