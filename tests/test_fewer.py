@@ -135,7 +135,7 @@ def test_what_lies_on_another_node_keeps_it_in_use():
 
 def test_fewer_workers_that_lack_memory_are_not_taken():
     # Each of two would hold half of A and C, one GB, and sums on top.
-    small = replace(H200, memory_bytes=800_000_000, spills=False)
+    small = replace(H200, memory_bytes=890_000_000, spills=False)
     cluster = ClusterSpec((small,) * 8, NVLINK)
     plan = plan_matmul(problem(*MEDIUM), cluster)
     assert plan.grid.workers > 2

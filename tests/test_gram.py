@@ -444,7 +444,7 @@ def test_memory_is_a_sum_of_named_terms():
     # Three blocks for two workers: one has two of them, and the mirror of the one below.
     assert stay == {
         "partial sums": 2 * 169 * 4,
-        "sums being made": 169 * (4 + 4),
+        "sums being made": 169 * (4 + 4 + 1),  # the result of one, and the mask that mirrors it
         "A in flight": 2 * 26 * 13 * 4,
     }
     # Of the four blocks of A one worker keeps three.

@@ -50,6 +50,9 @@ FETCH_S, PIECE_S = 4e-4, 5e-5
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
+#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
+SLICED = 2**26
+
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
@@ -83,6 +86,9 @@ def memory(layout: Layout, cluster: ClusterSpec) -> Held:
     if layout.problem.packable:
         sides = (max(layout.row_sizes) + max(layout.n_blocks)) * p.packed_itemsize
         stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
+        stay["sums being made"] += cluster.threads * SLICED
+    if layout.mirrors:  # by a mask of the triangle
+        stay["sums being made"] += cluster.threads * block
     if not layout.cut_once:
         edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
         cut = "aa" if layout.mirrors else layout.cut_again  # which serves both sides
