@@ -1,0 +1,326 @@
+"""The tasks of a product: one straight loop over blocks and slabs.
+
+Keys of one product, with β the indices along the batch dimensions:
+
+    (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
+    (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
+    (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
+    (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
+    (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
+    (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
+    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
+    (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
+    (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
+
+Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
+
+T is a token of the operands, the plan and the scalars, so that the same call gives the same
+keys, and different plans never share results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import chain, product
+from typing import Any, NamedTuple
+
+from dask._task_spec import List, Task, TaskRef
+
+from multimm.graph.gram_tasks import (
+    add_diagonal,
+    link_diagonal,
+    link_gram,
+    multiply_diagonal,
+    multiply_gram,
+    scale,
+)
+from multimm.graph.operand import Operand
+from multimm.graph.pieces import multiply_pieces, pieces
+from multimm.graph.recut import addend_of, block_of
+from multimm.graph.tasks import (
+    Block,
+    BlockTask,
+    Inputs,
+    Key,
+    Place,
+    Step,
+    add,
+    after,
+    in_turn,
+    link,
+    multiply,
+    pack,
+    read,
+    transpose,
+    wait_for,
+)
+from multimm.planning.grid import Coordinate
+from multimm.planning.layout import Gate, Layout
+from multimm.planning.order import stored_at
+from multimm.planning.recut import Index
+from multimm.planning.spec import ClusterSpec
+
+#: Part of every token: raised when the meaning of a key changes.
+KEY_VERSION = 5
+
+Verb = Callable[..., Block]
+
+
+class Factor(NamedTuple):
+    """An operand block, as a task is given it."""
+
+    ref: TaskRef | Task  #: to the block, or what makes it of others
+    inputs: Inputs  #: those blocks, and where each is at home
+
+
+def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
+    """What multiplies the operands of a slab: as a task, and as one of several in a task."""
+    if diagonal:
+        return multiply_diagonal, link_diagonal
+    return (multiply_gram, link_gram) if gram else (multiply, link)
+
+
+@dataclass
+class Builder:
+    """Makes the tasks of one product."""
+
+    layout: Layout
+    cluster: ClusterSpec
+    operands: list[Operand]
+    c: Operand | None
+    step: Step
+    token: str
+    made: dict[Key, BlockTask] = field(default_factory=dict)
+    #: By operand and index: blocks of what comes in other blocks.
+    others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        accumulate = self.step.accumulate
+        self.inner = replace(self.step, alpha=1, beta=0, dtype=accumulate, dtype_c=None)
+
+    def name(self, role: str) -> str:
+        """The first entry of the keys of a role."""
+        return f"multimm-{role}-{self.token}"
+
+    def tasks(self) -> dict[Key, BlockTask]:
+        """Every task of the product, by key."""
+        layout = self.layout
+        for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
+            for i, j in layout.pairs:
+                for part in range(layout.parts):
+                    self._chain(batch, i, j, part)
+                self._merge(batch, i, j)
+                if layout.mirrors:
+                    self._mirror(batch, i, j)
+        if layout.stream:
+            self._keep_gates()
+        return self.made
+
+    def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
+        """P(i, j) of one part of k, slab after slab."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        opening = layout.opening(row, j, part)
+        # A gate returns None, which is what a chain begins with.
+        previous = None if opening is None else TaskRef(self._gate(opening, part))
+        start, end = layout.first_slab[part : part + 2]
+        diagonal = layout.mirrors and i == j
+        func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
+        for first in range(start, end, layout.slabs_per_task):
+            slabs = range(first, min(first + layout.slabs_per_task, end))
+            key = self._chain_key(batch, i, j, slabs[-1])
+            factors = [self._factors(batch, i, j, row, s) for s in slabs]
+            inputs = tuple(chain(*(x.inputs for x in chain(*factors))))
+            order = (layout.wave(row), first - start, row, j)
+            place = self._place(layout.owner(row, j, part), order, inputs)
+            complete = diagonal and key == self._sum_key(batch, i, j)
+            more: dict[str, Any] = {"complete": True} if complete else {}
+            *before, last = ([x.ref for x in pair] for pair in factors)
+            verb: Verb = func
+            if before:
+                earlier = List(*(List(*refs) for refs in before))
+                verb = in_turn
+                more |= {"link": linked, "before": earlier, "inner": self.inner}
+            elif not all(isinstance(ref, TaskRef) for ref in last):
+                verb, more = multiply_pieces, more | {"verb": func}
+            self._add(key, verb, [*last, previous], place, (*batch, i, j), **more)
+            previous = TaskRef(key)
+
+    def _factors(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Factor, ...]:
+        """What is multiplied for P(i, j) and a slab."""
+        left = self._operand(self.operands[0], batch, i, s, row, s)
+        if not self.layout.mirrors:
+            return left, self._operand(self.operands[1], batch, s, j, row, s)
+        return (left, self._operand(self.operands[0], batch, j, s, row, s)) if i != j else (left,)
+
+    def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:
+        """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
+        if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
+            return self._sum_key(batch, i, j)
+        return (self.name("part"), *batch, i, j, s)
+
+    def _sum_key(self, batch: Index, i: int, j: int) -> Key:
+        """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
+        if self.layout.mirrors and self.c is not None:
+            return (self.name("half"), *batch, i, j)
+        p = self.layout.problem
+        return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))
+
+    def _merge(self, batch: Index, i: int, j: int) -> None:
+        """Add the parts of k in a fixed tree."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        sums = {
+            part: self._chain_key(batch, i, j, layout.first_slab[part + 1] - 1)
+            for part in range(layout.parts)
+        }
+        tree = layout.merges(row, j)
+        for merge in tree:
+            left, *_, right = merge.addends
+            key: Key = (self.name("sum"), *batch, i, j, left, right)
+            func: Verb = add
+            if merge is tree[-1]:
+                key = self._sum_key(batch, i, j)
+                func = add_diagonal if layout.mirrors and i == j else add
+            owner = layout.owner(row, j, merge.keeper)
+            order = (layout.wave(row), layout.steps, row, j)
+            place = self._place(owner, order)
+            parts = [TaskRef(sums[part]) for part in merge.addends]
+            self._add(key, func, parts, place, (*batch, i, j))
+            sums[left] = key
+
+    def _mirror(self, batch: Index, i: int, j: int) -> None:
+        """Make both blocks (i, j) and (j, i) of C from one sum, where it lies.
+
+        What is on the diagonal is symmetric already. C enters last: it need not be.
+        """
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        order = (layout.wave(row), layout.steps + 1, row, j)
+        place = self._place(layout.keeper(row, j), order)
+        source, name = TaskRef(self._sum_key(batch, i, j)), self.name("matmul")
+        if self.c is not None:
+            for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
+                if i != j or not turned:
+                    self._add((name, *at), scale, [source], place, at, turned=turned)
+        elif i != j:
+            key = (name, *batch, j, i)
+            self.made[key] = BlockTask(key, transpose, source, place=place)
+
+    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
+        on = self.cluster
+        return Place(self.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers)
+
+    def _add(
+        self, key: Key, func: Verb, operands: list[Any], place: Place, at: Index, **more: Any
+    ) -> None:
+        """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
+        args: dict[str, Any] = {"step": self.inner, **more}
+        last = key[0] == self.name("matmul")
+        if last:
+            args["step"] = self.step
+        if last and self.c is not None:
+            args["c"], inputs = self._addend(self.c, at, place)
+            place = place._replace(inputs=(*place.inputs, *inputs))
+            if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
+                func, args["verb"] = multiply_pieces, func
+        i, j = at[-2:]
+        shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
+        self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
+
+    def _addend(self, c: Operand, index: Index, place: Place) -> Factor:
+        """C's block for one of the result, with the tasks that cut it where it lies."""
+        if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
+            parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
+            return Factor(parts, tuple((key, place.owner) for key in keys))
+        step, name = place.order[:2], self.name("cut-c")
+        ref, inputs, cuts = addend_of(c, index, place.owner, step, name, self._place)
+        self.made |= cuts
+        return Factor(ref, inputs)
+
+    def _operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Factor:
+        """Block (r, c) of an operand, with the tasks that read and pack it."""
+        layout, index = self.layout, operand.index(batch, r, c)
+        user = layout.flat(operand.first_user(index))
+        home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
+        wave = layout.wave(row) if layout.stream else 0
+        order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
+        key = operand.key(index)
+        if operand.reader is not None:
+            key = (self.name(operand.role), wave, *index)
+            if key not in self.made:
+                gate = layout.gate(home, wave, s) if layout.stream else None
+                waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
+                where, place = operand.where(index), self._place(home, order)
+                self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+        elif operand.in_pieces:
+            found = self._of_others(operand, index, home, order)
+            if not layout.cut_once:
+                return found
+            ((key, home),) = found.inputs
+        if operand.role in layout.packed:
+            key = self._packed(operand.role, key, (wave, *index), home, order)
+        return Factor(TaskRef(key), ((key, home),))
+
+    def _of_others(self, operand: Operand, index: Index, home: Coordinate, order: Index) -> Factor:
+        """A block of the array's own ones: made once, or given to each product in pieces."""
+        at = operand.role, index
+        if at not in self.others:
+            if self.layout.cut_once:
+                name = self.name(f"cut-{operand.role}")
+                key, home, tasks = block_of(operand, index, home, order[:2], name, self._place)
+                self.made |= tasks
+                self.others[at] = Factor(TaskRef(key), ((key, home),))
+            else:
+                where, dtype = operand.where(index), operand.array.dtype
+                parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
+                self.others[at] = Factor(parts, tuple((key, home) for key in keys))
+        return self.others[at]
+
+    def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
+        """A task that packs an operand block where it is at home, before it travels."""
+        key = (self.name(f"packed-{role}"), *at)
+        if key not in self.made:
+            place = self._place(home, order, ((source, home),))
+            self.made[key] = BlockTask(
+                key, pack, TaskRef(source), role=role, step=self.step, place=place
+            )
+        return key
+
+    def _gate(self, gate: Gate, part: int) -> Key:
+        """A task that is done when a worker's products of one slab are; it returns nothing."""
+        layout = self.layout
+        key = (self.name("gate"), *gate)
+        if key not in self.made:
+            sums = []
+            for row, j in layout.behind(gate):
+                flat, i = divmod(row, len(layout.m_blocks))
+                sums.append(TaskRef(self._chain_key(layout.batch_index(flat), i, j, gate.slab)))
+            step = gate.slab - layout.first_slab[part]
+            last = len(layout.row_sizes)  # behind every block product of its step
+            place = self._place(Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0))
+            self.made[key] = BlockTask(key, wait_for, *sums, place=place)
+        return key
+
+    def _keep_gates(self) -> None:
+        """Have the last task of each worker depend on its gates, so that Dask keeps them.
+
+        A lost worker's heir needs blocks that others have read and let go of. They are read again;
+        a gate that is gone would be made again, too, from all sums of its worker until then.
+        """
+        gates: dict[int, list[BlockTask]] = {}
+        last: dict[int, BlockTask] = {}
+        for task in self.made.values():
+            rank = self.layout.grid.rank(task.place.owner)
+            if task.func is wait_for:
+                gates.setdefault(rank, []).append(task)
+            elif rank not in last or task.place.order > last[rank].place.order:
+                last[rank] = task
+        for rank, own in gates.items():
+            end = last[rank]
+            # Where others have a wave more, the last gates stand behind this worker's last task.
+            kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
+            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "shape": end.shape}
+            self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)
