@@ -28,7 +28,7 @@ from distributed import Client, Security
 
 import multimm
 from multimm.errors import ClusterError
-from multimm.graph.tasks import BlockTask
+from multimm.graph.block_task import BlockTask
 
 SCHEDULER = "10.77.0.1"
 WORKERS = ("10.77.0.2", "10.77.0.3", "10.77.0.4")

@@ -14,9 +14,10 @@ from distributed import wait
 
 import multimm
 from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.recut import cut_out
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import by_owner

@@ -14,11 +14,12 @@ import multimm
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.failures import told
 from multimm.graph import tasks
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.declared import as_declared
 from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram
 from multimm.graph.recut import cut_out, join
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.planning.blocking import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

@@ -24,10 +24,10 @@ from distributed.worker_state_machine import AcquireReplicasEvent
 
 import multimm
 from multimm.graph import placement, tasks
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.product import Product
-from multimm.graph.tasks import BlockTask
 from multimm.io import open_array
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid

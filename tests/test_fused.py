@@ -13,7 +13,8 @@ from distributed import Client, wait
 
 import multimm
 from multimm.graph import gram_tasks, tasks
-from multimm.graph.tasks import BlockTask, in_turn
+from multimm.graph.block_task import BlockTask
+from multimm.graph.tasks import in_turn
 from multimm.planning import cost
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid

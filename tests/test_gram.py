@@ -20,9 +20,10 @@ import multimm
 from multimm.cluster.describe import listed
 from multimm.errors import ShapeError
 from multimm.graph import gram_tasks, tasks
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.operand import peel
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost, search, traffic
 from multimm.planning.blocking import MOST_ELEMENTS, Options

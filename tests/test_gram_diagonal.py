@@ -16,7 +16,8 @@ from multimm.gpu.registry import Device
 from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for, tiles_of
 from multimm.graph import gram_tasks
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.block_task import BlockTask
+from multimm.graph.tasks import Step
 from multimm.planning import triangle as pieces
 from multimm.planning.triangle import computed, triangle
 

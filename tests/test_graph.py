@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning.blocking import Options
 from multimm.planning.partition import WINDOW

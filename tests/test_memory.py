@@ -15,7 +15,8 @@ from clusters import in_threads
 from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from multimm.graph import tasks
+from multimm.graph import gram_tasks, tasks
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.owners import block_keys, where_blocks_lie
 from multimm.graph.placement import BlockPlacement
@@ -84,7 +85,8 @@ def unhurried(monkeypatch):
         time.sleep(0.005)
         return block
 
-    monkeypatch.setattr(tasks, "finished", slow)
+    for module in (tasks, gram_tasks):
+        monkeypatch.setattr(module, "finished", slow)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def cpus(workers, memory):
 def compute(a, b, step, problem, memory, added=None, **options):
     plan = plan_matmul(problem, cpus(4, memory), options=Options(**options))
     c = build(plan, a, b, added, step, np.empty((0, 0), "float32"))
-    ours = [task for task in dict(c.dask).values() if isinstance(task, tasks.BlockTask)]
+    ours = [task for task in dict(c.dask).values() if isinstance(task, BlockTask)]
     assert sum(task.func is not cut_out for task in ours) == plan.tasks
     Ledger.clear()
     done = c.persist()

@@ -10,8 +10,9 @@ import pytest
 
 import multimm
 from multimm.graph import tasks
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost, traffic
 from multimm.planning.blocking import Options

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.pieces import Pieces, pieces
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost
 from multimm.planning.blocking import Options

@@ -22,10 +22,10 @@ from multimm.cluster.describe import listed
 from multimm.cluster.worker import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph import placement
+from multimm.graph.block_task import BlockTask
 from multimm.graph.departed import Departed
 from multimm.graph.install import install
 from multimm.graph.product import Product
-from multimm.graph.tasks import BlockTask
 from multimm.planning.grid import Coordinate, Grid
 
 SIZE, BLOCK = 60, 12

@@ -16,8 +16,8 @@ import multimm
 from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph import placement
+from multimm.graph.block_task import Place
 from multimm.graph.prefetch import Progress, fetch_for, progress_of
-from multimm.graph.tasks import Place
 from multimm.planning.grid import Coordinate, Grid
 
 SIDE, SLABS = 600, 6

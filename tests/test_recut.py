@@ -15,10 +15,11 @@ from distributed import wait
 import multimm
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.errors import ShapeError
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import cut_out, join
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem

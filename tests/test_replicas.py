@@ -13,9 +13,9 @@ from distributed.active_memory_manager import ActiveMemoryManagerPolicy
 
 import multimm
 from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.graph.block_task import BlockTask
 from multimm.graph.install import install
 from multimm.graph.replicas import SpareAwaited
-from multimm.graph.tasks import BlockTask
 
 SIZE, BLOCK = 256, 32
 

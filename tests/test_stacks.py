@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
+from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
-from multimm.graph.tasks import BlockTask, Step
+from multimm.graph.tasks import Step
 from multimm.planning import cost, traffic
 from multimm.planning.grid import Grid, even
 from multimm.planning.layout import Layout

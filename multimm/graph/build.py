@@ -9,10 +9,11 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
+from multimm.graph.block_task import Block
 from multimm.graph.builder import KEY_VERSION, Builder
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
-from multimm.graph.tasks import Block, Step
+from multimm.graph.tasks import Step
 from multimm.planning.order import as_stored
 from multimm.planning.plan import MatmulPlan
 

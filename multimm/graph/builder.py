@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import List, Task, TaskRef
 
+from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -40,11 +41,6 @@ from multimm.graph.operand import Operand
 from multimm.graph.pieces import multiply_pieces, pieces
 from multimm.graph.recut import addend_of, block_of
 from multimm.graph.tasks import (
-    Block,
-    BlockTask,
-    Inputs,
-    Key,
-    Place,
     Step,
     add,
     after,

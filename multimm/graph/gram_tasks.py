@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from multimm.gpu.reference import aligned, module_of
+from multimm.graph.block_task import Block
 from multimm.graph.declared import as_declared
 from multimm.graph.tasks import (
-    Block,
     Step,
     add,
     finished,

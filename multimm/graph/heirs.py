@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
 
+from multimm.graph.block_task import Key
 from multimm.graph.product import Product
-from multimm.graph.tasks import Key
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState

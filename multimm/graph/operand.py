@@ -14,7 +14,7 @@ import dask.array as da
 import numpy as np
 from dask.blockwise import Blockwise
 
-from multimm.graph.tasks import Block, Key
+from multimm.graph.block_task import Block, Key
 from multimm.graph.tasks import transpose as transpose_block
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout

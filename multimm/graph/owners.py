@@ -9,7 +9,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from multimm.graph.tasks import BlockTask, Key
+from multimm.graph.block_task import BlockTask, Key
 
 
 class ProductLayer(MaterializedLayer):

@@ -18,8 +18,9 @@ from multimm.errors import ShapeError
 from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
+from multimm.graph.block_task import Block, Key
 from multimm.graph.declared import DType, as_declared
-from multimm.graph.tasks import Block, Key, is_gpu, stream_for
+from multimm.graph.tasks import is_gpu, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 

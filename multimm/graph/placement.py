@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from multimm.graph.block_task import Key, Place
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
 from multimm.graph.prefetch import fetch_for, is_step, progress_of
 from multimm.graph.product import Product
 from multimm.graph.replicas import let_go, place_of, spare_awaited
-from multimm.graph.tasks import Key, Place
 from multimm.planning.grid import Coordinate, rearrange
 
 if TYPE_CHECKING:

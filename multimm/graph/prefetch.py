@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
-from multimm.graph.tasks import Key, Place
+from multimm.graph.block_task import Key, Place
 from multimm.planning.grid import Grid
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from distributed.comm.addressing import get_address_host
 
+from multimm.graph.block_task import Key
 from multimm.graph.prefetch import Progress
-from multimm.graph.tasks import Key
 from multimm.planning.grid import Coordinate, Grid
 
 

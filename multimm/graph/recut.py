@@ -18,9 +18,10 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
+from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import Pieces, made_of
-from multimm.graph.tasks import Block, BlockTask, Inputs, Key, Place, finished, stream_for
+from multimm.graph.tasks import finished, stream_for
 from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 

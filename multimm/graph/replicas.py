@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from distributed.active_memory_manager import ReduceReplicas, SuggestionGenerator
 
+from multimm.graph.block_task import BlockTask, Place
 from multimm.graph.product import Product
-from multimm.graph.tasks import BlockTask, Place
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

@@ -1,0 +1,86 @@
+"""The task that makes a block: where and when it is to run, and what it says when it fails.
+
+What it runs is in `multimm.graph.tasks`. The scheduler's plugins look at the place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dask._task_spec import Task
+
+from multimm.errors import ShapeError
+from multimm.failures import note
+from multimm.planning.grid import Coordinate, Grid
+
+Block = Any  #: a NumPy or CuPy array, or a packed operand
+Key = Any  #: a Dask key: a string, or a tuple that begins with one
+Inputs = tuple[tuple[Key, Coordinate], ...]  #: blocks that a task needs, and where they are kept
+
+
+class Place(NamedTuple):
+    """Where and when a task should run, for the scheduler plugin.
+
+    Workers are named by coordinates in a grid, so that the same task finds its place on a
+    cluster of another size.
+    """
+
+    product: str  #: token of the product
+    grid: Grid  #: as planned
+    workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
+    owner: Coordinate  #: of the task's result
+    order: tuple[int, ...]  #: (wave, step, ...): smaller first
+    inputs: Inputs = ()  #: operand blocks and where they belong
+    numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
+
+
+class BlockTask(Task):
+    """A task with a place, whose key survives Dask's fusion.
+
+    Where it makes a block of C, it knows how many rows and columns: a kernel does not.
+    """
+
+    place: Place
+    shape: tuple[int, int] | None
+
+    __slots__ = ("place", "shape")
+    # The annotations make dask treat both as parts of the task when it copies one.
+
+    def __init__(
+        self,
+        key: Key,
+        func: Callable[..., Block],
+        /,
+        *args: Any,
+        place: Place,
+        shape: tuple[int, int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.place, self.shape = place, shape
+        super().__init__(key, func, *args, **kwargs)
+
+    @property
+    def block_fusion(self) -> bool:
+        """Dask asks this before it merges tasks."""
+        return True
+
+    def __call__(self, values: Any = ()) -> Block:
+        """Run the task; an error says which block it was to make, of which ones, and where."""
+        try:
+            block = super().__call__(values)  # type: ignore[no-untyped-call]
+            if self.shape is not None and block.shape[-2:] != self.shape:
+                raise ShapeError(
+                    f"the result has shape {block.shape}, planned are {self.shape}: a block of an "
+                    "operand is not what the operand's chunks say"
+                )
+            return block
+        except Exception as error:
+            note(error, self.key, (key for key, _ in self.place.inputs))
+            raise
+
+    def copy(self) -> BlockTask:
+        """The same task again."""
+        return type(self)(
+            self.key, self.func, *self.args, place=self.place, shape=self.shape, **self.kwargs
+        )
