@@ -82,6 +82,14 @@ def test_of_a_tall_matrix_nothing_travels(owners):
     assert "in the order" not in str(in_turn)
 
 
+def test_the_other_side_may_be_cut():
+    """Columns of C are no concern of the rows."""
+    plan = plan_matmul(times(in_rows(BANDS), shape=(8192, 32768)), gpus())
+    assert plan.layout.problem.rows
+    assert len(plan.layout.n_blocks) > 1
+    assert plan.bytes_received == 3 * 8192 * 32768 * 4
+
+
 def test_of_a_wide_one_nothing_either():
     b = in_rows(BANDS).T
     plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="tf32"), gpus())

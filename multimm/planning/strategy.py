@@ -113,9 +113,14 @@ def plan_matmul(
 def _as_they_come(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options
 ) -> dict[Layout, Rank]:
-    """A grid's layouts in the blocks that operands come in; none where some would be joined."""
+    """A grid's layouts in the blocks that operands come in.
+
+    None where rows or columns that are taken in another order would be cut or joined.
+    """
     layout, held = lay_out(problem, cluster, grid, options, Cut(given=True))
-    if (layout.m_blocks, layout.n_blocks) != (problem.a.chunks[0], problem.b.chunks[1]):
+    rows_differ = problem.rows and layout.m_blocks != problem.a.chunks[0]
+    columns_differ = problem.columns and layout.n_blocks != problem.b.chunks[1]
+    if rows_differ or columns_differ:
         return {}
     return refined({layout: rank_of(layout, cluster, held)}, cluster, options)
 
@@ -150,7 +155,7 @@ def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
 
 
 def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
-    """The other plan, whose bits are the same, if it is nearly as fast and less travels."""
+    """The other plan if it is nearly as fast and less travels, or clearly faster."""
     moved, before = (x.bytes_received + x.bytes_recut for x in (other, plan))
     better = moved < before
     return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
