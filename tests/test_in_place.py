@@ -17,7 +17,8 @@ import multimm
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning import strategy
+from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import _in_turn, as_stored, stored_at, where_they_lie
 from multimm.planning.problem import Problem
@@ -99,6 +100,14 @@ def test_of_a_wide_one_nothing_either():
     assert "columns in the order in which they lie on workers" in str(plan)
 
 
+def test_c_goes_with_the_columns():
+    b, c = in_rows(BANDS).T, in_rows(BANDS, (2**20, 1024)).T
+    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="tf32", c=c), gpus())
+    assert plan.layout.problem.columns
+    assert not plan.bytes_added
+    assert plan.layout.spec("c").owners == plan.layout.spec("b").owners == (0, 1, 2, 3) * 8
+
+
 def test_c_has_to_come_in_the_same_rows():
     a, rows = in_rows(BANDS), (2**20, 1024)
     alike, other = in_rows(BANDS, rows), in_rows(BANDS[::2], rows)
@@ -133,12 +142,25 @@ def test_only_what_lies_on_one_worker_each():
 
 def test_joined_blocks_would_be_rows_that_are_no_neighbours():
     """Tiny chunks are joined: those of C, too, which are rows in their order."""
-    a = in_rows(BANDS * 4, (2**15, 512))
-    problem, grid = next(where_they_lie(times(a, shape=(512, 512)), 4))
-    plan = plan_matmul(times(a, shape=(512, 512)), gpus())
-    assert grid == (4, 1, 1)
-    assert problem.rows
-    assert not plan.layout.problem.rows
+    asked = times(in_rows(NEARLY * 8, (2**16, 8192)), shape=(8192, 8192))
+    problem, grid = next(where_they_lie(asked, 4))
+    layout, _ = lay_out(problem, gpus(), grid, Options(), Cut(given=True))
+    assert layout.m_blocks != problem.a.chunks[0]
+    assert strategy._as_they_come(problem, gpus(), grid, Options()) == {}
+    assert not plan_matmul(asked, gpus()).layout.problem.rows
+
+
+def test_what_is_too_large_is_not_taken_for_its_bytes(monkeypatch):
+    rank_of = strategy.rank_of
+    monkeypatch.setattr(strategy, "refined", lambda ranks, *_: ranks)
+    for too_large in (False, True):
+        strategy.plan_matmul.cache_clear()
+        monkeypatch.setattr(
+            strategy, "rank_of", lambda *args, x=too_large: rank_of(*args)._replace(too_large=x)
+        )
+        plan = plan_matmul(times(in_rows(BANDS)), gpus())
+        assert bool(plan.layout.problem.rows) is not too_large
+    strategy.plan_matmul.cache_clear()
 
 
 # -------------------------------------------------------------------- the graph
