@@ -12,6 +12,7 @@ import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster
 
+from multimm.cluster.describe import listed
 from multimm.cluster.worker import TransferCounter
 from multimm.graph.install import install
 
@@ -42,7 +43,7 @@ def counting(workers: int) -> Iterator[Client]:
 
 def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -> da.Array:
     """A matrix in blocks of so many rows, each on a worker of that number."""
-    addresses = sorted(client.scheduler_info()["workers"])
+    addresses = sorted(listed(client))  # the client's own list lacks workers for a moment
     blocks = np.split(x, range(rows, len(x), rows))
     name = f"scattered-{np.random.default_rng().integers(10**9)}"
     futures = {

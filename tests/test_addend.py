@@ -13,6 +13,7 @@ from clusters import counting
 from distributed import wait
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
@@ -98,7 +99,7 @@ def test_chunks_are_cut_where_they_lie_in_one_bundle_for_each_block(client):
     wait([a, c])
     d = multimm.gemm(1, a, a, 1, c, blocks=24, slabs=24)
     grid = multimm.plan(a, a, beta=1, c=c, blocks=24, slabs=24).grid
-    addresses, holders = sorted(client.scheduler_info()["workers"]), client.who_has()
+    addresses, holders = sorted(listed(client)), client.who_has()
     made = cuts(d)
     assert made
     for task in made.values():

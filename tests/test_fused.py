@@ -7,11 +7,11 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, wait
+from clusters import in_threads, scattered
+from distributed import Client
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.graph import gram_tasks, tasks
 from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks import in_turn
@@ -32,19 +32,6 @@ def client(request):
         yield client
 
 
-def kept(client, matrix, homes):
-    """A matrix whose blocks of rows lie with these workers, by their rank."""
-    workers = sorted(client.scheduler_info()["workers"])
-    name, graph = f"kept-{np.random.default_rng().integers(2**60)}", {}
-    for s, home in enumerate(homes):
-        key = (name, s, 0)
-        block = matrix[s * LENGTH : (s + 1) * LENGTH]
-        graph[key] = client.submit(np.array, block, workers=[workers[home]], key=key, pure=False)
-    wait(list(graph.values()))
-    chunks = ((LENGTH,) * SLABS, matrix.shape[1:])
-    return da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, matrix.dtype)
-
-
 def products(array):
     ours = [task for task in dict(array.dask).values() if isinstance(task, BlockTask)]
     return [task for task in ours if in_turn in (task.func, task.kwargs.get("verb"))]
@@ -54,7 +41,7 @@ def products(array):
 @pytest.mark.parametrize("added", [None, SIDE, 7])
 def test_the_result_is_that_of_one_task_a_slab(client, gram, added):
     x, y = np.random.default_rng(1).standard_normal((2, SLABS * LENGTH, SIDE)).astype("float32")
-    p_k = len(client.scheduler_info()["workers"])
+    p_k = len(listed(client))
     homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
 
     def product(a, b):
@@ -64,8 +51,8 @@ def test_the_result_is_that_of_one_task_a_slab(client, gram, added):
         c = da.from_array(np.arange(SIDE**2, dtype="float32").reshape(SIDE, SIDE), chunks=added)
         return multimm.gemm(3.0, a.T, b, 2.0, c, **fixed)
 
-    a = kept(client, x, homes)
-    fused = product(a, a if gram else kept(client, y, homes))
+    a = scattered(client, x, LENGTH, homes)
+    fused = product(a, a if gram else scattered(client, y, LENGTH, homes))
     on_host = da.from_array(x, chunks=(LENGTH, SIDE))
     one_by_one = product(on_host, on_host if gram else da.from_array(y, chunks=(LENGTH, SIDE)))
     assert len(products(fused)) == p_k
@@ -88,11 +75,11 @@ def test_the_gpu_is_waited_for_once(monkeypatch):
 @pytest.mark.parametrize("gram", [True, False])
 def test_each_kind_of_slab_has_its_link(client, gram):
     """Sides are so long that half of a block on the diagonal is left out."""
-    p_k, side = len(client.scheduler_info()["workers"]), 600
+    p_k, side = len(listed(client)), 600
     x = np.random.default_rng(2).integers(-8, 9, (SLABS * LENGTH, side)).astype("float32")
     homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
-    a = kept(client, x, homes)
-    b = a if gram else kept(client, x, homes)
+    a = scattered(client, x, LENGTH, homes)
+    b = a if gram else scattered(client, x, LENGTH, homes)
     c = multimm.matmul(a.T, b, blocks=side, slabs=LENGTH, p_k=p_k)
     link = gram_tasks.link_diagonal if gram else tasks.link
     assert [task.kwargs["link"] for task in products(c)] == [link] * p_k

@@ -13,6 +13,7 @@ from clusters import counting
 from distributed import wait
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.errors import ShapeError
 from multimm.graph.block_task import BlockTask
@@ -85,7 +86,7 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     wait([a, b])
     c = multimm.matmul(a, b, blocks=24, slabs=24)
     plan = multimm.plan(a, b, blocks=24, slabs=24)
-    addresses = sorted(client.scheduler_info()["workers"])
+    addresses = sorted(listed(client))
     holders = client.who_has()
     homes, cuts = Counter(), 0
     for key, task in cutting(c).items():
@@ -111,7 +112,7 @@ def test_blocks_of_a_transpose_are_cut_where_they_lie(client):
     wait([a, b])
     c = multimm.matmul(a.T, b, blocks=24, slabs=24)
     grid = multimm.plan(a.T, b, blocks=24, slabs=24).grid
-    addresses = sorted(client.scheduler_info()["workers"])
+    addresses = sorted(listed(client))
     holders, seen = client.who_has(), 0
     for task in cutting(c).values():
         for source, lies in task.place.inputs:

@@ -13,6 +13,7 @@ from clusters import counting, scattered
 from distributed import wait
 
 import multimm
+from multimm.cluster.describe import listed
 from multimm.cluster.worker import received_bytes, reset_received_bytes
 from multimm.graph.owners import owners_of
 from multimm.planning.blocking import Options
@@ -258,7 +259,7 @@ def integers(seed, shape):
 
 def held(client, array):
     """The one worker of each block, by its place among the workers' addresses."""
-    ranks = sorted(client.scheduler_info()["workers"])
+    ranks = sorted(listed(client))
     where = {str(key): at for key, at in client.who_has(array).items()}
     lie = (where[str((array.name, *index))] for index in np.ndindex(array.numblocks))
     return tuple(ranks.index(at) for (at,) in lie)
@@ -279,7 +280,7 @@ def test_rows_stay_where_they_lie(client, owners):
     b = scattered(client, y, 256, owners[:1])
     plan = multimm.plan(a, b)
     assert plan.cluster.numbers == owners[:4]
-    assert plan.cluster.addresses[0] == sorted(client.scheduler_info()["workers"])[owners[0]]
+    assert plan.cluster.addresses[0] == sorted(listed(client))[owners[0]]
     c = multimm.matmul(a, b)
     done, received = counted(client, c)
     assert received == plan.bytes_received == 3 * y.nbytes

@@ -1,7 +1,7 @@
 """Many pieces of arrays copied to other places by few launches of kernels/copy_pieces.cu.
 
 An operand that comes in small blocks is a thousand copies. One by one, as CuPy's assignments, each
-takes a worker some 80 us, whatever its size, and more while messages come and go.
+takes the host 15 us, 9 so, and parts of rows are copied at half the speed.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from multimm.graph.gram_tasks import (
 )
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import multiply_pieces, pieces
-from multimm.graph.recut import addend_of, block_of
+from multimm.graph.recut import brought, join
 from multimm.graph.tasks import (
     Step,
     add,
@@ -232,9 +232,9 @@ class Builder:
             parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Factor(parts, tuple((key, place.owner) for key in keys))
         step, name = place.order[:2], self.name("cut-c")
-        ref, inputs, cuts = addend_of(c, index, place.owner, step, name, self._place)
-        self.made |= cuts
-        return Factor(ref, inputs)
+        found = brought(c, index, place.owner, step, name, self._place)
+        self.made |= found.tasks
+        return Factor(found.ref, found.inputs)
 
     def _operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Factor:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
@@ -265,15 +265,24 @@ class Builder:
         at = operand.role, index
         if at not in self.others:
             if self.layout.cut_once:
-                name = self.name(f"cut-{operand.role}")
-                key, home, tasks = block_of(operand, index, home, order[:2], name, self._place)
-                self.made |= tasks
-                self.others[at] = Factor(TaskRef(key), ((key, home),))
+                self.others[at] = self._joined(operand, index, home, order[:2])
             else:
                 where, dtype = operand.where(index), operand.array.dtype
                 parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
                 self.others[at] = Factor(parts, tuple((key, home) for key in keys))
         return self.others[at]
+
+    def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Factor:
+        """A task that joins a block of the array's own ones, once, where it is at home."""
+        name = self.name(f"cut-{operand.role}")
+        found = brought(operand, index, home, step, name, self._place)
+        self.made |= found.tasks
+        if found.own:
+            return Factor(found.ref, found.inputs)
+        key: Key = (name, *index)
+        place = self._place(home, (*step, -2, -2), found.inputs)
+        self.made[key] = BlockTask(key, join, found.parts, place=place)
+        return Factor(TaskRef(key), ((key, home),))
 
     def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import ArrayTypeError, DTypeError
+from multimm.graph.block_task import Block
 
-Block = Any  #: a NumPy or CuPy array, or a packed operand
 DType = np.dtype[Any] | None
 
 

@@ -19,6 +19,7 @@ from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
+from multimm.graph.declared import DType
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import Pieces, made_of
 from multimm.graph.tasks import finished, stream_for
@@ -26,8 +27,6 @@ from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
 Tasks = dict[Key, BlockTask]
-#: What becomes of a block: its key, where it is kept, and the tasks that make it.
-Made = tuple[Key, Coordinate, Tasks]
 
 
 class Piece(NamedTuple):
@@ -49,45 +48,30 @@ class Piece(NamedTuple):
         return self.shape == self.size
 
 
-def block_of(
-    operand: Operand,
-    index: Index,
-    home: Coordinate,
-    step: Index,
-    name: str,
-    place: Callable[[Coordinate, Index, Inputs], Place],
-) -> Made:
-    """One of the plan's blocks, made of the array's own and kept at its home.
+class Brought(NamedTuple):
+    """What a task needs for one of the plan's blocks."""
 
-    The parameters are those of `brought`.
-    """
-    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
-    where, first = operand.where(index), pieces[0]
-    if first.whole and first.shape == shape_of(where):
-        return first.key, inputs[first.key], tasks
-    key, at_home = (name, *index), place(home, (*step, -2, -2), tuple(inputs.items()))
-    parts = _task_of(pieces, where, operand)
-    tasks[key] = BlockTask(key, join, parts, place=at_home)
-    return key, home, tasks
+    pieces: list[Piece]
+    inputs: Inputs  #: what has them, and where that lies
+    tasks: Tasks  #: that cut out what travels
+    where: Where  #: of the array
+    dtype: DType  #: that the array declares
 
+    @property
+    def own(self) -> bool:
+        """Whether the block is one of the array's."""
+        piece = self.pieces[0]
+        return piece.whole and piece.shape == shape_of(self.where)
 
-def addend_of(
-    operand: Operand,
-    index: Index,
-    home: Coordinate,
-    step: Index,
-    name: str,
-    place: Callable[[Coordinate, Index, Inputs], Place],
-) -> tuple[TaskRef | Task, Inputs, Tasks]:
-    """A block of C as a task is given it to add it; its inputs, and the tasks that make those.
+    @property
+    def parts(self) -> Task:
+        """A part of a task that makes `Pieces` of the block."""
+        return _task_of(self.pieces, self.where, self.dtype)
 
-    The parameters are those of `brought`.
-    """
-    pieces, inputs, tasks = brought(operand, index, home, step, name, place)
-    where, first = operand.where(index), pieces[0]
-    fits = first.whole and first.shape == shape_of(where)
-    ref = TaskRef(first.key) if fits else _task_of(pieces, where, operand)
-    return ref, tuple(inputs.items()), tasks
+    @property
+    def ref(self) -> TaskRef | Task:
+        """What is given to a task that joins the block itself, if it is not one of the array's."""
+        return TaskRef(self.pieces[0].key) if self.own else self.parts
 
 
 def brought(
@@ -97,8 +81,8 @@ def brought(
     step: Index,
     name: str,
     place: Callable[[Coordinate, Index, Inputs], Place],
-) -> tuple[list[Piece], dict[Key, Coordinate], Tasks]:
-    """What one of the plan's blocks is made of, where that lies, and the tasks that cut it out.
+) -> Brought:
+    """What one of the plan's blocks is made of, cut where it lies.
 
     Parameters
     ----------
@@ -106,7 +90,7 @@ def brought(
     index : tuple of int
         Of the block, as stored.
     home : Coordinate
-        Where it is to be joined.
+        Where it is needed.
     step : tuple of int
         When it is needed: wave and step.
     name : str
@@ -128,12 +112,12 @@ def brought(
         if rank != grid.rank(home) and not alone:
             sources = tuple((piece.key, lies) for piece in own)
             key, at_once = (name, *index, rank), place(lies, (*step, -3, -3), sources)
-            parts = _task_of(own, where, operand)
+            parts = _task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
             own = _bundled(own, key)
         pieces += own
         inputs |= dict.fromkeys((piece.key for piece in own), lies)
-    return pieces, inputs, tasks
+    return Brought(pieces, tuple(inputs.items()), tasks, where, operand.array.dtype)
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:
@@ -142,10 +126,10 @@ def _spread(operand: Operand, at: Index) -> Coordinate:
     return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
 
 
-def _task_of(pieces: list[Piece], where: Where, operand: Operand) -> Task:
+def _task_of(pieces: list[Piece], where: Where, dtype: DType) -> Task:
     """A part of a task that makes `Pieces` of a rectangle."""
     keys, sizes, *cuts = zip(*pieces, strict=True)
-    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, operand.array.dtype)
+    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
 
 
 def _bundled(pieces: list[Piece], key: Key) -> list[Piece]:
