@@ -27,6 +27,8 @@ CASES = tuple(
 PACKS = (8192, 16384)
 
 SGEMM = ("cublas sgemm", "cublas lt")
+#: Configurations of the kernel for GPUs without wgmma, on operands packed before.
+_MMA = {"float32": "mma_wide", "tf32": "tf32_mma_wide"}
 #: Packing reads an element twice and writes its parts.
 _PACKED_BYTES = {"float32": 4 + 4 + 4, "tf32": 4 + 4 + 2}
 #: How far unpacked elements may be from what they were, relative to themselves.
@@ -88,13 +90,14 @@ def _product(
 
 
 def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str, System]:
-    """Ours, packing included and packed before."""
+    """Ours: packing included, packed before, and that for other tensor cores than Hopper's."""
     from multimm.gpu.choice import FFMA, SPLIT
     from multimm.gpu.packing import pack
     from multimm.gpu.precision import gemm
+    from multimm.gpu.split import multiply
 
     product = functools.partial(gemm, a, b, trans_a=case.trans_a, trans_b=case.trans_b, out=out)
-    systems = {}
+    systems: dict[str, System] = {}
     for name, precision in {"multimm": "float32", "multimm tf32": "tf32"}.items():
         if precision == "tf32" and not tf32:
             continue
@@ -106,6 +109,9 @@ def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str
         must = SPLIT if large else None
         systems[name] = System(whole, precision, must, chosen=True)
         systems[f"{name} packed before"] = System(before, precision, SPLIT, chosen=True)
+        if tf32:  # where everything is wanted: what GPUs without wgmma run
+            other = functools.partial(multiply, *packed, out=out, config=_MMA[precision])
+            systems[f"{name} by mma"] = System(other, precision)
     ieee = functools.partial(product, precision="ieee")
     return systems | {"multimm ieee": System(ieee, "ieee", FFMA, chosen=True)}
 

@@ -84,26 +84,20 @@
 #endif
 
 #include "common/index.cuh"
-#include "common/lower_tiles.cuh"
 #include "common/mbarrier.cuh"
 #include "common/refused.cuh"
+#include "common/split_aside.cuh"
 #include "common/split_finish.cuh"
+#include "common/split_tiles.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int SLAB = 64;       // k of a tile
-constexpr int TILE_ROWS = 64;  // rows of a tile of an operand
-constexpr int TILE_BYTES = TILE_ROWS * SLAB * 2;
 constexpr int GROUPS = 2, GROUP_THREADS = 128;  // warpgroups that multiply; one more copies
 constexpr int THREADS = (1 + GROUPS) * GROUP_THREADS;
 constexpr int COPY_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
-constexpr int TILE_M = GROUPS * TILE_ROWS;
-constexpr int B_TILES = TILE_N / TILE_ROWS;
-constexpr int SLOT_BYTES = (GROUPS + B_TILES) * TILE_BYTES;
-constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
-constexpr int PROMOTE = 48;            // slabs: 3072 k
+constexpr int SLOT_BYTES = (A_TILES + B_TILES) * TILE_BYTES;
+constexpr int SUMS = TILE_N / 2;  // of a thread: 64 x TILE_N by 128 threads
 
-static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
-static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");
+static_assert(GROUPS * TILE_ROWS == TILE_M, "a warpgroup multiplies a packed tile's rows");
 static_assert(SLOTS >= 2 * PARTS, "a slab is copied while another one is multiplied");
 static_assert((COPY_REGISTERS + GROUPS * MULTIPLY_REGISTERS) * GROUP_THREADS <= 65536,
               "registers of a multiprocessor");
@@ -119,61 +113,11 @@ struct Place {
   }
 };
 
-// The tiles of D, slice by slice: thread block i takes number i, then i + gridDim.x, and so on.
-// Numbers are 32-bit: whatever D fits a GPU's memory has fewer tiles.
-struct Work {
-  unsigned tile_rows, tile_cols, slices;
-  index_t slabs, slab_step;
-#ifdef LOWER
-  unsigned tiles;  // of a slice
-
-  __device__ __forceinline__ unsigned per_slice() const { return tiles; }
-  __device__ __forceinline__ TileIndex tile(unsigned item) const {
-    return LowerTiles<TILE_M, TILE_N, BAND>{tile_rows, tile_cols}.at(in_slice(item));
-  }
-#else
-  __device__ __forceinline__ unsigned per_slice() const { return tile_rows * tile_cols; }
-  // Bands of BAND rows of tiles are walked column by column: what is multiplied at one time shares
-  // few rows of A and few of B, which then come from L2.
-  __device__ __forceinline__ TileIndex tile(unsigned item) const {
-    const unsigned tile = in_slice(item);
-    const unsigned above = tile / (BAND * tile_cols) * BAND;
-    const unsigned rest = tile - above * tile_cols;
-    const unsigned rows = tile_rows - above < BAND ? tile_rows - above : BAND;
-    return {above + rest % rows, rest / rows};
-  }
-#endif
-  __device__ __forceinline__ unsigned count() const { return per_slice() * slices; }
-  __device__ __forceinline__ unsigned slice(unsigned item) const {
-    return slices == 1 ? 0 : item / per_slice();
-  }
-  __device__ __forceinline__ unsigned in_slice(unsigned item) const {
-    return slices == 1 ? item : item % per_slice();
-  }
-  __device__ __forceinline__ index_t first_slab(unsigned item) const {
-    return slice(item) * slab_step;
-  }
-  __device__ __forceinline__ index_t slab_count(unsigned item) const {
-    const index_t left = slabs - first_slab(item);
-    return left < slab_step ? left : slab_step;
-  }
-};
-
 struct Ring {
   shared_t slots, full, empty;
   __device__ __forceinline__ shared_t slot(int i) const { return slots + i * SLOT_BYTES; }
   __device__ __forceinline__ shared_t full_at(int i) const { return full + i * 8; }
   __device__ __forceinline__ shared_t empty_at(int i) const { return empty + i * 8; }
-};
-
-// An operand as it is copied; `last` is its last row of tiles. Of rows of tiles beyond it nothing
-// is stored: the last one stands in for them.
-struct Packed {
-  const char* tiles;
-  index_t slabs, last;
-  __device__ __forceinline__ const char* at(index_t row, index_t slab) const {
-    return tiles + ((row < last ? row : last) * slabs + slab) * (PARTS * TILE_BYTES);
-  }
 };
 
 // One thread copies all that its block multiplies.
@@ -183,11 +127,11 @@ __device__ __forceinline__ void copy_operands(const Ring& ring, const Work& work
   for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
     const TileIndex tile = work.tile(item);
     const index_t first = work.first_slab(item);
-    const char* from[GROUPS + B_TILES];
+    const char* from[A_TILES + B_TILES];
 #pragma unroll
-    for (int i = 0; i < GROUPS + B_TILES; ++i) {
-      from[i] = i < GROUPS ? a.at(tile.row * GROUPS + i, first)
-                           : b.at(tile.col * B_TILES + i - GROUPS, first);
+    for (int i = 0; i < A_TILES + B_TILES; ++i) {
+      from[i] = i < A_TILES ? a.at(tile.row * A_TILES + i, first)
+                           : b.at(tile.col * B_TILES + i - A_TILES, first);
     }
 #pragma unroll 1
     for (index_t left = work.slab_count(item); left > 0; --left) {
@@ -197,13 +141,13 @@ __device__ __forceinline__ void copy_operands(const Ring& ring, const Work& work
         barrier_wait(ring.empty_at(place.slot), place.parity);
         barrier_expect(full, SLOT_BYTES);
 #pragma unroll
-        for (int i = 0; i < GROUPS + B_TILES; ++i) {
+        for (int i = 0; i < A_TILES + B_TILES; ++i) {
           copy_bulk(ring.slot(place.slot) + i * TILE_BYTES, from[i] + part * TILE_BYTES,
                     TILE_BYTES, full);
         }
       }
 #pragma unroll
-      for (int i = 0; i < GROUPS + B_TILES; ++i) from[i] += PARTS * TILE_BYTES;
+      for (int i = 0; i < A_TILES + B_TILES; ++i) from[i] += PARTS * TILE_BYTES;
     }
   }
 }
@@ -216,7 +160,7 @@ struct Slot {
 __device__ __forceinline__ Slot landed(const Ring& ring, const Place& place, int group) {
   barrier_wait(ring.full_at(place.slot), place.parity);
   const shared_t slot = ring.slot(place.slot);
-  return {factor_at(slot + group * TILE_BYTES), factor_at(slot + GROUPS * TILE_BYTES)};
+  return {factor_at(slot + group * TILE_BYTES), factor_at(slot + A_TILES * TILE_BYTES)};
 }
 
 // This warp has read what lies in a slot and those after it, one for each part.
@@ -253,32 +197,6 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   release(ring, reading);
 }
 
-// Two bfloat16 numbers as float32.
-__device__ __forceinline__ float2 widened(unsigned pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-
-__device__ __forceinline__ void take_back(float (&total)[SUMS], const unsigned (&aside)[SUMS / 2]) {
-#pragma unroll
-  for (int j = 0; j < SUMS / 2; ++j) {
-    const float2 high = widened(aside[j]);
-    total[2 * j] += high.x;
-    total[2 * j + 1] += high.y;
-  }
-}
-
-// What total is when rounded to bfloat16 goes to `aside`; the rest, which is exact, stays.
-__device__ __forceinline__ void put_aside(float (&total)[SUMS], unsigned (&aside)[SUMS / 2]) {
-#pragma unroll
-  for (int j = 0; j < SUMS / 2; ++j) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
-        : "=r"(aside[j])
-        : "f"(total[2 * j + 1]), "f"(total[2 * j]));
-    const float2 high = widened(aside[j]);
-    total[2 * j] -= high.x;
-    total[2 * j + 1] -= high.y;
-  }
-}
 #else
 // total += A * B' of `count` slabs, at most FOLD. Halves of a slab are turns of one loop: unrolled,
 // the compiler would take more registers than there are for a second `fresh`.
@@ -349,22 +267,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   if (beta == 0.0f) c = nullptr;
   if (alpha == 0.0f) p = nullptr;
-  const unsigned tile_rows = static_cast<unsigned>(ceil_div(m, TILE_M));
-  const unsigned tile_cols = static_cast<unsigned>(ceil_div(n, TILE_N));
-  const Work work{tile_rows, tile_cols,
-                  static_cast<unsigned>(slab_step ? ceil_div(slabs, slab_step) : 1),
-                  alpha == 0.0f ? 0 : slabs, slab_step ? slab_step : slabs,
-#ifdef LOWER
-                  LowerTiles<TILE_M, TILE_N, BAND>{tile_rows, tile_cols}.count()
-#endif
-  };
+  const Work work = work_of(m, n, slabs, slab_step, alpha);
   // From one lane, so that the compiler knows it is the same in all.
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0);
   if (role == GROUPS) {
     fewer_registers<COPY_REGISTERS>();
-    if (threadIdx.x % GROUP_THREADS == 0) {  // R / 64 rows of tiles
-      copy_operands(ring, work, {a_tiles, slabs, ceil_div(m, 128) * 2 - 1},
-                    {b_tiles, slabs, ceil_div(n, 128) * 2 - 1});
+    if (threadIdx.x % GROUP_THREADS == 0) {
+      copy_operands(ring, work, packed_of(a_tiles, m, slabs), packed_of(b_tiles, n, slabs));
     }
   } else {
     more_registers<MULTIPLY_REGISTERS>();
@@ -377,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           tile.row * TILE_M + role * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
       const index_t col = tile.col * TILE_N + thread % 4 * 2;
       const bool read = alpha != 0.0f;
-      return Finish{read ? ea + row : nullptr,
+      return Finish<SUMS>{read ? ea + row : nullptr,
                     read ? eb + col : nullptr,
                     c ? c + row * ldc + col : nullptr,
                     p ? p + row * ldp + col : nullptr,

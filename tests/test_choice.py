@@ -11,7 +11,7 @@ from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, last_choice, 
 from multimm.gpu.registry import Device, Problem
 from multimm.gpu.tiles import limits_for
 
-H200 = Device(limits_for(90), 132)
+H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
@@ -22,11 +22,19 @@ def test_large_products_run_on_the_tensor_cores(size, precision):
 
 
 @pytest.mark.parametrize(
+    ("capability", "precision"), [(80, "float32"), (80, "tf32"), (89, "tf32"), (100, "float32")]
+)
+def test_large_products_run_on_other_tensor_cores_too(capability, precision):
+    device = Device(limits_for(capability), 108)
+    assert choose_kernel(Problem(8192, 8192, 8192), precision, device).kernel == SPLIT
+
+
+@pytest.mark.parametrize(
     ("problem", "precision", "device", "reason"),
     [
         (Problem(8192, 8192, 8192), "ieee", H200, "asked for"),
-        (Problem(8192, 8192, 8192), "float32", Device(limits_for(80), 108), "8.0: wgmma needs 9.0"),
-        (Problem(8192, 8192, 8192), "float32", Device(limits_for(100), 148), "10.0"),
+        (Problem(8192, 8192, 8192), "float32", T4, "7.5: its tensor cores"),
+        (Problem(8192, 8192, 8192), "float32", ADA, "no faster for float32"),
         (Problem(8192, 8192, 255), "float32", H200, "k = 255"),
         (Problem(8192, 8192, 8192, 2), "tf32", H200, "stack"),
         (Problem(0, 8192, 8192), "float32", H200, "0 rows or columns"),

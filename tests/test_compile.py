@@ -17,7 +17,8 @@ from multimm.gpu import cache, compiled, nvrtc
 from multimm.gpu import compile as compiling
 from multimm.gpu.layout import Axis, Stack
 from multimm.gpu.source import kernel_text
-from multimm.gpu.split_config import SPLIT_REGISTRY, THREADS, SplitConfig
+from multimm.gpu.split_choice import SPLIT_REGISTRY
+from multimm.gpu.split_config import WgmmaConfig
 
 ADD = """#line 1 "common/add.cu"
 extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
@@ -106,11 +107,15 @@ def test_usage_is_read_from_the_report():
     assert compiling.compile_text(shared, "sm_80").usage["add"].shared == 1200
 
 
+WGMMA = [entry.config for entry in SPLIT_REGISTRY if entry.config.specific]
+MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
+
+
 @pytest.mark.parametrize(
     ("config", "more"),
     [
-        *((entry.config, more) for entry in SPLIT_REGISTRY for more in ({}, {"LOWER": 1})),
-        (SplitConfig(1, 192, 5, 8), {}),
+        *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
+        (WgmmaConfig(1, 192, 5, 8), {}),
     ],
     ids=str,
 )
@@ -120,9 +125,20 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
     usage = made.usage["sgemm_split"]
     assert usage.spilled == 0
     # At its start; later a third of the threads gives registers to the others.
-    assert usage.registers <= 65_536 // THREADS
+    assert usage.registers <= 65_536 // config.threads
     # C75xx: warpgroup products that the compiler serialises, or register requests it ignores.
     assert "C75" not in made.log
+
+
+@pytest.mark.parametrize(
+    ("target", "more"), [("sm_80", {}), ("sm_80", {"LOWER": 1}), ("sm_90", {}), ("sm_120", {})]
+)
+@pytest.mark.parametrize("config", MMA, ids=str)
+def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
+    made = compiling.compile_text(kernel_text(config.file, config.defines() | more), target)
+    usage = made.usage[config.entry]
+    assert usage.spilled <= 64, "few numbers that the loops do not need"
+    assert usage.registers <= 65_536 // config.threads
 
 
 def test_rules_of_split_products_hold_in_the_kernel_too():
@@ -136,6 +152,16 @@ def test_rules_of_split_products_hold_in_the_kernel_too():
     ):
         with pytest.raises(KernelError, match=message):
             compiling.compile_text(kernel_text("sgemm_split.cu", defines | wrong), "sm_90a")
+    defines = MMA[0].defines()
+    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS, BAND and CAP must be defined"):
+        compiling.compile_text(kernel_text("sgemm_split_mma.cu", {"PARTS": 2}), "sm_80")
+    for wrong, message in (
+        ({"SLOTS": 1}, "a stage is copied while another one is multiplied"),
+        ({"TILE_N": 192}, "B is copied by pairs of packed tiles"),
+    ):
+        with pytest.raises(KernelError, match=message):
+            compiling.compile_text(kernel_text("sgemm_split_mma.cu", defines | wrong), "sm_80")
+    defines = SPLIT_REGISTRY[0].config.defines()
     with pytest.raises(KernelError, match="wgmma"):
         compiling.compile_text(kernel_text("sgemm_split.cu", defines), "sm_90")
 

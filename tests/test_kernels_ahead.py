@@ -18,7 +18,7 @@ from multimm.gpu.compiled import IF_REFUSED, LOWER
 from multimm.gpu.layout import Stack
 from multimm.gpu.loads import alike, load_paths
 from multimm.gpu.registry import INSTEAD, Device, Problem, choose
-from multimm.gpu.split_config import choose_split
+from multimm.gpu.split_choice import choose_split
 from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for
 from multimm.graph import kernels
@@ -83,7 +83,9 @@ def test_the_blocks_are_large_enough_for_the_kernels_of_large_blocks():
     small, large = (kernels.SIDE, kernels.SIDE, kernels.K), (16384, 16384, 8192)
     assert choose(Problem(*small), device)[0] == choose(Problem(*large), device)[0]
     for products in (1, 3):
-        assert choose_split(*small, products, 132)[0] == choose_split(*large, products, 132)[0]
+        assert (
+            choose_split(*small, products, device)[0] == choose_split(*large, products, device)[0]
+        )
 
 
 # ------------------------------------------------------------------- to files
@@ -119,16 +121,22 @@ def test_both_operands_are_copied_alike_in_its_place(wide):
 @pytest.mark.parametrize("products", [1, 3])
 @given(st.integers(1, 40000), st.integers(1, 40000), st.integers(1, 10**6))
 def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
-    config, _ = choose_split(m, m if lower else n, k, products, 132, lower)
+    config, _ = choose_split(m, m if lower else n, k, products, Device(limits_for(90), 132), lower)
     defines = {**config.defines(), **dict(LOWER * lower)}
     assert defines in [dict(job.defines) for job in ahead.wanted(90) if job.specific]
 
 
-def test_other_gpus_need_plain_kernels_alone():
-    jobs = list(ahead.wanted(80))
+def test_older_gpus_need_plain_kernels_alone():
+    jobs = list(ahead.wanted(75))
     assert jobs
     assert not any(job.specific or "GUARDED" in dict(job.defines) for job in jobs)
-    assert len(set(ahead.wanted(90))) == len(list(ahead.wanted(90))) > len(jobs)
+
+
+def test_gpus_without_wgmma_need_the_kernels_that_do_without():
+    jobs = list(ahead.wanted(80))
+    assert not any(job.specific for job in jobs)
+    assert sum(job.file == "sgemm_split_mma.cu" for job in jobs) == 8  # wide or not, lower or not
+    assert sum("GUARDED" in dict(job.defines) for job in jobs) == 14
 
 
 @pytest.fixture

@@ -11,19 +11,18 @@ from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, slices, split
+from multimm.gpu.registry import Device
 from multimm.gpu.split import multiply
-from multimm.gpu.split_config import (
-    SPLIT_REGISTRY,
-    lower_slices,
-    split_config_named,
-    split_slices,
-)
+from multimm.gpu.split_choice import SPLIT_REGISTRY, lower_slices, split_config_named
+from multimm.gpu.split_config import split_slices
 from multimm.gpu.split_reference import pack_reference, swizzled
-from multimm.gpu.tiles import tiles_of
+from multimm.gpu.tiles import limits_for, tiles_of
+
+H200 = Device(limits_for(90), 132)
 
 
 class Kernel(stand_in.Kernel):
-    """What kernels/sgemm_split.cu computes, in NumPy: slice by slice from packed tiles."""
+    """What both kernels compute, in NumPy: slice by slice from packed tiles."""
 
     def __call__(self, grid, block, args, shared_mem=0):
         if self.name == "add_partials":
@@ -31,7 +30,7 @@ class Kernel(stand_in.Kernel):
             super().__call__(grid, block, args[:-1])
             return
         stand_in.Kernel.launches.append((self, grid, block, args))
-        assert block == (384, 1, 1)
+        assert block == {"sgemm_split": (384, 1, 1), "sgemm_split_mma": (256, 1, 1)}[self.name]
         assert shared_mem == self.max_dynamic_shared_size_bytes > 48 << 10
         assert [type(x) for x in args] == [int] * 4 + [np.float32] * 2 + [int] * 12
         self.multiply(grid, *args)
@@ -140,7 +139,7 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     result = multiply(packed(a, parts), packed(b, parts), alpha=2, beta=3, c=gpu(c),
                       partial=gpu(p), out=out, lower=True)  # fmt: skip
     np.testing.assert_array_equal(np.tril(result), np.tril(2 * (exact + p) + 3 * c))
-    slices, _ = lower_slices(size, k, 3 if parts == 2 else 1, 132)
+    slices, _ = lower_slices(size, k, 3 if parts == 2 else 1, H200)
     assert slices == (5 if k == 3000 else 1)
     if slices == 1:
         width = launches[0][0].defines["TILE_N"]
@@ -188,10 +187,41 @@ def test_configurations_are_taken_by_value_and_name(launches):
         multiply(a, b, config="fast")
 
 
-def test_other_gpus_are_refused(monkeypatch, launches):
+@pytest.fixture
+def another_gpu(monkeypatch):
+    """From a compute capability to a GPU of it in the place of an H200."""
+
+    def put(capability):
+        monkeypatch.setattr(stand_in.Device, "compute_capability", capability)
+        compiled.device_of.cache_clear()
+
+    return put
+
+
+def test_other_gpus_run_another_kernel(launches, another_gpu):
+    another_gpu("80")
+    a, b, c, p, exact = case(70, 130, 100)
+    for parts, name in ((2, "mma_narrow"), (1, "tf32_mma_narrow")):
+        operands = packed(a, parts), packed(b, parts)
+        result = multiply(*operands, alpha=2, beta=-1, c=gpu(c), partial=gpu(p))
+        np.testing.assert_array_equal(result, 2 * (exact + p) - c)
+        kernel, *_ = launches[-1]
+        assert (kernel.name, kernel.defines) == ("sgemm_split_mma",
+                                                 split_config_named(name).defines())  # fmt: skip
+    with pytest.raises(KernelError, match=r"does not run on a GPU of compute capability 8\.0: lea"):
+        multiply(*operands, config="tf32_wide")
+
+
+def test_hopper_runs_the_other_kernel_if_asked(launches):
+    a, b, *_, exact = case(70, 130, 100)
+    np.testing.assert_array_equal(multiply(packed(a), packed(b), config="mma_wide"), exact)
+    assert launches[-1][0].name == "sgemm_split_mma"
+
+
+def test_older_gpus_are_refused(launches, another_gpu):
+    another_gpu("75")
     a, b = (packed(np.ones((5, 100), np.float32)) for _ in "ab")
-    monkeypatch.setattr(stand_in.Device, "compute_capability", "80")
-    with pytest.raises(KernelError, match=r"capability 9\.0 \(Hopper\), this one has 8\.0: use"):
+    with pytest.raises(KernelError, match=r"8\.0 or newer, this one has 7\.5: use precision"):
         multiply(a, b)
     assert launches == []
 

@@ -67,6 +67,11 @@ class ToyKernels:
         out[...] = result * np.float32(factor)
         note(Choice(kernel, precision, "toy"))
 
+    def multiply(self, a, b, *, out, config):
+        assert config == {"float32": "mma_wide", "tf32": "tf32_mma_wide"}[a.scheme]
+        parts = 1 if a.scheme == "tf32" else 2
+        out[...] = wgmma_model(a.x, b.x, parts=parts) * np.float32(self.spoil.get("mma", (1,))[0])
+
     def pack(self, a, *, side, trans, scheme):
         turned = (side == "b") != trans
         x = oriented(a, turned)
@@ -93,6 +98,7 @@ def toys(monkeypatch):
     kernels = ToyKernels()
     for module, name in (
         (multimm.gpu.precision, "gemm"), (multimm.gpu.packing, "pack"),
+        (multimm.gpu.split, "multiply"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(kernels, name))
     for suite in (split, accuracy):
@@ -136,7 +142,8 @@ def test_every_system_is_verified_and_says_which_kernel_ran(toys):
     bench = measured_split()
     square_systems = [e["system"] for e in bench.records if e["case"] == "split 8 NN"]
     assert square_systems == [
-        "multimm", "multimm packed before", "multimm tf32", "multimm tf32 packed before",
+        "multimm", "multimm packed before", "multimm by mma",
+        "multimm tf32", "multimm tf32 packed before", "multimm tf32 by mma",
         "multimm ieee", "cublas sgemm", "cublas tf32", "cublas fp16",
     ]  # fmt: skip
     by = {(e["case"], e["system"]): e for e in bench.records}
@@ -169,7 +176,8 @@ def test_sustained_figures_have_their_own_ratios(toys):
     entries = loaded(measured_split(SteadyBench))
     lasting = {e["system"]: e["sustained"] for e in entries if e["sustained"]}
     assert set(lasting) == {
-        "multimm", "multimm packed before", "multimm tf32", "multimm tf32 packed before",
+        "multimm", "multimm packed before", "multimm by mma",
+        "multimm tf32", "multimm tf32 packed before", "multimm tf32 by mma",
         "cublas sgemm", "cublas tf32", "cublas fp16",
     }  # fmt: skip
     assert {e["case"] for e in entries if e["sustained"]} == {"split 8 NN"}
@@ -185,6 +193,7 @@ def test_wrong_products_kernels_and_packs_are_not_timed(toys):
         ({"tf32": (1.05, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
         ({"tf32": (math.nan, SPLIT)}, "an element is off"),
         ({"float32": (1, FFMA)}, "split 8 NN: multimm packed before ran"),
+        ({"mma": (1.01,)}, "8 x 8 x 256, NN: an element is off"),
         ({"pack": (1 + 2**-9,)}, "float32, along k: an operand of (16, 16) is packed wrongly"),
     ):
         toys.spoil = spoil

@@ -9,30 +9,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
-from multimm.gpu import split_config
-from multimm.gpu.registry import MAX_SUMS
+from multimm.gpu import split_choice, split_config
+from multimm.gpu.registry import MAX_SUMS, Device
 from multimm.gpu.source import kernel_text
+from multimm.gpu.split_choice import (
+    PRODUCTS,
+    SPLIT_REGISTRY,
+    choose_split,
+    entries_for,
+    lower_slices,
+    pays,
+    split_config_named,
+)
 from multimm.gpu.split_config import (
     GRAIN,
     MAX_SLICES,
     MIN_SLABS,
     SHARED_BYTES,
     SLAB,
-    SPLIT_REGISTRY,
-    SplitConfig,
-    choose_split,
-    lower_slices,
-    split_config_named,
+    MmaConfig,
+    WgmmaConfig,
     split_slices,
     stretch_of,
 )
+from multimm.gpu.tiles import ARCHITECTURES, limits_for
 
 SMS = 132
+H200 = Device(limits_for(90), SMS)
 CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
 
 
 def test_budgets():
-    config = SplitConfig(3, 128, 7, 8)
+    config = WgmmaConfig(3, 128, 7, 8)
     assert config.parts == 2
     # Two tiles of A and two of B are 32 KB: 7 slots, 14 barriers, and 1 KB to align them.
     assert config.shared_bytes == 7 * 32768 + 14 * 8 + 1024 <= SHARED_BYTES
@@ -40,7 +48,7 @@ def test_budgets():
     assert config.defines() == {
         "PARTS": 2, "CAP": 1024, "TILE_N": 128, "SLOTS": 7, "BAND": 8,
     }  # fmt: skip
-    single = SplitConfig(1, 256, 4, 5)
+    single = WgmmaConfig(1, 256, 4, 5)
     assert single.defines() == {
         "PARTS": 1, "CAP": 1024, "TILE_N": 256, "SLOTS": 4, "BAND": 5,
     }  # fmt: skip
@@ -65,7 +73,7 @@ def test_budgets():
 )
 def test_rules(values, message):
     with pytest.raises(KernelError, match=message):
-        SplitConfig(*values)
+        WgmmaConfig(*values)
 
 
 def test_the_table():
@@ -74,7 +82,10 @@ def test_the_table():
     for entry in SPLIT_REGISTRY:
         assert split_config_named(entry.name) is entry.config
         tensor_clocks = entry.config.products * 128 * entry.config.tile_n * SLAB // 2048
-        assert 1 < entry.clocks / tensor_clocks < 1.5, "2048 FP16 multiply-adds per clock"
+        if entry.config.specific:
+            assert 1 < entry.clocks / tensor_clocks < 1.5, "2048 FP16 multiply-adds per clock"
+        else:
+            assert 1 < entry.clocks / 2 / tensor_clocks < 1.7, "1024 of them"
     with pytest.raises(KernelError, match="'fast' is unknown; known are 'split_wide'"):
         split_config_named("fast")
 
@@ -82,11 +93,69 @@ def test_the_table():
 def test_the_kernel_has_the_same_constants():
     text = kernel_text("sgemm_split.cu", CONFIGS[0].defines())
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
+    assert int(found["TILE_M"]) == split_config.TILE_M
     for name in ("SLAB", "TILE_ROWS", "MULTIPLY_REGISTERS"):
         ours = getattr(split_config, name.replace("MULTIPLY_", ""))
         assert int(found[name]) == ours, name
-    assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == split_config.THREADS
+    assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
+
+
+def test_of_mma():
+    """A slot has 32 k of both parts: of 128 + 128 rows, 32 KB."""
+    config = MmaConfig(3, 128, 3, 8)
+    assert config.shared_bytes == 3 * 32768
+    assert MmaConfig(1, 256, 4, 8).shared_bytes == 4 * 24576
+    assert config.defines() == {"PARTS": 2, "CAP": 1024, "TILE_N": 128, "SLOTS": 3, "BAND": 8}
+    assert (config.entry, config.threads) == ("sgemm_split_mma", 256)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((2, 128, 3, 8), r"products must be 3 \(float32\) or 1"),
+        ((3, 192, 3, 8), r"tile_n must be one of \(64, 128\): a thread has registers for no more"),
+        ((1, 192, 3, 8), r"one of \(64, 128, 256\)"),
+        ((3, 128, 1, 8), "slots must be at least 2: one is filled while another one is multip"),
+        ((3, 128, 8, 8), "262144 bytes of shared memory, a block has at most 232448: lower slots"),
+        ((3, 128, 3, 0), "band must be positive"),
+    ],
+)
+def test_rules_of_mma(values, message):
+    with pytest.raises(KernelError, match=message):
+        MmaConfig(*values)
+
+
+@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
+def test_what_runs_on_which_gpu(limits):
+    names = [entry.name for entry in entries_for(limits)]
+    wgmma = ["split_wide", "split_narrow", "tf32_wide", "tf32_narrow"]
+    mma = ["mma_wide", "mma_narrow", "tf32_mma_wide", "tf32_mma_narrow"]
+    assert names == {75: [], 90: wgmma}.get(limits.capability, mma)
+    for entry in entries_for(limits, 3):
+        assert entry.config.parts == 2
+        # A block may have all but 1 KB of what a multiprocessor has.
+        assert entry.config.shared_bytes + 1024 <= limits.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("capability", "float32", "tf32"),
+    [(75, False, False), (80, True, True), (86, False, True), (89, False, True),
+     (90, True, True), (100, True, True), (103, True, True), (120, False, True)],
+)  # fmt: skip
+def test_on_which_gpus_tensor_cores_pay(capability, float32, tf32):
+    """Where they do a quarter as many multiply-adds as A100s, one product pays, and not three."""
+    device = Device(limits_for(capability), 108)
+    assert (pays(PRODUCTS["float32"], device), pays(PRODUCTS["tf32"], device)) == (float32, tf32)
+
+
+def test_other_gpus_choose_among_what_they_run():
+    a100 = Device(limits_for(80), 108)
+    assert choose_split(8192, 8192, 8192, 3, a100)[0] == split_config_named("mma_wide")
+    assert choose_split(512, 512, 8192, 3, a100)[0] == split_config_named("mma_narrow")
+    assert choose_split(8192, 8192, 8192, 1, a100)[0] == split_config_named("tf32_mma_wide")
+    with pytest.raises(KernelError, match=r"compute capability 8\.0 or newer, this one has 7\.5"):
+        choose_split(8192, 8192, 8192, 3, Device(limits_for(75), 40))
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 2**21), st.integers(1, 160))
@@ -117,7 +186,7 @@ def test_slices(m, n, k, slices):
      (1024, 1024, 1024, 1, "tf32_narrow"), (1, 1, 1, 3, "split_narrow")],
 )  # fmt: skip
 def test_choice(m, n, k, products, name):
-    config, reason = choose_split(m, n, k, products, SMS)
+    config, reason = choose_split(m, n, k, products, H200)
     assert config == split_config_named(name)
     assert reason.startswith(f"{name}: {config.tiles(m, n)} tiles of 128x{config.tile_n} on 132")
 
@@ -129,10 +198,10 @@ def test_choice(m, n, k, products, name):
      (512, 2**18, 3, "split_wide", 10, 13), (300, 64, 3, "split_narrow", 11, 1)],
 )  # fmt: skip
 def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
-    config, reason = choose_split(size, size, k, products, SMS, lower=True)
+    config, reason = choose_split(size, size, k, products, H200, lower=True)
     assert (config, config.tiles(size, size, lower=True)) == (split_config_named(name), tiles)
     assert reason.startswith(f"{name}: {tiles} tiles")
-    assert lower_slices(size, k, products, SMS)[0] == slices
+    assert lower_slices(size, k, products, H200)[0] == slices
     assert slices * size * size <= MAX_SUMS or slices == 1
     clocks = {lower: choose_clocks(size, k, products, lower) for lower in (False, True)}
     assert clocks[True] <= clocks[False]
@@ -140,13 +209,13 @@ def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
 
 def choose_clocks(size, k, products, lower):
     """Of the chosen configuration with the chosen slices."""
-    cut = lower_slices(size, k, products, SMS) if lower else split_slices(size, size, k, SMS)
-    return split_config._fastest(size, size, cut, products, SMS, lower)[1]
+    cut = lower_slices(size, k, products, H200) if lower else split_slices(size, size, k, SMS)
+    return split_choice._fastest(size, size, cut, products, H200, lower)[1]
 
 
 @given(st.integers(1, 3000), st.integers(1, 2**21), st.sampled_from([1, 3]), st.integers(1, 160))
 def test_slices_of_a_triangle_cover_k(size, k, products, multiprocessors):
-    slices, length = lower_slices(size, k, products, multiprocessors)
+    slices, length = lower_slices(size, k, products, Device(limits_for(90), multiprocessors))
     slabs = -(-k // SLAB)
     assert 1 <= slices <= MAX_SLICES
     assert (slices - 1) * length < slabs <= slices * length
@@ -172,12 +241,12 @@ def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):
 def test_long_products_run_on_wide_tiles():
     """Where the power limit decides, what travels for a tile costs more."""
     for k, name in ((10_000, "split_narrow"), (12_288, "split_wide")):
-        assert choose_split(3072, 3072, k, 3, SMS)[0] == split_config_named(name)
+        assert choose_split(3072, 3072, k, 3, H200)[0] == split_config_named(name)
     for entry in SPLIT_REGISTRY:
         assert entry.clocks <= entry.long_clocks
 
 
 def test_the_reason_names_slices():
-    assert choose_split(128, 128, 262_144, 3, SMS)[1].endswith("k cut into 63 slices")
+    assert choose_split(128, 128, 262_144, 3, H200)[1].endswith("k cut into 63 slices")
     with pytest.raises(KernelError, match="2 products were asked for"):
-        choose_split(5, 5, 5, 2, SMS)
+        choose_split(5, 5, 5, 2, H200)

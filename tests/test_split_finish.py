@@ -25,9 +25,11 @@ extern "C" __global__ void finish(index_t m, index_t n, float alpha, float beta,
   const index_t row = blockIdx.x * rows + thread / 32 * 16 + thread % 32 / 4;
   const index_t col = blockIdx.y * TILE_N + thread % 4 * 2;
   const index_t width = gridDim.y * TILE_N;
-  const Finish end{ea ? ea + row : ea, eb ? eb + col : eb, c ? c + row * ldc + col : c,
-                   p ? p + row * ldp + col : p, d + row * ldd + col, ldc, ldp, ldd,
-                   clip(m - row, rows), clip(n - col, TILE_N), alpha, beta};
+  constexpr int SUMS = TILE_N / 2;
+  const Finish<SUMS> end{ea ? ea + row : ea, eb ? eb + col : eb,
+                         c ? c + row * ldc + col : c, p ? p + row * ldp + col : p,
+                         d + row * ldd + col, ldc, ldp, ldd, clip(m - row, rows),
+                         clip(n - col, TILE_N), alpha, beta};
   const float* given[2] = {sums, more};
   float own[SUMS] = {};
   for (int turn = more ? 0 : 1; turn < 2; ++turn) {  // laid down in D, then taken up again

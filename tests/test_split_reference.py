@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.gpu.source import kernel_text
-from multimm.gpu.split_config import SPLIT_REGISTRY
+from multimm.gpu.split_choice import SPLIT_REGISTRY
 from multimm.gpu.split_reference import (
     SLAB,
     Scheme,

@@ -6,11 +6,7 @@
 // accesses, so nothing wider than the instructions' default order is asked for.
 #pragma once
 
-typedef unsigned int shared_t;  // an address in shared memory
-
-__device__ __forceinline__ shared_t shared_address(const void* pointer) {
-  return static_cast<shared_t>(__cvta_generic_to_shared(pointer));
-}
+#include "common/shared_address.cuh"
 
 __device__ __forceinline__ void barrier_init(shared_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

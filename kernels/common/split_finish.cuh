@@ -1,14 +1,11 @@
 // What becomes of a thread's sums of sgemm_split: scaled, added to P and C, stored.
 //
-// A thread has values of a tile as the tensor cores leave them (common/wgmma.cuh): pairs of
-// neighbours in two rows, which are 8 apart; pairs are 8 columns apart. Four lanes have 32
-// neighbouring bytes, one sector. For TILE_N see sgemm_split.cu.
+// A thread has values of a tile as the tensor cores leave them (common/wgmma.cuh, common/mma.cuh):
+// pairs of neighbours in two rows, which are 8 apart; pairs are 8 columns apart. Four lanes have 32
+// neighbouring bytes, one sector.
 #pragma once
 
 #include "common/index.cuh"
-
-constexpr int SUMS = TILE_N / 2;  // of a thread: 64 x TILE_N by 128 threads
-constexpr int PAIRS = SUMS / 4;   // in one of its two rows
 
 // Two neighbouring values of a row, of which `count` exist; `wide`: their addresses are aligned.
 __device__ __forceinline__ float2 load_pair(const float* from, index_t at, int count, bool wide) {
@@ -37,8 +34,11 @@ __device__ __forceinline__ Scale scale_of(int e) {
 }
 
 // A thread's part of a tile of D, and what becomes of its sums. Pointers are at its first value,
-// from which on `rows` and `cols` exist.
+// from which on `rows` and `cols` exist. It has SUMS values, in PAIRS pairs of each of its two rows.
+template <int SUMS>
 struct Finish {
+  static constexpr int PAIRS = SUMS / 4;
+
   const int* ea;  // null: A and B were not read
   const int* eb;
   const float* c;
@@ -88,7 +88,9 @@ struct Finish {
   // D = alpha * (2^(ea + eb) * sums + P) + beta * C; PLAIN: without P and C
   template <bool PLAIN>
   __device__ __forceinline__ void store(const float (&sums)[SUMS]) const {
-    constexpr int TOGETHER = PLAIN ? (PAIRS % 16 == 0 ? 16 : 8) : 4;  // loads on their way
+    // Loads on their way.
+    constexpr int TOGETHER = PLAIN && PAIRS % 16 == 0 ? 16 : PLAIN && PAIRS % 8 == 0 ? 8
+                             : PAIRS % 4 == 0 ? 4 : 2;
     static_assert(PAIRS % TOGETHER == 0, "every pair is stored");
     const bool aligned = wide();
     const bool pairs = (reinterpret_cast<unsigned long long>(d) | ldd * 4) % 8 == 0;

@@ -17,7 +17,8 @@ from multimm.gpu.copies import DEFINES
 from multimm.gpu.loads import alike, widest
 from multimm.gpu.registry import INSTEAD, config_named
 from multimm.gpu.source import kernel_text
-from multimm.gpu.split_config import CAPABILITY, SPLIT_REGISTRY
+from multimm.gpu.split_choice import entries_for
+from multimm.gpu.tiles import limits_for
 
 #: Configurations of large blocks in plain FP32.
 LARGE = ("large", "turned", "quick", "quick_turned")
@@ -41,10 +42,11 @@ def wanted(capability: int) -> Iterator[Wanted]:
         yield Wanted("sgemm_ffma.cu", defines)
         if loads["TRANS_A"] != loads["TRANS_B"]:  # of a' a and a a'
             yield Wanted("sgemm_ffma.cu", (*defines, *LOWER))
-    if capability != CAPABILITY:
+    entries = entries_for(limits_for(capability))
+    if not entries:
         return
-    for entry, lower in product(SPLIT_REGISTRY, ((), LOWER)):
-        yield Wanted("sgemm_split.cu", (*entry.config.defines().items(), *lower), True)
+    for config, lower in product((entry.config for entry in entries), ((), LOWER)):
+        yield Wanted(config.file, (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
     paths = dict.fromkeys(tuple(alike(loads).items()) for loads in (*turns, *narrow))
     for name, path in product(INSTEAD, paths):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from multimm.gpu.registry import Device, Problem, predicted_seconds
 from multimm.gpu.skinny_choice import NARROW_DOT
-from multimm.gpu.split_config import CAPABILITY, split_seconds
+from multimm.gpu.split_choice import PRODUCTS, pays, split_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Unless = Callable[[], "str | None"]
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
-    kernel: str  #: "sgemm_ffma" or "sgemm_split"
+    kernel: str  #: "sgemm_ffma" or "sgemm_split", whichever tensor cores the GPU has
     precision: str  #: that was promised
     reason: str  #: one line
 
@@ -60,8 +60,7 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
     m, n, k = problem.m, problem.n, problem.k
     if min(m, n) >= LARGE:
         return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
-    products = 1 if precision == "tf32" else 3
-    ours = split_seconds(m, n, k, products, device.multiprocessors)
+    ours = split_seconds(m, n, k, PRODUCTS[precision], device)
     plain = predicted_seconds(problem, device)
     kernel = SPLIT if ours < plain else FFMA
     return Choice(
@@ -74,8 +73,9 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
 def _why_not(problem: Problem, precision: str, device: Device) -> str | None:
     if precision == "ieee":
         return "FP32 multiply-adds were asked for"
-    if device.limits.capability != CAPABILITY:
-        return f"compute capability {device.limits.capability / 10}: wgmma needs 9.0"
+    if not pays(PRODUCTS[precision], device):
+        capability = device.limits.capability / 10
+        return f"compute capability {capability}: its tensor cores are no faster for {precision}"
     if problem.batch != 1:
         return "a stack of products"
     if problem.k < SPLIT_K:

@@ -16,7 +16,8 @@ from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
 from multimm.gpu.registry import Problem
 from multimm.gpu.residuals import add_residuals
-from multimm.gpu.split_config import CAPABILITY, stretch_of
+from multimm.gpu.split_choice import PRODUCTS, entries_for, pays
+from multimm.gpu.split_config import stretch_of
 from multimm.gpu.tensor_cores import why_refused
 
 Array = Any
@@ -98,7 +99,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
     side, trans, scheme
         As for `pack`.
     """
-    if device_of(x.device.id).limits.capability != CAPABILITY:
+    if not pays(PRODUCTS[scheme], device_of(x.device.id)):
         return x
     return pack(_dense(x), side=side, trans=trans, scheme=scheme)
 
@@ -190,7 +191,7 @@ def _packed(
     if flagged:
         why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
         choice = Choice(FFMA, scheme, str(why))
-    elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
+    elif entries_for(device.limits) and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
     if choice.kernel == FFMA:
         return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, lower=lower,

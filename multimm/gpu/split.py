@@ -1,4 +1,6 @@
-"""Products of packed operands on the tensor cores: how kernels/sgemm_split.cu is launched.
+"""Products of packed operands on the tensor cores: how their kernels are launched.
+
+On Hopper kernels/sgemm_split.cu, on other GPUs from sm_80 on kernels/sgemm_split_mma.cu.
 
 A packed operand is any value with these attributes:
 
@@ -8,7 +10,7 @@ exponents : cupy.ndarray of int32, shape (R,)
 rows, k : int
     Of the operand: op(A) is m x k and has m rows, op(B) is k x n and has n.
 
-How the tiles are laid out says the kernel file. What the tiles cannot carry (values that are not
+How the tiles are laid out say the kernel files. What the tiles cannot carry (values that are not
 finite, and others that the pack lists) is not looked at here. Whatever can be wrong is checked
 before CUDA is touched; kernels run on the caller's current stream of the operands' device.
 """
@@ -29,17 +31,8 @@ from multimm.gpu.layout import ProductShape, check_addend, check_lower
 from multimm.gpu.operands import check_arrays, check_out
 from multimm.gpu.recall import Run
 from multimm.gpu.slices import Operands, can_be_added, slice_step, summed
-from multimm.gpu.split_config import (
-    CAPABILITY,
-    PACKED_ROWS,
-    SLAB,
-    THREADS,
-    TILE_ROWS,
-    SplitConfig,
-    choose_split,
-    slices_of,
-    split_config_named,
-)
+from multimm.gpu.split_choice import choose_split, slices_of, split_config_named
+from multimm.gpu.split_config import PACKED_ROWS, SLAB, TILE_ROWS, SplitConfig
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +86,8 @@ def multiply(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together, or an `out` that cannot be written to.
     KernelError
-        An unknown configuration, one for another number of parts, or a GPU without wgmma.
+        An unknown configuration, one for another number of parts, or a GPU without tensor cores
+        for it.
     """
     parts, ident = _check_packed(packed_a, packed_b)
     m, n, k = packed_a.rows, packed_b.rows, packed_a.k
@@ -234,6 +228,7 @@ class _Plan(NamedTuple):
     """What sizes and configuration decide about a product."""
 
     kernel: Any
+    threads: int
     shared_bytes: int
     sizes: tuple[int, int, int]  #: m, n and slabs
     tiles: int
@@ -254,7 +249,7 @@ class _Plan(NamedTuple):
         blocks = min(self.tiles * (self.slices if step else 1), self.multiprocessors)
         args = (*self.sizes, step, *factors, *operands, *addends,
                 apart, counts)  # fmt: skip
-        self.kernel((blocks, 1, 1), (THREADS, 1, 1), args, shared_mem=self.shared_bytes)
+        self.kernel((blocks, 1, 1), (self.threads, 1, 1), args, shared_mem=self.shared_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -262,24 +257,26 @@ def _plan(
     m: int, n: int, k: int, parts: int, ident: int, config: SplitConfig | str | None, lower: bool
 ) -> _Plan:
     device = device_of(ident)
-    if device.limits.capability != CAPABILITY:
-        raise KernelError(
-            f"sgemm_split runs on GPUs of compute capability 9.0 (Hopper), this one has "
-            f"{device.limits.capability / 10}: use precision='ieee'"
-        )
     products = 1 if parts == 1 else 3
     if config is None:
-        config, _ = choose_split(m, n, k, products, device.multiprocessors, lower)
+        config, _ = choose_split(m, n, k, products, device, lower)
     elif isinstance(config, str):
         config = split_config_named(config)
     if config.products != products:
         raise KernelError(f"{config} makes other products than operands of {parts} parts need")
+    if not config.runs_on(device.limits):
+        raise KernelError(
+            f"{config} does not run on a GPU of compute capability "
+            f"{device.limits.capability / 10}: leave the configuration out"
+        )
     kernel = kernel_for(
-        ident, "sgemm_split.cu", "sgemm_split", (*config.defines().items(), *LOWER * lower),
-        shared_bytes=config.shared_bytes, specific=True,
+        ident, config.file, config.entry, (*config.defines().items(), *LOWER * lower),
+        shared_bytes=config.shared_bytes, specific=config.specific,
     )  # fmt: skip
-    slices, length = slices_of(m, n, k, products, device.multiprocessors, lower)
-    plan = _Plan(kernel, config.shared_bytes, (m, n, -(-k // SLAB)), config.tiles(m, n, lower),
-                 slices, length, device.multiprocessors)  # fmt: skip
+    slices, length = slices_of(m, n, k, products, device, lower)
+    plan = _Plan(
+        kernel, config.threads, config.shared_bytes, (m, n, -(-k // SLAB)),
+        config.tiles(m, n, lower), slices, length, device.multiprocessors,
+    )  # fmt: skip
     logger.debug("k=%d %s: %s", k, config, plan)
     return plan

@@ -18,6 +18,7 @@ from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
 from cuda_on_cpu.residuals import residual_cases
+from cuda_on_cpu.split_products import split_cases
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.skinny_config import AxpyConfig, DotConfig, OuterConfig
 from multimm.gpu.source import kernel_text
@@ -167,28 +168,34 @@ def residuals(parts: int) -> Variant:
     return Variant("split_residuals.cu", tuple(defines.items()), lambda: residual_cases(defines))
 
 
+def split_mma(parts: int, tile_n: int, slots: int, **more: int) -> Variant:
+    """The product of packed operands by tensor cores that read registers."""
+    defines = {"PARTS": parts, "TILE_N": tile_n, "SLOTS": slots, "BAND": 8, "CAP": 9, **more}
+    return Variant("sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines))
+
+
 _WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
          "THREAD_N": 4, "MIN_BLOCKS": 1}  # fmt: skip
 _COLUMNS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 4}
 _SQUARES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 8, "THREAD_N": 4,
             "MIN_BLOCKS": 1}  # fmt: skip
 
-_FFMA = TileConfig(32, 64, 16, 4, 4, stages=3, group=1, order=0, min_blocks=1)
-_FFMA_TALL = TileConfig(64, 32, 8, 4, 8, stages=3, group=1, order=0, min_blocks=1)
+_FFMA = TileConfig(32, 64, 16, 4, 4, slots=3, group=1, order=0, min_blocks=1)
+_FFMA_TALL = TileConfig(64, 32, 8, 4, 8, slots=3, group=1, order=0, min_blocks=1)
 
 TABLE: tuple[Variant, ...] = (
     ffma("nn", _FFMA),
-    ffma("nn", replace(_FFMA, stages=4), wide="b"),
-    ffma("nn", replace(_FFMA, stages=2), arch=750),
-    ffma("nt", replace(_FFMA, stages=2)),
-    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
-    ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
-    ffma("nt", replace(_FFMA, stages=2), LOWER=1),
-    ffma("tn", replace(_FFMA_TALL, stages=2), LOWER=1),
+    ffma("nn", replace(_FFMA, slots=4), wide="b"),
+    ffma("nn", replace(_FFMA, slots=2), arch=750),
+    ffma("nt", replace(_FFMA, slots=2)),
+    ffma("nn", replace(_FFMA, slots=2), GUARDED=products.CAP, REFUSED=1),
+    ffma("nt", replace(_FFMA_TALL, slots=2, group=2)),
+    ffma("nt", replace(_FFMA, slots=2), LOWER=1),
+    ffma("tn", replace(_FFMA_TALL, slots=2), LOWER=1),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
-    ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
-    ffma("tt", replace(_FFMA, stages=4), wide="a"),
+    ffma("tn", replace(_FFMA, slots=2), wide="ab", arch=750),
+    ffma("tt", replace(_FFMA, slots=4), wide="a"),
     skinny("sgemm_dot", "nn", DotConfig(4, 2, 4, 2, 2, 1)),
     skinny("sgemm_dot", "nt", DotConfig(1, 1, 2, 1, 3, 1)),
     skinny("sgemm_dot", "nt", DotConfig(2, 4, 2, 2, 2, 1), turned=True),
@@ -233,6 +240,9 @@ TABLE: tuple[Variant, ...] = (
     unpack(2),
     residuals(1),
     residuals(2),
+    split_mma(1, 128, 2),
+    split_mma(2, 64, 3),
+    split_mma(2, 64, 2, LOWER=1),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),

@@ -143,8 +143,8 @@ def _instruction(statement: str, operands: list[str]) -> str:
     condition = f"if ({guard[1]}{guard[2]}) " if guard else ""
     name, _, rest = statement[guard.end() if guard else 0 :].partition(" ")
     name = re.sub(r"\.L2::\w+", "", name.strip())  # a hint to the cache
-    arguments = re.sub(r"%(\d+)", lambda match: operands[int(match[1])], rest)
-    arguments = re.sub(r"[\[\]{}]", "", arguments).strip()
+    arguments = re.sub(r"[\[\]{}]", "", rest).strip()  # of PTX; operands are C++ and keep theirs
+    arguments = re.sub(r"%(\d+)", lambda match: operands[int(match[1])], arguments)
     return f"{condition}{_PTX}{name.replace('::', '_').replace('.', '_')}({arguments});"
 
 

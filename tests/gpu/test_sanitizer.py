@@ -28,12 +28,15 @@ from multimm.gpu import reference
 from multimm.gpu.add import add_partials
 from multimm.gpu.choice import SPLIT, Choice, last_choice
 from multimm.gpu.compile import compile_text, target_for
+from multimm.gpu.compiled import device_of
 from multimm.gpu.copies import Move, copy_all
 from multimm.gpu.launch import addressable, gemm
 from multimm.gpu.layout import ProductShape
 from multimm.gpu.packing import pack
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.split import multiply
+from multimm.gpu.split_choice import SPLIT_REGISTRY, entries_for
+from multimm.gpu.split_reference import PARTS
 from multimm.gpu.tensor_cores import prepared
 from multimm.gpu.transpose import transpose
 
@@ -190,8 +193,8 @@ def copies() -> None:
 
 
 def packed() -> None:
-    """Run split_pack, split_unpack and, where the GPU has wgmma, sgemm_split."""
-    rng, wgmma = np.random.default_rng(4), cupy.cuda.Device().compute_capability == "90"
+    """Run split_pack, split_unpack, and all products of packed operands that the GPU can."""
+    rng, limits = np.random.default_rng(4), device_of(0).limits
     # The last one is not cut into slices: sums of tf32 are put aside on their way.
     sizes = (1, 1, 1), (130, 200, 300), (64, 70, 2000), (1100, 600, 3200)
     for scheme, (m, n, k), extra in itertools.product(("float32", "tf32"), sizes, (0, 3)):
@@ -204,16 +207,18 @@ def packed() -> None:
         right = pack(uploaded(b, extra), side="b", trans=True, scheme=scheme)
         assert (downloaded(left.unpack()) == a).all(), f"{scheme} {m}x{k}"
         assert (downloaded(right.unpack()) == b.T).all(), f"{scheme} {n}x{k}"
-        if wgmma:
+        for config in (entry.config for entry in SPLIT_REGISTRY if entry.config.runs_on(limits)):
+            if config.parts != PARTS[scheme]:
+                continue
             gc, gp = uploaded(c, extra), uploaded(c, extra)
-            result = multiply(left, right, alpha=0.5, beta=-1, c=gc, partial=gp)
+            result = multiply(left, right, alpha=0.5, beta=-1, c=gc, partial=gp, config=config)
             expected = 0.5 * (a.astype(float) @ b.T + c) - c
             assert abs(downloaded(result) - expected).max() < 2.0**-20, f"{scheme} {m}x{n}x{k}"
 
 
 def guarded() -> None:
     """Run what a product on the tensor cores launches: for all data, odd elements, and refused."""
-    if cupy.cuda.Device().compute_capability != "90":
+    if not entries_for(device_of(0).limits):
         return
     rng = np.random.default_rng(5)
     for (m, n, k), odd in itertools.product(

@@ -11,7 +11,8 @@ from gpu_arrays import assert_exact, padded
 
 from multimm.gpu.packing import pack
 from multimm.gpu.split import multiply
-from multimm.gpu.split_config import SPLIT_REGISTRY, split_slices
+from multimm.gpu.split_choice import SPLIT_REGISTRY
+from multimm.gpu.split_config import split_slices
 from multimm.gpu.split_reference import wgmma_model
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -163,12 +164,20 @@ def test_tf32_is_as_accurate_as_cublas(name, k):
     ("parts", "k"),
     [(2, 64), (2, 200), (2, 2500), (2, 9000), (1, 700), (1, 3072), (1, 3100), (1, 9300)],
 )
-def test_every_bit_is_the_models(parts, k):
+@pytest.mark.parametrize("specific", [True, False], ids=["wgmma", "mma"])
+def test_every_bit_is_the_models(parts, k, specific):
+    """Hopper's tensor cores sum alike whether they read registers or shared memory."""
     m, n, rows, cols = 1100, 900, 32, 24  # so large that k is not cut into slices
     rng = np.random.default_rng(13)
     a = rng.standard_normal((m, k)).astype(np.float32)
     b = rng.random((n, k)).astype(np.float32)
-    result = multiply(*both(a, np.ascontiguousarray(b.T), parts))[-rows:, -cols:]
+    config = next(
+        entry.config
+        for entry in SPLIT_REGISTRY
+        if (entry.config.parts, entry.config.specific) == (parts, specific)
+    )
+    operands = both(a, np.ascontiguousarray(b.T), parts)
+    result = multiply(*operands, config=config)[-rows:, -cols:]
     expected = wgmma_model(a[-rows:], b[-cols:], parts=parts)
     np.testing.assert_array_equal(cupy.asnumpy(result).view(np.uint32), expected.view(np.uint32))
 

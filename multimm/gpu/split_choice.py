@@ -1,0 +1,227 @@
+"""Which configuration a product of packed operands runs with, and how long it takes.
+
+Pure arithmetic: sizes and a device in, a configuration and the reason for it out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import NamedTuple
+
+from multimm.errors import KernelError
+from multimm.gpu.registry import MAX_SUMS, Device, Problem, entry_named, predicted_seconds
+from multimm.gpu.split_config import (
+    MAX_SLICES,
+    MIN_SLABS,
+    MMA,
+    SLAB,
+    TILE_M,
+    MmaConfig,
+    SplitConfig,
+    WgmmaConfig,
+    even_slices,
+    split_slices,
+)
+from multimm.gpu.tiles import ArchLimits
+
+logger = logging.getLogger(__name__)
+
+#: Products of the tensor cores, by the precision that they are for.
+PRODUCTS = {"float32": 3, "tf32": 1}
+
+
+class SplitEntry(NamedTuple):
+    """A configuration with a name, what was measured of it, and why it is in the table."""
+
+    name: str
+    config: SplitConfig
+    clocks: int  #: of a block, per slab, on an H200
+    long_clocks: int  #: the same where it takes longer than `LONG_SECONDS`
+    why: str
+
+
+#: Clocks before the first slab of a tile and after its last one, estimated from small products.
+TILE_CLOCKS = 3000
+#: Clocks in a second when all multiprocessors are busy: the power limit lowers it to 1.4e9 in long
+#: products. Measured at 8192 or estimated, in seconds: packing an element; adding slices of k,
+#: once and for each byte that is moved.
+CLOCK, PACK_SECONDS = 1.6e9, 3e-12
+#: What a call takes besides, in seconds: zeros for packing, and four launches of which the last two
+#: mostly find nothing to do. From products of 1024.
+LAUNCH_SECONDS = 16e-6
+ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
+
+#: A product that takes longer meets the power limit, where narrow tiles, whose operands travel
+#: more, lose more than wide ones: arbitrary.
+LONG_SECONDS = 1e-3
+
+# Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
+# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them. In
+# triangles of 512 to 4096 with k of 262144, held for 0.3 s, narrow tiles took 1.32 to 1.48 times
+# half of what wide ones did, and 1.25 times for tf32: hence their long clocks.
+SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
+    SplitEntry("split_wide", WgmmaConfig(3, 128, 6, 8), 1745, 1745, "least traffic per product"),
+    SplitEntry("split_narrow", WgmmaConfig(3, 64, 9, 8), 960, 1250, "D of few tiles"),
+    SplitEntry("tf32_wide", WgmmaConfig(1, 256, 4, 12), 1263, 1263, "least traffic per product"),
+    SplitEntry("tf32_narrow", WgmmaConfig(1, 128, 7, 12), 660, 790, "D of few tiles"),
+    SplitEntry("mma_wide", MmaConfig(3, 128, 3, 8), 3850, 3850, "least traffic per product"),
+    SplitEntry("mma_narrow", MmaConfig(3, 64, 4, 8), 2300, 2300, "D of few tiles"),
+    SplitEntry("tf32_mma_wide", MmaConfig(1, 256, 4, 8), 2900, 2900, "least traffic per product"),
+    SplitEntry("tf32_mma_narrow", MmaConfig(1, 128, 6, 8), 1680, 1680, "D of few tiles"),
+)
+
+#: FP16 multiply-adds with FP32 sums per clock and multiprocessor that mma does, by compute
+#: capability: NVIDIA's whitepapers of GA100 and, of chips that exist with the full and with half
+#: the rate, the lower one of GA102, AD102 and GB202. Of Hopper's, what makes the clocks above
+#: comparable: peaks of mma there are not published, nor those of sm_100.
+MMA_RATES = {80: 1024, 86: 256, 87: 512, 89: 256, 90: 1024, 100: 1024, 120: 256}
+MMA_RATE = MMA_RATES[90]
+
+
+def entries_for(limits: ArchLimits, products: int | None = None) -> tuple[SplitEntry, ...]:
+    """Return what runs on a GPU, of so many products or of any; only the best kind of kernel."""
+    able = [
+        entry
+        for entry in SPLIT_REGISTRY
+        if entry.config.runs_on(limits) and products in (None, entry.config.products)
+    ]
+    specific = [entry for entry in able if entry.config.specific]
+    return tuple(specific or able)
+
+
+def split_config_named(name: str) -> SplitConfig:
+    """Return the configuration of a name.
+
+    Raises
+    ------
+    KernelError
+        If the name is unknown; the message lists the known ones.
+    """
+    config: SplitConfig = entry_named(SPLIT_REGISTRY, name).config
+    return config
+
+
+def lower_slices(size: int, k: int, products: int, device: Device) -> tuple[int, int]:
+    """`split_slices` for the lower triangle of a square D: whatever takes the least time.
+
+    Its tiles are few, and seldom a multiple of the multiprocessors; k is often long. The sums of
+    all slices have no more values than those of sgemm_ffma may have.
+    """
+    slabs = -(-k // SLAB)
+    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, MAX_SUMS // max(1, size * size)))
+
+    def seconds(cut: tuple[int, int]) -> float:
+        _, clocks = _fastest(size, size, cut, products, device, lower=True)
+        return clocks / CLOCK + _adding_seconds(size, size, cut[0])
+
+    return min((even_slices(slabs, wanted) for wanted in range(1, most + 1)), key=seconds)
+
+
+def slices_of(
+    m: int, n: int, k: int, products: int, device: Device, lower: bool
+) -> tuple[int, int]:
+    """`split_slices`, or `lower_slices` where only the lower triangle of D is computed."""
+    if lower:
+        return lower_slices(m, k, products, device)
+    return split_slices(m, n, k, device.multiprocessors)
+
+
+def choose_split(
+    m: int, n: int, k: int, products: int, device: Device, lower: bool = False
+) -> tuple[SplitConfig, str]:
+    """Return the configuration with the least predicted time for a product, and why.
+
+    The busiest multiprocessor computes ``ceil(tiles / multiprocessors)`` whole tiles, padding
+    included. The first of equals wins.
+
+    Parameters
+    ----------
+    m, n, k : int
+    products : int
+        3 for ``float32``, 1 for ``tf32``.
+    device : Device
+    lower : bool
+        Only tiles that reach the diagonal of a square D are computed.
+
+    Returns
+    -------
+    config : SplitConfig
+    reason : str
+        One line.
+
+    Raises
+    ------
+    KernelError
+        If no configuration makes that many products.
+    """
+    cut = slices_of(m, n, k, products, device, lower)
+    best, _ = _fastest(m, n, cut, products, device, lower)
+    reason = (
+        f"{best.name}: {best.config.tiles(m, n, lower)} tiles of {TILE_M}x{best.config.tile_n} on "
+        f"{device.multiprocessors} multiprocessors ({best.why})"
+    )
+    if cut[0] > 1:
+        reason += f", k cut into {cut[0]} slices"
+    logger.debug("m=%d n=%d k=%d: %s", m, n, k, reason)
+    return best.config, reason
+
+
+def split_seconds(m: int, n: int, k: int, products: int, device: Device) -> float:
+    """Return the predicted time of a call that packs both operands and multiplies them.
+
+    Parameters
+    ----------
+    m, n, k, products, device
+        As for `choose_split`.
+    """
+    cut = split_slices(m, n, k, device.multiprocessors)
+    _, clocks = _fastest(m, n, cut, products, device)
+    seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
+    return seconds + _adding_seconds(m, n, cut[0])
+
+
+def _adding_seconds(m: int, n: int, slices: int) -> float:
+    return (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
+
+
+@functools.lru_cache
+def pays(products: int, device: Device) -> bool:
+    """Whether large products are faster than FP32 multiply-adds, as far as models tell."""
+    size = 8192
+    if not entries_for(device.limits, products):
+        return False
+    plain = predicted_seconds(Problem(size, size, size), device)
+    return split_seconds(size, size, size, products, device) < plain
+
+
+def _fastest(
+    m: int, n: int, cut: tuple[int, int], products: int, device: Device, lower: bool = False
+) -> tuple[SplitEntry, float]:
+    """The entry with the least clocks of the busiest multiprocessor, and these."""
+    slices, length = cut
+
+    def clocks(entry: SplitEntry) -> float:
+        turns = -(-entry.config.tiles(m, n, lower) * slices // device.multiprocessors)
+        slower = 1.0 if entry.config.specific else MMA_RATE / _mma_rate(device.limits.capability)
+        short, long = (
+            turns * (length * slab * slower + TILE_CLOCKS)
+            for slab in (entry.clocks, entry.long_clocks)
+        )
+        return short if short <= LONG_SECONDS * CLOCK else long
+
+    if products not in (1, 3):
+        raise KernelError(f"{products} products were asked for: 3 (float32) or 1 (tf32) are made")
+    able = entries_for(device.limits, products)
+    if not able:
+        raise KernelError(
+            f"tensor-core products need a GPU of compute capability {MMA / 10} or newer, this one "
+            f"has {device.limits.capability / 10}: use precision='ieee'"
+        )
+    best = min(able, key=clocks)
+    return best, clocks(best)
+
+
+def _mma_rate(capability: int) -> int:
+    """Of a GPU, or of the nearest older one that is known."""
+    return MMA_RATES[max(known for known in MMA_RATES if known <= capability)]

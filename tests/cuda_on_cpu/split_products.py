@@ -1,0 +1,151 @@
+"""Cases for sgemm_split_mma.cu: sums that are exact in any order, of both parts of the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_on_cpu.operands import Operand, placed
+from cuda_on_cpu.products import Case
+from cuda_on_cpu.program import Buffer, Launch, Pointer
+from multimm.gpu.split_reference import pack_reference
+from multimm.gpu.tiles import tiles_of
+
+THREADS, TILE_M, SLAB = 256, 128, 64
+#: Places of D, P and C among the buffers of a launch.
+_D, _P, _C = 4, 5, 6
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of packed operands, and how it is launched."""
+
+    m: int
+    n: int
+    k: int
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: bool = False
+    p: bool = False
+    step: int = 0  #: slabs of a slice
+    blocks: int = 3  #: of threads, at most
+    extra: int = 0  #: leading dimensions - n
+    offset: int = 0  #: of the first elements of D, P and C
+    counts: tuple[int, int, int, int] | None = None  #: what packing has counted
+
+    @property
+    def slabs(self) -> int:
+        """Of all of k."""
+        return -(-self.k // SLAB)
+
+    @property
+    def slices(self) -> int:
+        """Products that are computed."""
+        return -(-self.slabs // self.step) if self.step else 1
+
+
+def _products(tile_n: int, cap: int) -> tuple[Product, ...]:
+    m, n = TILE_M, tile_n
+    return (
+        Product(1, 1, 1),
+        Product(m, n, 64, p=True, c=True, beta=2.0),
+        Product(2 * m + 1, n + 1, 130, 2.0, -1.0, True, True, extra=3, offset=1),
+        Product(70, 3 * n - 1, 200, -1.0, extra=1, blocks=2),
+        Product(m + 5, n - 3, 64 * 5, blocks=1, extra=2, offset=3, p=True),
+        Product(5, 7, 9, 0.0, 2.0, True, True, extra=1),
+        Product(5, 7, 9, 0.0, 0.0, True),
+        Product(100, n, 64 * 5 - 9, 2.0, step=2, blocks=2),
+        Product(9 * m, 2, 64, blocks=4),  # more rows of tiles than walk as one band
+        Product(3, 5, 64 * 131 + 7, blocks=1, p=True),  # longer than any sum lives
+        Product(20, 30, 70, counts=(0, cap, 0, cap)),
+        Product(20, 30, 70, counts=(0, 0, 0, cap + 1)),
+        Product(20, 30, 70, counts=(1, 0, 0, 0)),
+    )
+
+
+def split_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Products that meet every edge of a tile; of squares the lower tiles alone."""
+    made = _products(defines["TILE_N"], defines["CAP"])
+    if "LOWER" in defines:
+        made = (Product(1, 1, 1), Product(300, 300, 70, 2.0, 3.0, True, True, extra=1),
+                Product(140, 140, 64 * 5, step=2, blocks=2))  # fmt: skip
+    for seed, product in enumerate(made):
+        yield _case(product, seed, defines)
+
+
+def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
+    rng = np.random.default_rng(seed)
+    wide = defines["PARTS"] == 2
+    a, b = _factor(x.m, x.k, 0, wide, rng), _factor(x.n, x.k, 1, wide, rng)
+    buffers: list[Buffer] = []
+    arguments: list[object] = [x.m, x.n, x.slabs, x.step, x.alpha, x.beta]
+    for z in (a, b):
+        made = pack_reference(z, defines["PARTS"])
+        assert made.uncarried == 0
+        arguments += [Pointer(len(buffers)), Pointer(len(buffers) + 1)]
+        tiles = made.tiles.reshape(-1).view(np.uint16)
+        buffers += [Buffer.of(tiles), Buffer.of(made.exponents)]
+    shape = 1, x.m, x.n
+    apart = x.m * (x.n + x.extra) + 5
+    d = placed((x.slices, x.m, x.n), "f4", extra=x.extra, offset=x.offset, gap=5)
+    assert d.stride in (apart, x.m * d.ld + 5)
+    others = [
+        placed(shape, "f4", extra=x.extra, offset=x.offset).holding(
+            rng.integers(-5, 6, shape).astype(np.float32)
+        )
+        for _ in "pc"
+    ]
+    buffers += [matrix.buffer for matrix in (d, *others)]
+    for there, at, matrix in ((x.c, _C, others[1]), (x.p, _P, others[0])):
+        pointer, ld, _ = matrix.arguments(at)
+        arguments += [pointer if there else None, ld if there else 0]
+    pointer, ldd, stride = d.arguments(_D)
+    arguments += [pointer, ldd, stride if x.step else 0]
+    if x.counts is not None:
+        buffers.append(Buffer.of(np.array(x.counts, np.uint64)))
+    arguments.append(Pointer(len(buffers) - 1) if x.counts is not None else None)
+    tiles_n = tiles_of(x.m, x.n, TILE_M, defines["TILE_N"], "LOWER" in defines) * x.slices
+    launch = Launch(
+        "sgemm_split_mma", (min(tiles_n, x.blocks), 1, 1), THREADS, arguments, buffers,
+        _shared_bytes(defines), seed, what=f"sgemm_split_mma {x}",
+    )  # fmt: skip
+    expected = list(buffers)
+    if x.counts is None or not (x.counts[0] or x.counts[2] or max(x.counts) > defines["CAP"]):
+        expected[_D] = d.holding(_result(x, a, b, d, others, defines)).buffer
+    return Case(launch, expected)
+
+
+def _factor(rows: int, k: int, side: int, wide: bool, rng: np.random.Generator) -> np.ndarray:
+    """Integers; wide ones, of 13 bits, meet small ones alone, and sums stay below 2^24."""
+    x = rng.integers(-4, 5, (rows, k)) * (rng.random((rows, k)) < (0.05 if k > 1000 else 1))
+    if wide:
+        at = np.arange(k) % 16 == side * 5
+        x[:, at] = rng.integers(-4095, 4096, (rows, at.sum())) * (k <= 1000)
+    return x.astype(np.float32)
+
+
+def _result(
+    x: Product, a: np.ndarray, b: np.ndarray, d: Operand, others: list[Operand],
+    defines: Mapping[str, int],
+) -> np.ndarray:  # fmt: skip
+    """Exactly, in float64; tiles above the diagonal as they were."""
+    length = x.step * SLAB or x.k
+    sums = np.stack([
+        a[:, start : start + length].astype("f8") @ b[:, start : start + length].T
+        for start in range(0, x.k, length)
+    ])  # fmt: skip
+    p, c = (matrix.view[0].astype("f8") for matrix in others)
+    made = x.alpha * (sums + p if x.p else sums) if x.alpha != 0 else np.zeros_like(sums)
+    made = made + x.beta * c if x.c and x.beta != 0 else made
+    assert np.abs(sums).max(initial=0) < 2**24
+    if "LOWER" in defines:
+        last_row = np.arange(x.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
+        reached = np.arange(x.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
+        made = np.where(reached, made, d.view)
+    return made
+
+
+def _shared_bytes(defines: Mapping[str, int]) -> int:
+    return defines["SLOTS"] * defines["PARTS"] * (TILE_M + defines["TILE_N"]) * 64
