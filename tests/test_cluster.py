@@ -25,7 +25,7 @@ import multimm.cluster as mc
 from multimm.cluster import devices, options
 from multimm.cluster.describe import Answer, answer, listed, spec_of
 from multimm.cluster.devices import Gpu
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.errors import ClusterError, OptionError
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
 
