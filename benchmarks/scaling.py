@@ -22,8 +22,9 @@ from benchmarks.harness import WrongResultError
 from benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
+from benchmarks.report.runs import SCALING
 from benchmarks.sweep_records import line, record_of, unmeasured
-from benchmarks.unfinished import SUITE, Unfinished, give_up, in_order
+from benchmarks.unfinished import Unfinished, give_up, in_order
 from multimm.cluster.devices import visible_gpus
 
 
@@ -219,7 +220,7 @@ def sweep(
                 )  # fmt: skip
             raise
         found = in_order(kept.records, planned)
-        path = records.save(found, kept.header, SUITE, folder) if output else None
+        path = records.save(found, kept.header, SCALING, folder) if output else None
         kept.remove()
         return found, path
 
