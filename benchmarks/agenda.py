@@ -13,10 +13,11 @@ from typing import Any
 from benchmarks.peers import PEERS, system
 from benchmarks.peers.base import Machine
 from benchmarks.records import Record
-from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, Sizes, chosen, products
+from benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen, products
 from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.facts import gather
 from multimm.errors import MemoryBudgetError, OptionError
+from multimm.operands import PRECISIONS
 from multimm.planning.spec import H200
 
 COUNTS = (1, 2, 4, 8)

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "io": {"files", "operands"},
     "files": {"failures"},
     "cluster": {"graph", "gpu", "planning"},
-    "graph": {"failures", "planning", "gpu"},
+    "graph": {"failures", "operands", "planning", "gpu"},
     "gpu": set(),
     "operands": set(),
     "planning": set(),
