@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from benchmarks.agenda import described, machine_of
+from benchmarks.agenda import machine_of
 from benchmarks.kernels import print_log
+from benchmarks.machine import described
 from benchmarks.peers.base import timed
 from benchmarks.peers.ours import Multimm
 from benchmarks.records import Record

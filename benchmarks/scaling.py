@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import records
-from benchmarks.agenda import Asked, Item, agenda, check_disk, described, groups, key_of
+from benchmarks.agenda import Asked, Item, agenda, check_disk, groups, key_of
 from benchmarks.group import Group, GroupError, Message, OutOfTimeError
 from benchmarks.harness import WrongResultError
 from benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
+from benchmarks.machine import described
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
 from benchmarks.report.runs import SCALING
