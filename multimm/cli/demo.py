@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.matmul import Factors, described, multiply, on_gpu
+from multimm.cli.matmul import InputFiles, described, multiply, on_gpu
 from multimm.cli.options import DEBUG, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.errors import OptionError
@@ -89,7 +89,7 @@ def similarity(client: Client, images: Any, labels: Any, folder: Path) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "digits.zarr", folder / "similarity.zarr"
     save_array(da.from_array(images, chunks=(600, -1)), paths[0], overwrite=True)
-    files = Factors(str(paths[0]), str(paths[0]), None, None)
+    files = InputFiles(str(paths[0]), str(paths[0]), None, None)
     product = {"alpha": 1, "trans_b": True, "trans_a": False, "precision": "float32"}
     with Output(paths[1], overwrite=True) as target:
         multiply(client, files, target, product, verify=True)
