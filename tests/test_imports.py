@@ -23,7 +23,7 @@ OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py"
 #: Part of the package -> the parts that it may import besides itself and `errors`.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "planning"},
+    "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch"},
     "dispatch": {"api"},
     "api": {"operands", "products", "graph", "planning", "gpu"},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.matmul import InputFiles, described, multiply, on_gpu
-from multimm.cli.options import DEBUG, Workers, add
+from multimm.cli.options import DEBUG, KIND, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.errors import OptionError
 
@@ -29,9 +29,8 @@ MEMORY_SHARE = 0.25
 @click.command()
 @click.option("--size", type=int, metavar="N", help="Edge of the random product.")
 @click.option("--keep", metavar="DIR", help="Keep the files here. Default: a temporary folder.")
-@click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs.")
-@click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs.")
-@add(DEBUG)
+@add(*KIND)
+@DEBUG
 def demo(size: int | None, keep: str | None, gpus: int | None, workers: int | None) -> None:
     """Find each handwritten digit's nearest neighbour, then multiply large random matrices.
 
