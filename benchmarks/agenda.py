@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,10 +11,11 @@ from typing import Any
 from benchmarks.peers import PEERS, system
 from benchmarks.peers.base import Machine
 from benchmarks.records import Record
-from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, Sizes, chosen, products
+from benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen, products
 from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
-from multimm.cluster.facts import gather
+from multimm.cluster.options import cores
 from multimm.errors import MemoryBudgetError, OptionError
+from multimm.operands import PRECISIONS
 from multimm.planning.spec import H200
 
 COUNTS = (1, 2, 4, 8)
@@ -94,7 +93,7 @@ def ask(
     usual = PRECISIONS if device == "gpu" else PRECISIONS[:1]  # all the same on a CPU
     return Asked(
         device,
-        counts or _default_counts(found if device == "gpu" else _cores(), quick),
+        counts or _default_counts(found if device == "gpu" else cores(), quick),
         chosen(cases, tuple(KINDS), "case"),
         () if peers == "none" else chosen(peers, PEERS, "peer"),
         usual if precisions is None else chosen(precisions, PRECISIONS, "precision"),
@@ -102,12 +101,6 @@ def ask(
         quick,
         longest,
     )
-
-
-def _cores() -> int:
-    from multimm.cluster.options import cores
-
-    return cores()
 
 
 def _default_counts(most: int, quick: bool) -> tuple[int, ...]:
@@ -132,19 +125,7 @@ def machine_of(device: str, workers: int, quick: bool = False) -> Machine:
     host = int(min(memory_limit(), psutil.virtual_memory().available))
     gpus = visible_gpus() if device == "gpu" else ()
     memory = min((gpu.memory_bytes for gpu in gpus), default=host)
-    return Machine(device, workers, memory, host, CPU_CORE_GFLOPS * _cores(), quick)
-
-
-def described() -> dict[str, Any]:
-    """Return what records say about this machine; creates no CUDA context."""
-    facts = gather()
-    cuda = ".".join(map(str, facts.cuda)) if facts.cuda else None
-    links = f"{min(facts.nvlinks.values())} NVLinks per pair" if facts.nvlinks else None
-    return {
-        "gpu": facts.gpus[0].name if facts.gpus else None, "count": len(facts.gpus),
-        "driver": facts.driver, "cuda": cuda, "links": links,
-        "cpu": platform.machine(), "cores": os.cpu_count(),
-    }  # fmt: skip
+    return Machine(device, workers, memory, host, CPU_CORE_GFLOPS * cores(), quick)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.cases import AWKWARD, THIN, Case, square
 from benchmarks.harness import Bench
+from benchmarks.machine import described
 from benchmarks.timing import GpuTimer, HostTimer, NvmlGauge
 
 logger = logging.getLogger("benchmarks.kernels")  # also where __name__ is __main__
@@ -75,30 +74,22 @@ def gpu_found() -> bool:
         return False
 
 
-def describe_machine(gpu: bool) -> dict[str, Any]:
-    """Return what a record says about the machine."""
-    machine = {
-        "gpu": None, "count": 0, "driver": None, "cuda": None, "links": None,
-        "cpu": platform.machine(), "cores": os.cpu_count(),
+def of_this_gpu() -> dict[str, Any]:
+    """Return what records of kernels say beside: of libraries, and of the GPU that CuPy has."""
+    import cupy
+    import pynvml
+
+    from benchmarks.cublas import Cublas
+
+    pynvml.nvmlInit()
+    chip = cupy.cuda.runtime.getDeviceProperties(0)
+    handle = pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.Device().pci_bus_id)
+    runtime = cupy.cuda.runtime.runtimeGetVersion()
+    return {
+        "gpu": chip["name"].decode(), "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}",
+        "cublas": Cublas(cupy.cuda.Stream.null).version,
+        "watts_allowed": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
     }  # fmt: skip
-    if gpu:
-        import cupy
-        import pynvml
-
-        from benchmarks.cublas import Cublas
-
-        pynvml.nvmlInit()
-        chip = cupy.cuda.runtime.getDeviceProperties(0)
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.Device().pci_bus_id)
-        cuda = cupy.cuda.runtime.runtimeGetVersion()
-        machine |= {
-            "gpu": chip["name"].decode(), "count": 1,
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-            "cublas": Cublas(cupy.cuda.Stream.null).version,
-            "watts_allowed": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        }  # fmt: skip
-    return machine
 
 
 def bench_for(quick: bool, gpu: bool) -> Bench:
@@ -128,7 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.suite not in available and given.suite != "all":
         parser.error(f"{given.suite} needs CuPy and an NVIDIA GPU; here is only: python")
     folder = given.output or (None if given.quick else records.RESULTS)
-    header = records.run_header(describe_machine(gpu)) if folder else None
+    machine = described(1) | of_this_gpu() if gpu else described(0)
+    header = records.run_header(machine) if folder else None
     failed = 0
     for name in wanted:
         if name not in available:

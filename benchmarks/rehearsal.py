@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from benchmarks.agenda import described, machine_of
+from benchmarks.agenda import machine_of
 from benchmarks.kernels import print_log
+from benchmarks.machine import described
 from benchmarks.peers.base import timed
 from benchmarks.peers.ours import Multimm
 from benchmarks.records import Record
 from benchmarks.report.runs import REHEARSAL
 from benchmarks.shared_gpus import shared_gpus
-from benchmarks.sweep_cases import KINDS, PRECISIONS, SIZES, Product, chosen, products
+from benchmarks.sweep_cases import KINDS, SIZES, Product, chosen, products
 from multimm.cluster.devices import visible_gpus
 from multimm.errors import OptionError
+from multimm.operands import PRECISIONS
 from multimm.planning import cost
 from multimm.planning.plan import MatmulPlan
 

@@ -16,14 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import records
-from benchmarks.agenda import Asked, Item, agenda, check_disk, described, groups, key_of
+from benchmarks.agenda import Asked, Item, agenda, check_disk, groups, key_of
 from benchmarks.group import Group, GroupError, Message, OutOfTimeError
 from benchmarks.harness import WrongResultError
 from benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
+from benchmarks.machine import described
 from benchmarks.peers.__main__ import job
 from benchmarks.records import Record
+from benchmarks.report.runs import SCALING
 from benchmarks.sweep_records import line, record_of, unmeasured
-from benchmarks.unfinished import SUITE, Unfinished, give_up, in_order
+from benchmarks.unfinished import Unfinished, give_up, in_order
 from multimm.cluster.devices import visible_gpus
 
 
@@ -219,7 +221,7 @@ def sweep(
                 )  # fmt: skip
             raise
         found = in_order(kept.records, planned)
-        path = records.save(found, kept.header, SUITE, folder) if output else None
+        path = records.save(found, kept.header, SCALING, folder) if output else None
         kept.remove()
         return found, path
 

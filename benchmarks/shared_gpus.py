@@ -25,13 +25,13 @@ def shared_gpus(workers: int) -> Iterator[Any]:
         Dealt out to the GPUs in turn.
     """
     from multimm.cluster.client import ClusterClient, prepare
-    from multimm.cluster.options import Options
+    from multimm.cluster.options import StartOptions
     from multimm.cluster.start import CONNECT_SECONDS, on_gpus
 
     gpus = visible_gpus()
     most = -(-workers // len(gpus))
     pool = int(POOLS * min(gpu.memory_bytes for gpu in gpus) / most)
-    options = Options(gpus, workers, 1, HOST_BYTES, "ucxx", pool, None, None)
+    options = StartOptions(gpus, workers, 1, HOST_BYTES, "ucxx", pool, None, None)
     cluster = _cluster_class()(n_workers=workers, **on_gpus(options))
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
     try:

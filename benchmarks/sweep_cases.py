@@ -11,8 +11,6 @@ from multimm.errors import OptionError
 from multimm.planning.grid import regular
 from multimm.planning.spec import ClusterSpec, MatrixSpec
 
-#: The error that a promise allows, in units of |A||B|, is in `benchmarks.sampling`.
-PRECISIONS = ("float32", "ieee", "tf32")
 #: How often "steady" is repeated, and how much slower than the median its slowest run may be.
 STEADY_RUNS, STEADY_RATIO = 20, 1.15
 #: Edges of weak scaling are multiples of this, so that all worker counts have even blocks.

@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.agenda import key_of
 from benchmarks.records import Record, save
+from benchmarks.report.runs import SCALING
 from multimm.errors import OptionError
 
-SUITE = "scaling"
-NAME = f"unfinished-{SUITE}.jsonl"
+NAME = f"unfinished-{SCALING}.jsonl"
 
 
 class Unfinished:
@@ -106,7 +106,7 @@ def close(folder: Path) -> tuple[list[Record], Path]:
     known = {key_of(record) for record in measured}
     missing = [record for record in first["planned"] if key_of(record) not in known]
     found = in_order(measured + missing, first["planned"])
-    written = save(found, first["run"], SUITE, folder)
+    written = save(found, first["run"], SCALING, folder)
     path.unlink()
     return [first["run"] | record for record in found], written
 

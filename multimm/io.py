@@ -217,11 +217,11 @@ class Output:
             )
         return written
 
-    def open(self, *, chunks: Any = None, gpu: bool = False) -> da.Array:
+    def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
         if self._matrix is None:
             raise OptionError(f"{self.path}: nothing stored yet; call store() first")
-        return graph.lazy(self._matrix, graph.blocks(self._matrix, chunks), gpu)
+        return graph.lazy(self._matrix, graph.blocks(self._matrix, None), gpu)
 
     def commit(self) -> Path:
         """Give the finished file its name, replacing an older one where that was allowed.

@@ -13,7 +13,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster
 
 from multimm.cluster.describe import listed
-from multimm.cluster.worker import TransferCounter
+from multimm.cluster.transfers import TransferCounter
 from multimm.graph.install import install
 
 

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import records
+from benchmarks import machine, records
 from benchmarks.cases import AWKWARD, SQUARES, THIN, TRANSPOSES, Case, square
 from benchmarks.cublas import OVERRIDES, check_environment
 from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer, interleave, prepare, sustain
+from multimm.cluster.devices import Gpu
 from multimm.gpu.compile import compile_text
 
 
@@ -230,6 +231,21 @@ def test_a_record_carries_every_key_and_survives_the_file(tmp_path, known_commit
     assert loaded["bytes_received"] is None
     with pytest.raises(FileExistsError):  # a record is never written over
         records.save([entry], header, "toy", tmp_path)
+
+
+def test_records_name_the_gpus_that_were_used(monkeypatch):
+    gpus = tuple(Gpu(str(i), "H200", 10**9) for i in range(2))
+    facts = SimpleNamespace(gpus=gpus, driver="580", cuda=(13, 0), nvlinks={(0, 1): 18})
+    monkeypatch.setattr(machine, "gather", lambda: facts)
+    both, one, none = (machine.described(count) for count in (None, 1, 0))
+    assert [(m["gpu"], m["count"]) for m in (both, one, none)] == [
+        ("H200", 2),
+        ("H200", 1),
+        (None, 0),
+    ]
+    assert [m["links"] for m in (both, one, none)] == ["18 NVLinks per pair", None, None]
+    assert {(m["driver"], m["cuda"]) for m in (both, one, none)} == {("580", "13.0")}
+    assert set(both) <= set(Runs().of("scaling")[0]["machine"])  # as those written before
 
 
 def test_unknown_keys_and_other_files_are_refused(tmp_path):

@@ -433,7 +433,7 @@ def test_plan_of_integers_and_transposes(cli):
         (["3x4", "no.npy"], ["no.npy: no such file"]),
         (["3x4", "4x5x6"], ["supported are"]),
         (["3x4", "4x5", "--gpus", "-1"], ["workers=-1"]),
-        (["3x4", "4x5", "--dtype", "cat"], ["--dtype cat"]),
+        (["3x4", "4x5", "--dtype", "cat"], ["there is no dtype 'cat'"]),
         (["3x4", "4x5", "--dtype", "object"], ["object"]),
         (["3x4", "4x5", "--chunks", "0"], ["--chunks 0"]),
         (["3x4", "4x5", "--memory-limit", "2GB"], ["--workers"]),

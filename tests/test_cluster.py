@@ -20,11 +20,12 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster, Security, wait
 
+import multimm
 import multimm.cluster as mc
 from multimm.cluster import devices, options
 from multimm.cluster.describe import Answer, answer, listed, spec_of
 from multimm.cluster.devices import Gpu
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.errors import ClusterError, OptionError
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
 
@@ -356,11 +357,27 @@ def test_unlimited_memory_is_an_even_share_of_the_host():
 
 
 def test_local_describes_this_process():
-    spec = mc.local(threads=3)
-    assert (spec.workers, spec.threads, spec.link) == (1, 3, SHARED_MEMORY)
+    spec = mc.local()
+    assert (spec.workers, spec.threads, spec.link) == (1, dask.system.CPU_COUNT, SHARED_MEMORY)
     assert spec.devices[0].kind == "cpu"
     assert 0 < spec.devices[0].memory_bytes <= psutil.virtual_memory().total
-    assert mc.local().threads == dask.system.CPU_COUNT
+
+
+@pytest.mark.parametrize(
+    ("configured", "threads"),
+    [
+        ({"scheduler": "Synchronous"}, 1),
+        ({"scheduler": "single-threaded", "num_workers": 3}, 1),
+        ({"scheduler": dask.get}, 1),
+        ({"scheduler": "threads", "num_workers": 3}, 3),
+    ],
+)
+def test_local_takes_the_threads_of_the_configured_scheduler(configured, threads):
+    with dask.config.set(configured):
+        assert mc.local().threads == threads
+        made = multimm.plan(np.ones((8, 8)), np.ones((8, 8)))
+    said = f"{threads} threads each" in str(made)
+    assert (made.cluster.threads, said) == (threads, threads > 1)
 
 
 def test_rates_of_an_unknown_gpu_are_shares_of_its_peaks():

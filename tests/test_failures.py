@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -223,8 +224,10 @@ def test_a_line_is_written_once_and_only_of_what_is_known():
     [
         (("multimm-a-T", 3, 0, 1), "block (0, 1) of A"),
         (("multimm-packed-b-T", 3, 0, 1), "packed block (0, 1) of B"),
-        (("multimm-cut-b-T", 0, 1), "cut (0, 1) of B"),
-        (("multimm-cut-c-T", 0, 1, 3), "cut (0, 1, 3) of C"),
+        (("multimm-cut-b-T", 0, 1), "block (0, 1) of B, joined"),
+        (("multimm-cut-a-T", 0, 1, 3), "part of block (0, 1) of A on worker 3"),
+        (("multimm-cut-c-T", 0, 1, 3), "part of block (0, 1) of C on worker 3"),
+        (("multimm-cut-c-T", 4, 0, 1, 3), "part of block (4, 0, 1) of C on worker 3"),
         (("multimm-gate-T", 0, 2, 1, 1), "the wait for slab 2"),
         (("multimm-sum-T", 4, 5, 0, 3), "block (4, 5) of C, parts 0 to 3 of k"),
         (("multimm-half-T", 4, 5), "block (4, 5) of C"),
@@ -237,3 +240,56 @@ def test_keys_say_which_block(key, said):
     error = ValueError("two\nlines")
     note(error, key)
     assert told(error) == f"{said} failed: ValueError: two lines"
+
+
+@pytest.mark.parametrize(
+    ("key", "inputs", "said"),
+    [
+        # Of a stack: what one worker has of a block, and the block, joined of that and another.
+        (
+            ("multimm-cut-a-T", 4, 0, 1, 3),
+            [("x", 4, 0, 0)],
+            "part of block (4, 0, 1) of A on worker 3, from ('x', 4, 0, 0),",
+        ),
+        (
+            ("multimm-cut-a-T", 4, 0, 1),
+            [("multimm-cut-a-T", 4, 0, 1, 3), ("x", 4, 0, 0)],
+            "block (4, 0, 1) of A, joined, from part of block (4, 0, 1) of A on worker 3 and "
+            "('x', 4, 0, 0),",
+        ),
+        (
+            ("multimm-cut-b-T", 4, 0, 1),
+            [("x", 4, 0, 0), ("x", 4, 0, 1)],
+            "block (4, 0, 1) of B, joined, from ('x', 4, 0, 0) and ('x', 4, 0, 1),",
+        ),
+        # Of a matrix.
+        (
+            ("multimm-cut-b-T", 4, 0, 1),
+            [("x", 4, 0)],
+            "part of block (4, 0) of B on worker 1, from ('x', 4, 0),",
+        ),
+        (
+            ("multimm-matmul-T", 4, 0, 1),
+            [("multimm-cut-a-T", 4, 0, 2), ("multimm-cut-c-T", 4, 0, 1, 3)],
+            "block (4, 0, 1) of C, from block (4, 0, 2) of A, joined and part of block (4, 0, 1) "
+            "of C on worker 3,",
+        ),
+    ],
+)
+def test_blocks_that_are_cut_are_told_from_their_parts(key, inputs, said):
+    error = ValueError()
+    note(error, key, inputs)
+    assert told(error) == f"{said} failed: ValueError"
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_a_block_that_is_cut_names_the_block_that_it_is_for(client, batch):
+    def block(x, block_info=None):
+        return masked(x) if block_info[0]["chunk-location"][-2:] == (1, 1) else x
+
+    ones = da.ones((*batch, 60, 60), chunks=(*(2,) * len(batch), 30, 30), dtype="float32")
+    spoilt = ones.map_blocks(block, name=f"to-cut-{len(batch)}", meta=ones._meta)
+    line = failure(multimm.matmul(spoilt, ones, blocks=20, slabs=20), ArrayTypeError)
+    at = rf"\(({'[01], ' * len(batch)}[12], [12])\) of A"
+    assert re.match(rf"(block {at}, joined|part of block {at} on worker \d), from ", line), line
+    assert on_a_worker(client, line)

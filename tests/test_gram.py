@@ -681,7 +681,7 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
 def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, free):
     from distributed import wait
 
-    from multimm.cluster.worker import received_bytes, reset_received_bytes
+    from multimm.cluster.transfers import received_bytes, reset_received_bytes
 
     with multimm.cluster.start(workers=workers, memory_limit="1GB") as client:
         a = da.random.default_rng(3).standard_normal((1024, 768), chunks=(block, 128), dtype="f4")

@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from inspect import ismodule
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,9 @@ OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py"
 #: Part of the package -> the parts that it may import besides itself and `errors`.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {
-        *("__init__", "api", "cluster", "dispatch", "failures", "files", "gpu", "graph", "io"),
-        "planning",
-    },
+    "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch"},
-    "dispatch": {"api", "operands"},
+    "dispatch": {"api"},
     "api": {"operands", "products", "graph", "planning", "gpu"},
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
     "checks": {"failures", "operands", "gpu"},
@@ -39,6 +38,17 @@ ALLOWED: dict[str, set[str]] = {
     "planning": set(),
     "failures": set(),
     "errors": set(),
+}
+#: What Dask and distributed offer to everybody. Their other modules may change with any release.
+PUBLIC = {
+    *("dask", "dask.array", "dask.array.core", "dask.base", "dask.sizeof", "dask.utils"),
+    "distributed",
+}
+#: Who imports those others, besides `graph` and `cluster`: each no more than what it is about.
+INTERNALS = {
+    "multimm.files.graph": {"dask._task_spec", "dask.highlevelgraph"},
+    "multimm.gpu.packed_dask": {"distributed.protocol.cuda", "distributed.protocol.serialize"},
+    "multimm.dispatch": {"dask.array.routines"},
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if "cuda" not in path.parts)
 
@@ -67,6 +77,23 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or "."
 
 
+def ours(path: Path) -> set[str]:
+    """What a module imports of multimm."""
+    return {name for name in imports(ast.parse(path.read_text())) if name.startswith("multimm")}
+
+
+def of_dask(tree: ast.AST) -> Iterator[str]:
+    """The modules of Dask and distributed that are imported, whole or in part."""
+    known = {"dask", "distributed"}
+    yield from (name for name in imports(tree) if name.partition(".")[0] in known)
+    for node in ast.walk(tree):
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if module.partition(".")[0] in known:
+            for alias in node.names:
+                if ismodule(getattr(import_module(module), alias.name, None)):
+                    yield f"{module}.{alias.name}"
+
+
 def at_import_time(tree: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
     """The statements that run when the module is imported, without those for type checkers."""
     for node in tree.body:
@@ -83,9 +110,23 @@ def test_imports_point_downwards(path):
     part = part_of(module_name(path))
     assert part in ALLOWED, f"multimm.{part} has no place in the layout: give it one here"
     allowed = ALLOWED[part] | {part, "errors"}
-    ours = {name for name in imports(ast.parse(path.read_text())) if name.startswith("multimm")}
-    upwards = sorted(name for name in ours if part_of(name) not in allowed)
+    upwards = sorted(name for name in ours(path) if part_of(name) not in allowed)
     assert not upwards, f"{module_name(path)} imports {upwards}"
+
+
+def test_every_import_that_is_allowed_exists():
+    used = {part: set() for part in ALLOWED}
+    for path in MODULES:
+        used[part_of(module_name(path))] |= set(map(part_of, ours(path)))
+    unused = {part: sorted(ALLOWED[part] - used[part]) for part in ALLOWED}
+    assert not any(unused.values()), {part: names for part, names in unused.items() if names}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_graph_and_cluster_alone_know_the_internals_of_dask(path):
+    name = module_name(path)
+    if part_of(name) not in ("graph", "cluster"):
+        assert set(of_dask(ast.parse(path.read_text()))) - PUBLIC == INTERNALS.get(name, set())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import strategy

@@ -130,7 +130,7 @@ def test_what_is_between_two_products_stays_where_the_first_left_it(client):
 
 
 def test_the_traffic_of_a_chain_is_as_planned():
-    from multimm.cluster.worker import received_bytes, reset_received_bytes
+    from multimm.cluster.transfers import received_bytes, reset_received_bytes
 
     def normal(seed):
         return da.random.default_rng(seed).standard_normal((512, 512), chunks=64, dtype="f4")

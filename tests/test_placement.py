@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
 from multimm.cluster.describe import listed
-from multimm.cluster.worker import TransferCounter
+from multimm.cluster.transfers import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph import placement
 from multimm.graph.block_task import BlockTask

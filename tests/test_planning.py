@@ -30,7 +30,6 @@ from multimm.planning.layout import Layout
 from multimm.planning.plan import blocks_text, human
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
-    GB,
     H200,
     LOCAL_TCP,
     NVLINK,
@@ -41,6 +40,7 @@ from multimm.planning.spec import (
 )
 from multimm.planning.strategy import plan_matmul
 
+GB = 10**9
 CPU = DeviceSpec("cpu", "cpu", 2 * GB, 50.0, 20.0)
 H200X8 = ClusterSpec.homogeneous(H200, 8)
 

@@ -14,7 +14,7 @@ from distributed import wait
 
 import multimm
 from benchmarks.peers.trace import NAME, Trace
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph import placement
 from multimm.graph.block_task import Place
 from multimm.graph.prefetch import Progress, fetch_for, progress_of

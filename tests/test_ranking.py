@@ -12,8 +12,9 @@ from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank
-from multimm.planning.spec import GB, H200, ClusterSpec, DeviceSpec, Link, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, Link, MatrixSpec
 
+GB = 10**9
 WIRE = Link("wire", 2.0, 0.5)
 
 

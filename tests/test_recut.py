@@ -14,7 +14,7 @@ from distributed import wait
 
 import multimm
 from multimm.cluster.describe import listed
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.errors import ShapeError
 from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build

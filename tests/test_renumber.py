@@ -14,7 +14,7 @@ from distributed import wait
 
 import multimm
 from multimm.cluster.describe import listed
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.owners import owners_of
 from multimm.planning.blocking import Options
 from multimm.planning.order import as_stored

@@ -12,7 +12,7 @@ from distributed import Client, wait
 from distributed.active_memory_manager import ActiveMemoryManagerPolicy
 
 import multimm
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.graph.block_task import BlockTask
 from multimm.graph.install import install
 from multimm.graph.replicas import SpareAwaited

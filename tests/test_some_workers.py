@@ -13,7 +13,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 
-from multimm.cluster.worker import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.owners import owners_of

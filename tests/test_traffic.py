@@ -7,7 +7,7 @@ import numpy as np
 from distributed import wait
 
 import multimm
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 
 SIZE, BLOCK = 1024, 128  # 8 x 8 blocks
 

@@ -107,7 +107,7 @@ class OnDask(System):
         return result
 
     def before(self) -> None:
-        from multimm.cluster.worker import reset_received_bytes
+        from multimm.cluster.transfers import reset_received_bytes
 
         if self.gpu:
             self.client.run(synchronize)
@@ -149,7 +149,7 @@ class OnDask(System):
         return left, right, found
 
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
-        from multimm.cluster.worker import received_bytes
+        from multimm.cluster.transfers import received_bytes
 
         begun = [since for rows in self.intervals.values() for kind, _, since, _ in rows
                  if kind != "transfer"]  # fmt: skip

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from benchmarks.agenda import key_of
 from benchmarks.records import RESULTS, Record, load
-from benchmarks.sweep_cases import KINDS, PRECISIONS
+from benchmarks.sweep_cases import KINDS
 from multimm.errors import OptionError
+from multimm.operands import PRECISIONS
 
 #: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
 #: nothing about speed.
@@ -36,6 +36,7 @@ class Runs:
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
+        self._found: dict[str, dict[str, list[Record]]] = {}
 
     def of(self, suite: str) -> list[Record]:
         """Return the records of the newest run; none if there is none that counts."""
@@ -57,10 +58,6 @@ class Runs:
                     found[gpu] = _together(older, records) if suite == SCALING else records
             self._found[suite] = found
         return self._found[suite]
-
-    @cached_property
-    def _found(self) -> dict[str, dict[str, list[Record]]]:
-        return {}
 
 
 def _together(older: list[Record], newer: list[Record]) -> list[Record]:

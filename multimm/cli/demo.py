@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.matmul import Factors, described, multiply, on_gpu
-from multimm.cli.options import DEBUG, Workers, add
+from multimm.cli.matmul import InputFiles, described, multiply, on_gpu
+from multimm.cli.options import DEBUG, KIND, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.errors import OptionError
 
@@ -29,9 +29,8 @@ MEMORY_SHARE = 0.25
 @click.command()
 @click.option("--size", type=int, metavar="N", help="Edge of the random product.")
 @click.option("--keep", metavar="DIR", help="Keep the files here. Default: a temporary folder.")
-@click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs.")
-@click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs.")
-@add(DEBUG)
+@add(*KIND)
+@DEBUG
 def demo(size: int | None, keep: str | None, gpus: int | None, workers: int | None) -> None:
     """Find each handwritten digit's nearest neighbour, then multiply large random matrices.
 
@@ -89,7 +88,7 @@ def similarity(client: Client, images: Any, labels: Any, folder: Path) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "digits.zarr", folder / "similarity.zarr"
     save_array(da.from_array(images, chunks=(600, -1)), paths[0], overwrite=True)
-    files = Factors(str(paths[0]), str(paths[0]), None, None)
+    files = InputFiles(str(paths[0]), str(paths[0]), None, None)
     product = {"alpha": 1, "trans_b": True, "trans_a": False, "precision": "float32"}
     with Output(paths[1], overwrite=True) as target:
         multiply(client, files, target, product, verify=True)

@@ -61,7 +61,7 @@ def matmul(
     alpha = product["alpha"]
     if verify and isinstance(alpha, float) and not math.isfinite(alpha):
         raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
-    files = Factors(a, b, dataset_a, dataset_b)
+    files = InputFiles(a, b, dataset_a, dataset_b)
     files.check(product)
     workers = Workers(**options)
     if explain:
@@ -83,7 +83,7 @@ def matmul(
 PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs")
 
 
-class Factors:
+class InputFiles:
     """The two input files."""
 
     def __init__(self, a: str, b: str, dataset_a: str | None, dataset_b: str | None) -> None:
@@ -143,7 +143,7 @@ def on_gpu(spec: ClusterSpec) -> bool:
 
 def multiply(
     client: Client,
-    files: Factors,
+    files: InputFiles,
     target: Output,
     product: dict[str, Any],
     *,

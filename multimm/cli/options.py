@@ -48,9 +48,12 @@ PRODUCT = (
     click.option("--blocks", type=int, metavar="N", help="Edge of C's blocks. Default: planned."),
     click.option("--slabs", type=int, metavar="N", help="Length of slabs of k. Default: planned."),
 )
-WORKERS = (
+KIND = (
     click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs."),
     click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs."),
+)
+WORKERS = (
+    *KIND,
     click.option("--memory-limit", metavar="SIZE", help="Memory of one worker, such as 2GB."),
     click.option("--threads", type=int, metavar="N", help="Tasks at a time per worker."),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.options import DEBUG, PRODUCT, WORKERS, Workers, add
+from multimm.errors import OptionError
 
 if TYPE_CHECKING:
     from multimm.planning.spec import ClusterSpec, MatrixSpec
@@ -42,7 +43,6 @@ def plan(
     """
     import multimm
     from multimm.cluster import rates
-    from multimm.errors import OptionError
 
     if gram == (b is not None):
         raise OptionError("give A and B, or A and --gram for A times its own transpose")
@@ -61,8 +61,6 @@ def plan(
 
 def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -> ClusterSpec:
     """The same workers spread over nodes with slower links between them."""
-    from multimm.errors import OptionError
-
     if per_node is None:
         if gbps is not None:
             raise OptionError("--node-link is the rate between nodes: give --per-node as well")
@@ -77,10 +75,8 @@ def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -
 
 def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
     """A matrix on paper, or the one in a file."""
-    import numpy as np
-
-    from multimm.errors import DTypeError, OptionError
     from multimm.io import open_array
+    from multimm.operands import named_dtype
     from multimm.planning.grid import regular
     from multimm.planning.spec import MatrixSpec
 
@@ -89,10 +85,6 @@ def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
     match = re.fullmatch(r"(\d+)[xX](\d+)", text)
     if match is None:
         return open_array(text, chunks=chunks)
-    try:
-        itemsize = np.dtype(dtype).itemsize
-    except TypeError:
-        raise DTypeError(f"--dtype {dtype}: use NumPy's names, such as float32") from None
     shape = int(match[1]), int(match[2])
     blocks = tuple(regular(size, chunks or max(size, 1)) for size in shape)
-    return MatrixSpec(shape, dtype, itemsize, blocks)
+    return MatrixSpec(shape, dtype, named_dtype(dtype).itemsize, blocks)

@@ -1,7 +1,8 @@
 """Start, reach and describe Dask clusters.
 
-Nothing here imports `distributed`, `dask_cuda` or CuPy until a function needs it.
-What runs on the workers is in `multimm.cluster.worker`.
+Importing it loads neither `distributed` nor `dask_cuda` nor CuPy: functions import what needs them.
+Plugins that run on the workers are in `transfers`, `transport` and `warm`, functions that are sent
+there in `describe` and `probes`; what products need there comes from `multimm.graph.install`.
 """
 
 from multimm.cluster.connect import connect

@@ -70,9 +70,9 @@ def prepare(client: Client, *, overlap: bool = False) -> None:
     ClusterError
         Where the scheduler or a worker cannot load them.
     """
+    from multimm.cluster.transfers import TransferCounter
     from multimm.cluster.transport import Overlap
     from multimm.cluster.warm import WarmUp
-    from multimm.cluster.worker import TransferCounter
     from multimm.graph.install import install
 
     install(client, TransferCounter(), *((Overlap(), WarmUp()) if overlap else ()))

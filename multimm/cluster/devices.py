@@ -108,13 +108,16 @@ def visible_idents(mask: str | None, count: int) -> list[str]:
 
 
 def _gpu(module: Any, ident: str) -> Gpu:
-    handle = (
-        module.nvmlDeviceGetHandleByIndex(int(ident))
-        if ident.isdigit()
-        else module.nvmlDeviceGetHandleByUUID(ident)
-    )
+    handle = nvml_handle(module, ident)
     memory = int(module.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(ident, str(module.nvmlDeviceGetName(handle)), memory)
+
+
+def nvml_handle(module: Any, ident: str) -> Any:
+    """NVML's handle of a GPU that ``CUDA_VISIBLE_DEVICES`` calls so."""
+    if ident.isdigit():
+        return module.nvmlDeviceGetHandleByIndex(int(ident))
+    return module.nvmlDeviceGetHandleByUUID(ident)
 
 
 def driver_cuda() -> tuple[int, int] | None:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from multimm.cluster.devices import Gpu, driver_cuda, install_command, nvml, visible_gpus
+from multimm.cluster.devices import (
+    Gpu,
+    driver_cuda,
+    install_command,
+    nvml,
+    nvml_handle,
+    visible_gpus,
+)
 from multimm.cluster.start import OPEN_LISTENERS
 
 Version = tuple[int, ...]
@@ -114,7 +121,7 @@ def _installed(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _nvlinks(module: Any, gpus: tuple[Gpu, ...]) -> dict[tuple[int, int], int]:
-    handles = [_handle(module, gpu) for gpu in gpus]
+    handles = [nvml_handle(module, gpu.ident) for gpu in gpus]
     buses = [str(module.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
     links: dict[tuple[int, int], int] = {}
     for i, handle in enumerate(handles):
@@ -125,12 +132,6 @@ def _nvlinks(module: Any, gpus: tuple[Gpu, ...]) -> dict[tuple[int, int], int]:
                 if j > i:
                     links[i, j] = links.get((i, j), 0) + 1
     return links
-
-
-def _handle(module: Any, gpu: Gpu) -> Any:
-    if gpu.ident.isdigit():
-        return module.nvmlDeviceGetHandleByIndex(int(gpu.ident))
-    return module.nvmlDeviceGetHandleByUUID(gpu.ident)
 
 
 def _remotes(module: Any, handle: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ HOST_MEMORY_PER_GPU_BYTE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StartOptions:
     """What `start` was asked for, checked: `gpus` is empty for CPU workers."""
 
     gpus: tuple[Gpu, ...]
@@ -48,7 +48,7 @@ def check(
     rmm_pool: float | int | str | None,
     security: Security | None,
     dashboard_address: str | None,
-) -> Options:
+) -> StartOptions:
     """Turn the arguments of `multimm.cluster.start` into decisions, or refuse them."""
     for name, value, least in (("gpus", gpus, 0), ("workers", workers, 1), ("threads", threads, 1)):
         number = integer(value)
@@ -61,7 +61,7 @@ def check(
         )
     chosen = _choose_gpus(gpus if workers is None else 0)
     count = len(chosen) or workers or min(cores(), MAX_CPU_WORKERS)
-    return Options(
+    return StartOptions(
         chosen,
         count,
         threads,

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.devices import driver_cuda, install_command
-from multimm.cluster.options import LOOPBACK, Options, check, cores
+from multimm.cluster.options import LOOPBACK, StartOptions, check, cores
 from multimm.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _require_main_guard() -> None:
         raise ClusterError(f"a worker process called multimm.cluster.start(). {MAIN_GUARD}")
 
 
-def _with_transport(options: Options, asked: str | None) -> Options:
+def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
     """TCP in place of a UCXX that nobody asked for and that is not installed."""
     if options.protocol == "ucxx" and asked is None and find_spec("distributed_ucxx") is None:
         options = replace(options, protocol="tcp")
@@ -164,7 +164,7 @@ def _require_gpu_packages(protocol: str) -> None:
         )
 
 
-def _common(options: Options) -> dict[str, Any]:
+def _common(options: StartOptions) -> dict[str, Any]:
     return {
         "threads_per_worker": options.threads,
         # Never "auto": where memory is added on demand, the first reading is far too small.
@@ -179,7 +179,7 @@ def _common(options: Options) -> dict[str, Any]:
     }
 
 
-def _cpu_cluster(options: Options) -> Any:
+def _cpu_cluster(options: StartOptions) -> Any:
     from distributed import LocalCluster
 
     blas_threads = max(1, cores() // (options.workers * options.threads))
@@ -187,7 +187,7 @@ def _cpu_cluster(options: Options) -> Any:
         return LocalCluster(n_workers=options.workers, processes=True, **_common(options))
 
 
-def _gpu_cluster(options: Options) -> Any:
+def _gpu_cluster(options: StartOptions) -> Any:
     from dask_cuda import LocalCUDACluster
 
     if options.protocol == "ucxx":
@@ -195,7 +195,7 @@ def _gpu_cluster(options: Options) -> Any:
     return LocalCUDACluster(**on_gpus(options))
 
 
-def on_gpus(options: Options) -> dict[str, Any]:
+def on_gpus(options: StartOptions) -> dict[str, Any]:
     """What dask-cuda's cluster is given: GPU workers as `start` sets them up."""
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],

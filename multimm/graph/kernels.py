@@ -20,13 +20,13 @@ from multimm.graph.gram_tasks import multiply_diagonal
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import join
 from multimm.graph.tasks import FLOAT32, Step, add, multiply, pack, transpose
+from multimm.operands import PRECISIONS
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.
 SIDE, K = 8192, 2048
 #: The same of a tall Gram product, whose sums are cut into slices of k.
 TALL_SIDE, TALL_K = 2048, 32768
-PRECISIONS = ("float32", "tf32", "ieee")
 #: Beside ones, too small for a packed operand's parts.
 SMALL = 1e-12
 

@@ -15,7 +15,6 @@ from math import prod
 
 from multimm.errors import OptionError, ShapeError
 
-GB = 10**9
 #: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
 #: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
 #: memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.

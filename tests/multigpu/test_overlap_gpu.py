@@ -14,9 +14,9 @@ from distributed import wait
 
 import multimm
 from multimm.cluster.describe import listed
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.cluster.transport import obstacles
 from multimm.cluster.warm import wait_until_warm
-from multimm.cluster.worker import received_bytes, reset_received_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu(2)]
 

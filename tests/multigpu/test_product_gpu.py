@@ -12,7 +12,7 @@ import pytest
 from distributed import wait
 
 import multimm
-from multimm.cluster.worker import received_bytes, reset_received_bytes
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
 
 pytestmark = pytest.mark.gpu
 

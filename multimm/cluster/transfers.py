@@ -1,4 +1,4 @@
-"""What runs on the workers besides tasks: a count of the bytes received from peers.
+"""How many bytes each worker has received from its peers.
 
 The scheduler keeps no totals of block traffic and a worker's own transfer log is cut off
 after a fixed number of entries, so a plugin counts where the blocks come in.
@@ -17,7 +17,7 @@ from multimm.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-PLUGIN_NAME = "multimm-transfers"
+NAME = "multimm-transfers"
 
 
 class TransferCounter(WorkerPlugin):
@@ -29,7 +29,7 @@ class TransferCounter(WorkerPlugin):
     arrived; what is scattered by a client, or shuffled by Dask's P2P rechunking, is not.
     """
 
-    name = PLUGIN_NAME
+    name = NAME
     idempotent = True
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def _ask(client: Client, *, reset: bool) -> dict[str, int]:
 
 
 def _read(dask_worker: Worker, *, reset: bool) -> int | None:
-    plugin = dask_worker.plugins.get(PLUGIN_NAME)
+    plugin = dask_worker.plugins.get(NAME)
     if not isinstance(plugin, TransferCounter):
         return None
     count = plugin.received
