@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -691,6 +692,21 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
     assert human(plan.peak_bytes) in text
     assert human(plan.budget_bytes) in text
     assert "give each worker" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cost_of_one"),
+    [("float32", 1), ("float64", 2), ("complex64", 4), ("complex128", 8), ("int64", 50)],
+)
+def test_multiply_adds_cost_more_in_other_dtypes(dtype, cost_of_one):
+    assert replace(square(8), accumulate=dtype).relative_cost == cost_of_one
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_long_doubles_have_no_blas(dtype):
+    name = str(np.dtype(dtype))
+    if name not in ("float64", "complex128"):  # which they are on some systems
+        assert replace(square(8), accumulate=name).relative_cost > 100
 
 
 def test_fixed_blocks_slabs_and_parts_do_not_depend_on_the_workers():
