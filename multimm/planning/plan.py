@@ -39,6 +39,8 @@ class MatmulPlan:
         it is known where those lie.
     bytes_added : int
         What workers receive of the C that is added: at most, unless it is known where that lies.
+    bytes_moved : int
+        The three together.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -108,6 +110,11 @@ class MatmulPlan:
     def bytes_added(self) -> int:
         """What workers receive of the C that is added: at most, as `bytes_recut`."""
         return traffic.added(self.layout, self.used.workers)
+
+    @property
+    def bytes_moved(self) -> int:
+        """All that workers receive: of the product, of operands that are cut, of the C added."""
+        return self.bytes_received + self.bytes_recut + self.bytes_added
 
     @property
     def bytes_bound(self) -> int:

@@ -156,8 +156,7 @@ def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
 
 def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
     """The other plan if it is nearly as fast and less travels, or clearly faster."""
-    moved, before = (x.bytes_received + x.bytes_recut for x in (other, plan))
-    better = moved < before
+    better = other.bytes_moved < plan.bytes_moved
     return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
 
 
