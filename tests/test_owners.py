@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.owners import owners_of
-from multimm.planning import cost, traffic
+from multimm.planning import memory, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.problem import Problem
@@ -261,7 +261,7 @@ def test_bytes_and_memory_are_counted_from_the_owners():
     else:
         # Rows 0 and 1 of blocks are used by workers 0 and 1.
         assert sum(counted.values()) == 3 * 100 * 4 + b_moved
-    assert cost.memory(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
+    assert memory.held(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
 
 
 def test_the_plan_prefers_blocks_that_lie_right_to_others():
@@ -360,7 +360,7 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
     layout, _ = lay_out(plan.layout.problem, cluster, Grid(1, 1, 16), Options(), Cut(given=True))
     assert layout.elsewhere == ("a", "b")
     for each, off in ((layout, 1e-6), (plan.layout, 0.01)):  # parts of k receive an even share
-        rank = rank_of(each, cluster, cost.memory(each, cluster))
+        rank = rank_of(each, cluster, memory.held(each, cluster))
         assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds, rel=off)
     assert plan.seconds < replace(plan, layout=layout).seconds
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import blocking, cost, traffic
+from multimm.planning import blocking, cost, memory, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import (
     Coordinate,
@@ -238,7 +238,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
     def held(grid, **more):
         layout = Layout(problem(240, 480, 360), grid, (), even(240, 4), even(360, 4), even(480, 4),
                         band=4 // grid.p_m, **more)  # fmt: skip
-        stay, spill = cost.memory(layout, cpus(grid.workers))
+        stay, spill = memory.held(layout, cpus(grid.workers))
         return stay | spill
 
     column = held(Grid(2, 1, 1))  # A never travels
@@ -255,7 +255,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
         spec = MatrixSpec((240, 480), **{"chunks": ((120, 120), (480,))} | more)
         shape = replace(problem(240, 480, 360), a=spec)
         layout = Layout(shape, grid, (), (120, 120), (360,), (480,), band=1)
-        assert "A in flight" in cost.memory(layout, cluster)[0]
+        assert "A in flight" in memory.held(layout, cluster)[0]
     # What is read when its slab comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
 
@@ -272,7 +272,7 @@ def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
 def test_memory_is_a_sum_of_named_terms():
     shape = problem(26, 34, 38)
     layout = Layout(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
-    stay, spill = cost.memory(layout, cpus(4))
+    stay, spill = memory.held(layout, cpus(4))
     assert stay == {
         "partial sums": 13 * 19 * 4,
         "sums being made": 13 * 19 * (4 + 4),
@@ -331,7 +331,7 @@ def test_parts_of_k_without_a_slab_have_no_share():
     one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
     rate = cluster.slowest.gflops * 1e9
     assert cost.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
-    assert cost.memory(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
+    assert memory.held(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
 
 
 def test_one_slab_is_kept_where_k_is_not_divided():
@@ -536,7 +536,7 @@ def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, 
     assert terms["from step to step"] == pytest.approx(levels * 3e-3)
     each = cost.PART * 1.0 + 400 / 1e9
     assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * each)
-    stay, _ = cost.memory(layout, cluster)
+    stay, _ = memory.held(layout, cluster)
     assert stay["sums received"] == (fan_in - 1 + 1) * 400
 
 

@@ -13,7 +13,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from multimm.errors import OptionError, integer
-from multimm.planning import cost
+from multimm.planning import memory
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular, remembered
 from multimm.planning.layout import Layout
@@ -113,24 +113,24 @@ AS_USUAL = Cut()
 
 def lay_out(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
-) -> tuple[Layout, cost.Held]:
+) -> tuple[Layout, memory.Held]:
     """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
 
-    With what `cost.memory` says about them. Workers without a place in `grid` count for nothing.
+    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
         layout = Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
-        return layout, cost.memory(layout, cluster)
+        return layout, memory.held(layout, cluster)
     kind = cluster.slowest.kind
     edge = EDGE[kind]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
-    held = cost.memory(layout, cluster)
-    if layout.packed and not all(problem.rereadable) and cost.excess(held, cluster):
+    held = memory.held(layout, cluster)
+    if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
-        held = cost.memory(layout, cluster)
+        held = memory.held(layout, cluster)
     while not _fits(layout, held, cluster) and edge > LEAST_EDGE[kind] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
@@ -146,16 +146,16 @@ def lay_out(
                 stream=layout.stream,
                 pack_once=layout.pack_once,
             )
-        held = cost.memory(layout, cluster)
+        held = memory.held(layout, cluster)
     return layout, held
 
 
-def _fits(layout: Layout, held: cost.Held, cluster: ClusterSpec) -> bool:
+def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
     """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
     # Operands that cannot be read again are Dask's to spill.
     if layout.stream or not all(layout.problem.rereadable):
         held = held[0], {}
-    return not cost.excess(held, cluster)
+    return not memory.excess(held, cluster)
 
 
 def _blocks(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import cost, traffic
+from multimm.planning import cost, memory, traffic
 from multimm.planning.grid import Blocks, Grid
 from multimm.planning.layout import Layout
+from multimm.planning.memory import Held, Terms
 from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
 
 
@@ -122,11 +123,11 @@ class MatmulPlan:
         return traffic.bound_2d(self.layout.problem, self.used.workers)
 
     @cached_property
-    def time_terms(self) -> cost.Terms:
+    def time_terms(self) -> Terms:
         """Predicted seconds of the slowest worker, by name."""
         busiest = max(self.received.values(), default=0)
         shared = (self.bytes_recut + self.bytes_added) / self.used.workers
-        spilled = cost.excess(self._memory, self.used)
+        spilled = memory.excess(self._memory, self.used)
         return cost.seconds(self.layout, self.used, busiest + shared, spilled)
 
     @property
@@ -135,18 +136,18 @@ class MatmulPlan:
         return cost.total_seconds(self.time_terms)
 
     @cached_property
-    def memory_terms(self) -> cost.Terms:
+    def memory_terms(self) -> Terms:
         """Bytes that the fullest worker must hold at once, by name."""
         return self._memory[0]
 
     @cached_property
-    def spill_terms(self) -> cost.Terms:
+    def spill_terms(self) -> Terms:
         """Bytes that the fullest worker may hold or spill, by name."""
         return self._memory[1]
 
     @cached_property
-    def _memory(self) -> tuple[cost.Terms, cost.Terms]:
-        stay, spill = cost.memory(self.layout, self.used)
+    def _memory(self) -> Held:
+        stay, spill = memory.held(self.layout, self.used)
         if all(device.spills for device in self.used.devices):
             return stay, spill
         return stay | spill, {}
@@ -309,7 +310,7 @@ class MatmulPlan:
         far = traffic.share_between_nodes(problem, grid, self.used.node)
         return f", about {far:.0%} between nodes" if far else ""
 
-    def _memory_line(self, terms: cost.Terms) -> str:
+    def _memory_line(self, terms: Terms) -> str:
         names = ", ".join(f"{name} {human(value)}" for name, value in terms.items())
         return f"{human(self.peak_bytes)} of {human(self.budget_bytes)} per worker ({names})"
 
