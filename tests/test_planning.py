@@ -15,6 +15,7 @@ from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
 from multimm.planning import blocking, cost, memory, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.dry_run import blocks_text, human
 from multimm.planning.grid import (
     Coordinate,
     Grid,
@@ -28,7 +29,6 @@ from multimm.planning.grid import (
     regular,
 )
 from multimm.planning.layout import Layout
-from multimm.planning.plan import blocks_text, human
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     GB,

@@ -29,11 +29,12 @@ from functools import lru_cache
 
 from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.order import by_owner, where_they_lie
-from multimm.planning.plan import MatmulPlan, human
+from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
 from multimm.planning.search import NEARLY, Rank, candidates, rank_of, refined
