@@ -2,9 +2,9 @@
 
 Dask sends a task when all that it needs is in memory somewhere, and its worker fetches then. The
 next product of a chain needs the sum of the present one, so its operand blocks would come when
-that is done: 4 to 5 ms in every slab of 256 MiB, in which a worker of one or two chains has nothing
-else to do. So the scheduler has workers fetch what their tasks will need, no more than one step
-ahead of the first one that is not over: for so much the plan has memory.
+that is done, and a worker of one or two chains has nothing else to do meanwhile. So the scheduler
+has workers fetch what their tasks will need, no more than one step ahead of the first one that is
+not over: for so much the plan has memory.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ UNSPLIT, SPLIT = 1.1, 2
 
 logger = logging.getLogger(__name__)
 
-#: A product that one worker finishes in this time is one task: arbitrary, ten tasks' worth
-#: of scheduling.
+#: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
+#: time for twenty tasks.
 SMALL_SECONDS = 0.01
 #: ... and whose blocks together are no larger than this: arbitrary.
 SMALL_BYTES = 64_000_000
@@ -116,7 +116,7 @@ def _as_they_come(
 ) -> dict[Layout, Rank]:
     """A grid's layouts in the blocks that operands come in.
 
-    None where rows or columns that are taken in another order would be cut or joined.
+    Empty where rows or columns that are taken in another order would be cut or joined.
     """
     layout, held = lay_out(problem, cluster, grid, options, Cut(given=True))
     rows_differ = problem.rows and layout.m_blocks != problem.a.chunks[0]
