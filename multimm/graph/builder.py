@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import List, Task, TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -242,7 +242,7 @@ class Builder:
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
         wave = layout.wave(row) if layout.stream else 0
-        order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
+        order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
         key = operand.key(index)
         if operand.reader is not None:
             key = (self.name(operand.role), wave, *index)
@@ -280,7 +280,7 @@ class Builder:
         if found.own:
             return Factor(found.ref, found.inputs)
         key: Key = (name, *index)
-        place = self._place(home, (*step, -2, -2), found.inputs)
+        place = self._place(home, (*step, *JOIN), found.inputs)
         self.made[key] = BlockTask(key, join, found.parts, place=place)
         return Factor(TaskRef(key), ((key, home),))
 

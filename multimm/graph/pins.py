@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: Task states in which a new restriction still has an effect.
 _UNDECIDED = ("released", "waiting", "no-worker")
 
+#: Behind a task's order: what makes its operand blocks has the same, and comes before it; what that
+#: needs comes before both.
+_UPSTREAM, _MAKER, _OWN = -1, 0, 1
+
 Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
 
 
@@ -53,14 +57,15 @@ def pin_tasks(
     operands: dict[TaskState, Coordinate] = {}
     product.progress |= progress_of(places.values(), product.grid)
     for ts, place in places.items():
-        order[ts] = (*place.order, 1)
+        order[ts] = (*place.order, _OWN)
         _pin(product, ts, place.owner, owners)
         for key, home in place.inputs:
             maker = scheduler.tasks.get(key)
             if maker is None or place_of(maker):
                 continue  # already in its place, or placed by its own product
             operands.setdefault(maker, home)
-            order[maker] = min(order.get(maker, (*place.order, 0)), (*place.order, 0))
+            when = (*place.order, _MAKER)
+            order[maker] = min(order.get(maker, when), when)
     for maker, home in operands.items():
         _pin(product, maker, home, owners)
     _pin_upstream(product, list(operands), order, owners)
@@ -100,7 +105,7 @@ def _pin_upstream(
             users = [order[user] for user in dts.dependents if user in order]
             ranks = {product.grid.rank(at) for at in places if at is not None}
             if users:
-                order[dts] = (*min(users)[:-1], -1)
+                order[dts] = (*min(users)[:-1], _UPSTREAM)
             if len(ranks) == 1 and dts.key not in product.pinned:
                 at = next(at for at in places if at is not None)
                 if _pin(product, dts, at, owners):
