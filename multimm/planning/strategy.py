@@ -89,17 +89,17 @@ def plan_matmul(
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise the best arrangement wins,
-    plan, ranks = _searched(problem, cluster, precision, options)
+    plan, ranks = _planned(problem, cluster, precision, options)
     # 3. unless one of workers that are numbered as operands lie on them is faster,
     numbered, anew = renumbered(problem, cluster)
     if anew is not cluster and promising(ranks, numbered, anew, options):
-        plan = _faster(_searched(numbered, anew, precision, options)[0], plan)
+        plan = _faster(_planned(numbered, anew, precision, options)[0], plan)
     # 4. or one that adds up in the order in which operands lie. Bits depend on it.
     if cluster.workers == 1 or options.given:
         return plan
     other = by_owner(numbered)
     if other is not None:
-        plan = _faster(_searched(other, anew, precision, options)[0], plan)
+        plan = _faster(_planned(other, anew, precision, options)[0], plan)
     # 5. or one of block rows or columns that stay on the workers that they lie on.
     for other, grid in where_they_lie(problem, cluster.workers):
         if ranks := _as_they_come(other, cluster, grid, options):
@@ -126,7 +126,7 @@ def _as_they_come(
     return refined({layout: rank_of(layout, cluster, held)}, cluster, options)
 
 
-def _searched(
+def _planned(
     problem: Problem, cluster: ClusterSpec, precision: str, options: Options
 ) -> tuple[MatmulPlan, dict[Layout, Rank]]:
     """The best arrangement of all workers, or of fewer, and what it was chosen from."""
