@@ -80,7 +80,7 @@ def _worker() -> Any:
 
 
 def _block(key: Key) -> str:
-    """What a task makes: of products by block, slab, parts of k (`graph.builder` has the keys)."""
+    """What a task makes: of products by block, slab, parts of k (`graph.keys` has the keys)."""
     name, *at = key if isinstance(key, tuple) else (key,)
     prefix, *roles = str(name).split("-")[:-1] or [""]
     if prefix != "multimm":
