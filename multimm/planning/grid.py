@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -152,6 +153,11 @@ def parts_of(slabs: int, p_k: int) -> Blocks:
 def largest_share(blocks: Blocks, workers: int) -> int:
     """Elements of the worker with the most, when blocks are dealt out cyclically."""
     return max(sum(blocks[rank::workers]) for rank in range(workers))
+
+
+def most_dealt(rows: int, columns: int, workers: int) -> int:
+    """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
+    return min(rows * ceil(columns / workers), columns * ceil(rows / workers))
 
 
 class Merge(NamedTuple):
