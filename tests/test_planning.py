@@ -19,6 +19,7 @@ from multimm.planning.dry_run import blocks_text, human
 from multimm.planning.grid import (
     Coordinate,
     Grid,
+    ceil_div,
     even,
     grids,
     group,
@@ -692,6 +693,12 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
     assert human(plan.peak_bytes) in text
     assert human(plan.budget_bytes) in text
     assert "give each worker" in text
+
+
+@given(st.integers(0, 2**70), st.integers(1, 2**40))
+def test_ceil_div_is_exact(count, size):
+    wholes = ceil_div(count, size)
+    assert (wholes - 1) * size < count <= wholes * size
 
 
 @pytest.mark.parametrize(

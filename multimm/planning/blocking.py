@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 from multimm.errors import OptionError, integer
 from multimm.planning import memory
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular, remembered
+from multimm.planning.grid import (
+    Blocks,
+    Grid,
+    ceil_div,
+    even,
+    group,
+    largest_share,
+    regular,
+    remembered,
+)
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, MatrixSpec
@@ -137,7 +146,7 @@ def lay_out(
             layout = replace(layout, stream=True)
         # 2. Work on fewer block rows at once.
         elif layout.band > 1:
-            layout = replace(layout, band=ceil(layout.band / 2))
+            layout = replace(layout, band=ceil_div(layout.band, 2))
         # 3. Cut blocks and slabs.
         else:
             edge //= 2
@@ -172,13 +181,13 @@ def _blocks(
     cols = _cut(cols, problem.n, least, cut.columns)
     if problem.gram:
         rows = cols = max(rows, cols)
-    length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
+    length = _room(edge, ceil_div(problem.m, rows), ceil_div(problem.n, cols))
     slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
     if grid.workers > 1 and problem.k // (2 * slabs) >= least:
         slabs *= 2  # at least two slabs per part: the second travels while the first is used
     slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
-    longest = max(ceil(problem.m / rows), ceil(problem.n / cols))
-    slabs = max(slabs, ceil(longest * problem.k / MOST_ELEMENTS))
+    longest = max(ceil_div(problem.m, rows), ceil_div(problem.n, cols))
+    slabs = max(slabs, ceil_div(longest * problem.k, MOST_ELEMENTS))
     hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
     # The operand that lies somewhere, and the larger one, keeps its chunks.
     hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
@@ -193,12 +202,12 @@ def _blocks(
     along_m, keep = [problem.a.chunks[-2]], kept(problem.a)
     if problem.gram and block_m == block_n:
         m_blocks = _choose(problem.m, rows, rows, along_m, block_m, keep)
-        band = ceil(parallel * len(m_blocks) / grid.p_m)
+        band = ceil_div(parallel * len(m_blocks), grid.p_m)
         return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
     m_blocks = _choose(problem.m, rows, grid.p_m, along_m, block_m, keep)
     along_n = [problem.b.chunks[-1]]
     n_blocks = _choose(problem.n, cols, grid.p_n, along_n, block_n, kept(problem.b))
-    band = ceil(parallel * len(m_blocks) / grid.p_m)
+    band = ceil_div(parallel * len(m_blocks), grid.p_m)
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
 
@@ -208,7 +217,7 @@ def _counts(
 ) -> tuple[int, int]:
     """Block rows and block columns of C: `chains` for each worker, where C has so many."""
     thick = _room(edge, n, k), _room(edge, m, k)
-    rows = _count(m, -(-grid.p_m // parallel), thick[0], least)
+    rows = _count(m, ceil_div(grid.p_m, parallel), thick[0], least)
     cols = _count(n, grid.p_n, thick[1], least)
     while parallel * rows * cols < chains * grid.p_m * grid.p_n:
         grow_rows = m // rows >= n // cols
@@ -236,7 +245,7 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
     for chunks in reversed(problem.batch_chunks):
         blocks = group(chunks, room)
         if max(blocks) > 2 * room:
-            blocks = even(sum(chunks), ceil(sum(chunks) / room))
+            blocks = even(sum(chunks), ceil_div(sum(chunks), room))
         grouped.append(blocks)
         room = max(1, room // max(1, max(blocks)))
     return tuple(reversed(grouped))
@@ -249,7 +258,7 @@ def _room(edge: int, *others: int) -> int:
 
 def _count(size: int, workers: int, edge: int, least: int) -> int:
     """How many blocks: a multiple of `workers`, none longer than `edge`, none below `least`."""
-    rounds = max(1, ceil(size / (edge * workers)))
+    rounds = max(1, ceil_div(size, edge * workers))
     return max(1, min(rounds * workers, max(workers, size // least)))
 
 
@@ -259,12 +268,12 @@ def _evenly(size: int, count: int, workers: int) -> Blocks:
 
     Of a round size, if no worker gets more for it.
     """
-    usual = regular(size, -(-size // count))
+    usual = regular(size, ceil_div(size, count))
     if len(usual) != count:
         usual = even(size, count)
     most = ROUNDING * largest_share(usual, workers)
     for grain in GRAINS:
-        blocks = regular(size, -(-size // (count * grain)) * grain)
+        blocks = regular(size, ceil_div(size, count * grain) * grain)
         fits = len(blocks) == count and size >= LEAST_GRAINS * count * grain
         if fits and largest_share(blocks, workers) <= most:
             return blocks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from math import ceil
 
 from multimm.planning import traffic
+from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Terms, crowd
 from multimm.planning.problem import Problem
@@ -77,10 +77,10 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     handed_on = each * (layout.steps - 1) * layout.share_sums * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
-    chains = ceil(layout.blocks * layout.parts / cluster.workers)
+    chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
-    switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
+    switches = ceil_div(tasks, cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
     cut_first = layout.cut_once and bool(layout.cut_again)  # C is not waited for
     steps = bool(layout.packed) + cut_first + levels + mirrors
@@ -106,12 +106,12 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
 def _sums(layout: Layout) -> tuple[int, int, int]:
     """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    parts, blocks, levels, fetched = layout.parts, ceil(layout.share_sums / block), 0, 0
+    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.share_sums, block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
-        blocks = ceil(blocks / at_once)
+        blocks = ceil_div(blocks, at_once)
         fetched += (at_once - 1) * blocks
-        parts, levels = ceil(parts / layout.fan_in), levels + 1
+        parts, levels = ceil_div(parts, layout.fan_in), levels + 1
     return levels, fetched, fetched * block
 
 
@@ -140,14 +140,14 @@ def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     recut, rate = layout.recut, cluster.slowest.copy_gbps * 1e9
-    once = ceil(recut.tasks / workers) * PACK_S + ceil(recut.fetched / workers) * FETCH_S
+    once = ceil_div(recut.tasks, workers) * PACK_S + ceil_div(recut.fetched, workers) * FETCH_S
     moved = 2 * recut.copied / workers  # read and written
-    return once + ceil(recut.pieces / workers) * PIECE_S + moved / rate
+    return once + ceil_div(recut.pieces, workers) * PIECE_S + moved / rate
 
 
 def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
     """Of so many blocks in every slab, those of the busiest worker."""
-    return ceil(blocks * len(layout.slabs) / cluster.workers)
+    return ceil_div(blocks * len(layout.slabs), cluster.workers)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
@@ -189,8 +189,8 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
     size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
-    rows = ceil(len(layout.row_sizes) / grid.p_m)
-    columns = ceil(len(layout.n_blocks) / grid.p_n)
+    rows = ceil_div(len(layout.row_sizes), grid.p_m)
+    columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
     keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
     lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b

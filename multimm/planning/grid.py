@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import ceil
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -71,6 +70,15 @@ class Grid(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.p_m} x {self.p_n} x {self.p_k}"
+
+
+def ceil_div(count: int, size: int) -> int:
+    """How many of a size it takes; exact above 2**53 too, where quotients of floats are not.
+
+    >>> ceil_div(7, 2), ceil_div(2**60 + 1, 2**59)
+    (4, 3)
+    """
+    return -(-count // size)
 
 
 def grids(workers: int, p_k: int | None = None) -> Iterator[Grid]:
@@ -131,7 +139,7 @@ def group(chunks: Blocks, target: int) -> Blocks:
     (4, 4, 4)
     """
     total = sum(chunks)
-    count = max(1, -(-total // max(1, target)))
+    count = max(1, ceil_div(total, max(1, target)))
     joined, taken = [0], 0
     for chunk in chunks:
         # The next group begins where its ideal start lies nearer to this boundary than the
@@ -157,7 +165,7 @@ def largest_share(blocks: Blocks, workers: int) -> int:
 
 def most_dealt(rows: int, columns: int, workers: int) -> int:
     """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
-    return min(rows * ceil(columns / workers), columns * ceil(rows / workers))
+    return min(rows * ceil_div(columns, workers), columns * ceil_div(rows, workers))
 
 
 class Merge(NamedTuple):

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
-from math import ceil
 from typing import NamedTuple
 
-from multimm.planning.grid import Coordinate, Merge, merges, most_dealt
+from multimm.planning.grid import Coordinate, Merge, ceil_div, merges, most_dealt
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW, Partition
 from multimm.planning.stacks import (
@@ -189,7 +188,7 @@ class Layout(Partition):
         along, across, _ = self.grid
         if role == "b":
             along, across = across, min(along, len(self.row_sizes))
-        kept = most_dealt(ceil(len(blocks) / along), self.steps, across)
+        kept = most_dealt(ceil_div(len(blocks), along), self.steps, across)
         return min(spec.nbytes, kept * max(blocks) * max(self.slabs) * spec.itemsize)
 
     def _kept_of_stack(self, role: str) -> Counter[int]:
@@ -197,7 +196,7 @@ class Layout(Partition):
         matrices, p_n = self.share_of(role), self.grid.p_n
         if role == "a":
             return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
-        columns = ceil(len(self.n_blocks) / p_n), max(self.n_blocks)
+        columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
         return kept_of_b(matrices, self._rows_of_b, *columns, self.steps)
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
@@ -274,7 +273,7 @@ class Layout(Partition):
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
         slabs, per_task = len(self.slabs), self.slabs_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
-        chained = sum(ceil((end - start) / per_task) for start, end in pairwise(self.first_slab))
+        chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_slab))
         products = self.blocks * (chained + sums) + self.finishing
         panels = self.operand_panels() if self.stream or self.packed else set()
         packs = slabs * sum(role in self.packed for role, *_ in panels)

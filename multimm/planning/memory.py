@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import prod
 
+from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
 from multimm.planning.spec import ClusterSpec
@@ -37,7 +38,7 @@ def excess(held: Held, cluster: ClusterSpec) -> float:
 
 def crowd(layout: Layout, cluster: ClusterSpec) -> int:
     """Places of the grid that a worker has: one, but for a large p_k."""
-    return ceil(layout.ranks / cluster.workers)
+    return ceil_div(layout.ranks, cluster.workers)
 
 
 def _block(layout: Layout) -> int:
@@ -78,7 +79,7 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
     if layout.parts == 1 or cluster.workers == 1:
         return {}
     block, at_once = _block(layout), min(layout.fan_in, layout.parts)
-    received = (at_once - 1) * ceil(layout.wave_sums / (block * at_once)) * block
+    received = (at_once - 1) * ceil_div(layout.wave_sums, block * at_once) * block
     waiting = layout.wave_sums if layout.waves > 1 else 0
     elements = crowd(layout, cluster) * (received + waiting + block)
     return {"sums received": elements * layout.problem.sum_bytes}
@@ -131,7 +132,7 @@ def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
     c, grid = layout.spec("c"), layout.grid
     if not layout.cuts_c and not c.owners:  # made where it is needed
         return {"C as it comes": needed}
-    chunks = ceil(prod(map(len, c.chunks)) / min(cluster.workers, grid.workers))
+    chunks = ceil_div(prod(map(len, c.chunks)), min(cluster.workers, grid.workers))
     lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
     terms: Terms = {"C as it comes": lying}
     if grid.workers > 1 or layout.lies_beyond("c"):

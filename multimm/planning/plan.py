@@ -8,7 +8,7 @@ from functools import cached_property
 from multimm.errors import MemoryBudgetError
 from multimm.planning import cost, dry_run, memory, traffic
 from multimm.planning.dry_run import human
-from multimm.planning.grid import Grid
+from multimm.planning.grid import Grid, ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
 from multimm.planning.spec import ClusterSpec
@@ -189,7 +189,7 @@ class MatmulPlan:
         )
 
     def _workers_that_fit(self) -> int:
-        return -(-self.used.workers * self.peak_bytes // self.budget_bytes)
+        return ceil_div(self.used.workers * self.peak_bytes, self.budget_bytes)
 
     def __str__(self) -> str:
         return dry_run.text(self)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
-from math import ceil
 from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
 from multimm.planning.blocking import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
 from multimm.planning.deal import FREE_PLACES
-from multimm.planning.grid import Grid, grids
+from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec
@@ -181,7 +180,8 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     found = []
     for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
         most = max(1, int(FUSED * cluster.budget_bytes // sum(layout.in_use.values())))
-        found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
+        tasks = ceil_div(layout.steps, most)
+        found.append(replace(layout, slabs_per_task=ceil_div(layout.steps, tasks)))
     return ranked(found, cluster)
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import product
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, most_dealt, remembered
+from multimm.planning.grid import Blocks, ceil_div, most_dealt, remembered
 
 
 class Share(NamedTuple):
@@ -118,7 +118,7 @@ def kept_of_a(
     # Plain loops over what does not change in them: most of the search for a stack was here.
     held: Counter[int] = Counter()
     for (first, i), rows in rows_of.items():
-        turns = ceil(steps / (len(rows) if len(rows) > 1 else p_n))
+        turns = ceil_div(steps, len(rows) if len(rows) > 1 else p_n)
         for row in rows:
             held[row] += turns * share_of[first].matrices * m_blocks[i]
     return held
