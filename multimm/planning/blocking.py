@@ -173,42 +173,58 @@ def _blocks(
     least = min(edge, LEAST_EDGE[cluster.slowest.kind])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
-    sizes = problem.m, problem.n, problem.k
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
+    counts = _count_c(problem, grid, parallel, chains, edge, least, cut)
+    slabs = _count_slabs(problem, grid, counts, edge, least, cut)
+    keep = least if cut.given else 0
+    k_slabs = _slabs(problem, grid, slabs, options.slabs, keep)
+    a, b, (rows, cols), (block_m, block_n) = problem.a, problem.b, counts, options.edges
+    halves = problem.gram and block_m == block_n
+    along = rows if halves else grid.p_m
+    m_blocks = _choose(problem.m, rows, along, [a.chunks[-2]], block_m, _kept(a, keep))
+    band = ceil_div(parallel * len(m_blocks), grid.p_m)
+    if halves:
+        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+    n_blocks = _choose(problem.n, cols, grid.p_n, [b.chunks[-1]], block_n, _kept(b, keep))
+    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+
+
+def _count_c(
+    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int, cut: Cut
+) -> tuple[int, int]:
+    """Block rows and block columns of each of so many batch blocks of C, worked on in parallel."""
+    sizes = problem.m, problem.n, problem.k
     rows, cols = _counts(*sizes, grid, parallel, chains, edge, least)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
-    if problem.gram:
-        rows = cols = max(rows, cols)
-    length = _room(edge, ceil_div(problem.m, rows), ceil_div(problem.n, cols))
-    slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
-    if grid.workers > 1 and problem.k // (2 * slabs) >= least:
+    return (max(rows, cols),) * 2 if problem.gram else (rows, cols)
+
+
+def _count_slabs(
+    problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
+) -> int:
+    """Slabs, beside so many block rows and block columns of C."""
+    k, p_k = problem.k, grid.p_k
+    sides = [ceil_div(size, n) for size, n in zip((problem.m, problem.n), counts, strict=True)]
+    slabs = max(p_k, _count(k, p_k, _room(edge, *sides), least))
+    if grid.workers > 1 and k // (2 * slabs) >= least:
         slabs *= 2  # at least two slabs per part: the second travels while the first is used
-    slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
-    longest = max(ceil_div(problem.m, rows), ceil_div(problem.n, cols))
-    slabs = max(slabs, ceil_div(longest * problem.k, MOST_ELEMENTS))
+    slabs = max(p_k, min(ceil(slabs * cut.slabs), max(slabs, k // least)))
+    return max(slabs, ceil_div(max(sides) * k, MOST_ELEMENTS))
+
+
+def _slabs(problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int) -> Blocks:
+    """The operand that lies somewhere, and the larger one, keeps its chunks along k."""
     hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
-    # The operand that lies somewhere, and the larger one, keeps its chunks.
     hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
-
-    def kept(spec: MatrixSpec) -> int:
-        """Of one that comes in one block nobody knows how it comes."""
-        return least if cut.given and any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
-
     along_k = [chunks for _, chunks in hints]
-    k_slabs = _choose(problem.k, slabs, grid.p_k, along_k, options.slabs, kept(hints[0][0]))
-    block_m, block_n = options.edges
-    along_m, keep = [problem.a.chunks[-2]], kept(problem.a)
-    if problem.gram and block_m == block_n:
-        m_blocks = _choose(problem.m, rows, rows, along_m, block_m, keep)
-        band = ceil_div(parallel * len(m_blocks), grid.p_m)
-        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
-    m_blocks = _choose(problem.m, rows, grid.p_m, along_m, block_m, keep)
-    along_n = [problem.b.chunks[-1]]
-    n_blocks = _choose(problem.n, cols, grid.p_n, along_n, block_n, kept(problem.b))
-    band = ceil_div(parallel * len(m_blocks), grid.p_m)
-    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+    return _choose(problem.k, count, grid.p_k, along_k, fixed, _kept(hints[0][0], keep))
+
+
+def _kept(spec: MatrixSpec, keep: int) -> int:
+    """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
+    return keep if any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
 
 
 @remembered
