@@ -270,6 +270,11 @@ def plan(
         Grid, strategy and reason, blocks, bytes moved against the two-dimensional bound, peak
         bytes per worker, predicted seconds. ``plan.check()`` raises `MemoryBudgetError`.
 
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, OptionError
+        Shapes, dtypes, kinds of arrays and options that `gemm` refuses.
+
     Examples
     --------
     >>> from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

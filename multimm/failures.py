@@ -91,7 +91,7 @@ def _joins(key: Key, inputs: list[Key]) -> bool:
 
 
 def _block(key: Key, *, joined: bool) -> str:
-    """What a task makes: of products by block, slab, parts of k (`graph.builder` has the keys).
+    """What a task makes: of products by block, slab, parts of k (`graph.keys` has the keys).
 
     `joined`: a block that was cut is whole again, unless it is C's, which no task of its own joins.
     """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multimm.planning import cost
+from multimm.planning import memory
 from multimm.planning.blocking import Options
 from multimm.planning.fewer import is_short
 from multimm.planning.problem import Problem
@@ -76,7 +76,7 @@ def test_leaving_workers_out_is_never_slower_and_pays(shape, workers, gram):
     if is_small(asked, cluster):
         return
     layout = plan_matmul(asked, cluster).layout
-    seconds = rank_of(layout, cluster, cost.memory(layout, cluster)).seconds
+    seconds = rank_of(layout, cluster, memory.held(layout, cluster)).seconds
     best = min(candidates(asked, cluster, Options()).values()).seconds
     assert seconds <= UNSPLIT * NEARLY * best
     if is_short(asked, cluster):

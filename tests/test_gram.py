@@ -25,7 +25,7 @@ from multimm.graph.build import build
 from multimm.graph.operand import peel
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning import cost, search, traffic
+from multimm.planning import cost, memory, search, traffic
 from multimm.planning.blocking import MOST_ELEMENTS, Options
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
@@ -441,7 +441,7 @@ def test_traffic_counted_a_second_way():
 
 def test_memory_is_a_sum_of_named_terms():
     layout = layout_of(2, (1, 2, 1), slabs=2, edge=13)
-    stay, spill = cost.memory(layout, cpus(2))
+    stay, spill = memory.held(layout, cpus(2))
     # Three blocks for two workers: one has two of them, and the mirror of the one below.
     assert stay == {
         "partial sums": 2 * 169 * 4,

@@ -118,6 +118,21 @@ def test_c_has_to_come_in_the_same_rows():
     assert not plan_matmul(times(a, other), gpus()).layout.problem.rows
 
 
+def test_where_more_of_c_would_travel_than_of_the_rows_these_do():
+    a, shape = in_rows(BANDS), (2**20, 16384)
+    where_a_lies, in_turn = in_rows(BANDS, shape), in_rows((0, 1, 2, 3) * 8, shape)
+    in_place, other = (
+        plan_matmul(Problem(a, MatrixSpec((8192, 16384)), c=c), gpus())
+        for c in (where_a_lies, in_turn)
+    )
+    assert in_place.layout.problem.rows
+    assert not in_place.bytes_added
+    assert not other.layout.problem.rows
+    assert not other.bytes_added
+    assert other.bytes_moved == other.bytes_received == in_place.bytes_moved + a.nbytes * 3 / 4
+    assert a.nbytes < in_turn.nbytes
+
+
 @pytest.mark.parametrize("fixed", [{"blocks": 2**15}, {"slabs": 8192}, {"p_k": 1}])
 def test_what_is_fixed_stays_as_it_is_stored(fixed):
     plan = plan_matmul(times(in_rows(BANDS)), gpus(), options=Options(**fixed))

@@ -23,7 +23,7 @@ from multimm.cluster.measure import measure_rates, neighbours
 from multimm.cluster.probes import Effort, fetch_seconds, product_gflops
 from multimm.cluster.rates import DeviceRates
 from multimm.errors import ClusterError, OptionError
-from multimm.planning.plan import rates_text
+from multimm.planning.dry_run import rates_text
 from multimm.planning.spec import (
     H200,
     INFINIBAND,

@@ -14,7 +14,7 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning import cost, traffic
+from multimm.planning import cost, memory, traffic
 from multimm.planning.blocking import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -124,7 +124,7 @@ def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
     plain = planned((4100, 4096), (4096, 4100), pack="", **options)
     assert packed.layout.padding == pytest.approx(1152 / 1025)
     half = 4100 * 4096 * 4  # of both operands, on each of two workers
-    stay, spill = cost.memory(packed.layout, packed.cluster)
+    stay, spill = memory.held(packed.layout, packed.cluster)
     # Of A, which stays where it is, what is in use cannot be spilled.
     assert stay["A in use"] + spill["packed A"] == pytest.approx(half / 2 * 1152 / 1025)
     assert spill["packed B"] == pytest.approx(half / 2 * 1152 / 1025)

@@ -18,7 +18,7 @@ from multimm.graph.build import build
 from multimm.graph.pieces import Pieces, pieces
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning import cost
+from multimm.planning import cost, memory
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid, regular
 from multimm.planning.layout import Layout
@@ -194,7 +194,7 @@ def test_each_thread_joins_operands_of_its_own():
     problem = Problem(square(4096, 1000), square(4096, 1000))
     one, two = (ClusterSpec.homogeneous(H200, 1, threads=n) for n in (1, 2))
     layout = replace(plan_matmul(problem, one).layout, cut_once=False)
-    joined = [cost.memory(layout, cluster)[0]["operands being joined"] for cluster in (one, two)]
+    joined = [memory.held(layout, cluster)[0]["operands being joined"] for cluster in (one, two)]
     assert joined[1] == 2 * joined[0] > 0
 
 

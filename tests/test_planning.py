@@ -6,17 +6,20 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import blocking, cost, traffic
+from multimm.planning import blocking, cost, memory, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.dry_run import blocks_text, human
 from multimm.planning.grid import (
     Coordinate,
     Grid,
+    ceil_div,
     even,
     grids,
     group,
@@ -27,7 +30,6 @@ from multimm.planning.grid import (
     regular,
 )
 from multimm.planning.layout import Layout
-from multimm.planning.plan import blocks_text, human
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,
@@ -237,7 +239,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
     def held(grid, **more):
         layout = Layout(problem(240, 480, 360), grid, (), even(240, 4), even(360, 4), even(480, 4),
                         band=4 // grid.p_m, **more)  # fmt: skip
-        stay, spill = cost.memory(layout, cpus(grid.workers))
+        stay, spill = memory.held(layout, cpus(grid.workers))
         return stay | spill
 
     column = held(Grid(2, 1, 1))  # A never travels
@@ -254,7 +256,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
         spec = MatrixSpec((240, 480), **{"chunks": ((120, 120), (480,))} | more)
         shape = replace(problem(240, 480, 360), a=spec)
         layout = Layout(shape, grid, (), (120, 120), (360,), (480,), band=1)
-        assert "A in flight" in cost.memory(layout, cluster)[0]
+        assert "A in flight" in memory.held(layout, cluster)[0]
     # What is read when its slab comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
 
@@ -271,7 +273,7 @@ def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
 def test_memory_is_a_sum_of_named_terms():
     shape = problem(26, 34, 38)
     layout = Layout(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
-    stay, spill = cost.memory(layout, cpus(4))
+    stay, spill = memory.held(layout, cpus(4))
     assert stay == {
         "partial sums": 13 * 19 * 4,
         "sums being made": 13 * 19 * (4 + 4),
@@ -330,7 +332,7 @@ def test_parts_of_k_without_a_slab_have_no_share():
     one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
     rate = cluster.slowest.gflops * 1e9
     assert cost.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
-    assert cost.memory(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
+    assert memory.held(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
 
 
 def test_one_slab_is_kept_where_k_is_not_divided():
@@ -535,7 +537,7 @@ def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, 
     assert terms["from step to step"] == pytest.approx(levels * 3e-3)
     each = cost.PART * 1.0 + 400 / 1e9
     assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * each)
-    stay, _ = cost.memory(layout, cluster)
+    stay, _ = memory.held(layout, cluster)
     assert stay["sums received"] == (fan_in - 1 + 1) * 400
 
 
@@ -691,6 +693,27 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
     assert human(plan.peak_bytes) in text
     assert human(plan.budget_bytes) in text
     assert "give each worker" in text
+
+
+@given(st.integers(0, 2**70), st.integers(1, 2**40))
+def test_ceil_div_is_exact(count, size):
+    wholes = ceil_div(count, size)
+    assert (wholes - 1) * size < count <= wholes * size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cost_of_one"),
+    [("float32", 1), ("float64", 2), ("complex64", 4), ("complex128", 8), ("int64", 50)],
+)
+def test_multiply_adds_cost_more_in_other_dtypes(dtype, cost_of_one):
+    assert replace(square(8), accumulate=dtype).relative_cost == cost_of_one
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_long_doubles_have_no_blas(dtype):
+    name = str(np.dtype(dtype))
+    if name not in ("float64", "complex128"):  # which they are on some systems
+        assert replace(square(8), accumulate=name).relative_cost > 100
 
 
 def test_fixed_blocks_slabs_and_parts_do_not_depend_on_the_workers():

@@ -20,7 +20,7 @@ from multimm.cluster.rates import DeviceRates, LinkRates, Rates, applied
 from multimm.errors import OptionError
 from multimm.gpu import cache
 from multimm.planning import cost
-from multimm.planning.plan import rates_text
+from multimm.planning.dry_run import rates_text
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,

@@ -14,7 +14,7 @@ import multimm
 from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import cost, traffic
+from multimm.planning import memory, traffic
 from multimm.planning.grid import Grid, even
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
@@ -139,7 +139,7 @@ def test_an_operand_that_several_rows_share_arrives():
     shared = stack_layout(((), (8,)), Grid(8, 1, 1), 1, 1)
     assert not own.arrives("a")
     assert shared.arrives("a")
-    stay, _ = cost.memory(shared, gpus(8))
+    stay, _ = memory.held(shared, gpus(8))
     assert stay["A in flight"] == 2 * M * (K // 2) * 4  # not once for each matrix
 
 

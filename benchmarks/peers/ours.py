@@ -116,7 +116,7 @@ class Multimm(OnDask):
         rows = trace.timeline(self.intervals, last[0], MOST_INTERVALS)
         found = super().facts(product, precision, last)
         return found | {
-            "bytes_predicted": plan.bytes_received + plan.bytes_recut,
+            "bytes_predicted": plan.bytes_moved,
             "peak_bytes": plan.peak_bytes,
             "plan": str(plan),
             "detail": found["detail"]

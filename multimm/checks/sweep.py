@@ -18,10 +18,10 @@ from multimm.checks.operands import Job
 from multimm.checks.rule import Rule
 from multimm.checks.tasks import STATS, add, add_stats, exact_rows, keep, product_rows, sketch_rows
 
-Place = tuple[int, ...]  #: (batch ..., row) in C
+Row = tuple[int, ...]  #: (batch ..., row) in C
 
 
-def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], list[Place]]:
+def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], list[Row]]:
     """One pass over all operands: FIELDS of all rows together, and the worst rows.
 
     `hidden` marks columns of B that hold non-finite values, shape (batch ..., n).
@@ -52,9 +52,9 @@ def hidden_columns(job: Job) -> Any:
     return hidden.get() if hasattr(hidden, "__cuda_array_interface__") else hidden
 
 
-def recompute(job: Job, places: Sequence[Place]) -> tuple[float, str]:
+def recompute(job: Job, places: Sequence[Row]) -> tuple[float, str]:
     """Hold rows of C against float64 element by element: the worst ratio, and what is wrong."""
-    groups: dict[Place, list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     for place in places:
         groups.setdefault(place[:-1], []).append(place[-1])
     tables = compute(*(_compare_rows(job, batch, rows) for batch, rows in groups.items()))
@@ -71,7 +71,7 @@ def recompute(job: Job, places: Sequence[Place]) -> tuple[float, str]:
     return worst, reason
 
 
-def _compare_rows(job: Job, batch: Place, rows: list[int]) -> Any:
+def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
     rule = job.rule
     parts = [_pick(job.c, batch)[rows].T]
     if rule.alpha:
@@ -83,7 +83,7 @@ def _compare_rows(job: Job, batch: Place, rows: list[int]) -> Any:
     return _side_by_side(judge_elements, parts, 5, rule)
 
 
-def _pick(array: Any, batch: Place) -> Any:
+def _pick(array: Any, batch: tuple[int, ...]) -> Any:
     """The matrix of a stack that broadcasting pairs with `batch`."""
     own = batch[len(batch) - (array.ndim - 2) :]
     index = (0 if size == 1 else at for at, size in zip(own, array.shape, strict=False))
@@ -148,7 +148,7 @@ def _side_by_side(task: Callable[..., Any], parts: Sequence[Any], width: int, ru
     )
 
 
-def _worst_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[Place]:
+def _worst_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[Row]:
     """The ROWS rows of C with the highest scores."""
     found = []
     for block in np.ndindex(verdicts.shape[:-1]):

@@ -33,7 +33,7 @@ import numpy as np
 
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
-from multimm.checks.sweep import Place, hidden_columns, recompute, sweep
+from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -200,7 +200,7 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
 
 
 def _second_look(
-    job: Job, found: dict[str, float], suspects: list[Place], result: Verification
+    job: Job, found: dict[str, float], suspects: list[Row], result: Verification
 ) -> Verification:
     """Recompute the worst rows: they decide, or at least name what the sketch found wrong."""
     worst, reason = recompute(job, suspects)
@@ -219,7 +219,7 @@ def _second_look(
 
 
 def _verify_wrapped(
-    job: Job, found: dict[str, float], suspects: list[Place], result: Verification
+    job: Job, found: dict[str, float], suspects: list[Row], result: Verification
 ) -> Verification:
     """Rows that are wrong unless A B has wrapped around, or is an OR: those must be just that."""
     left = max(found["wrong"], found["suspects"]) > len(suspects)
@@ -269,7 +269,7 @@ def _verify_bool(job: Job, seed: int) -> Verification:
     )
 
 
-def _random_rows(job: Job, seed: int) -> list[Place]:
+def _random_rows(job: Job, seed: int) -> list[Row]:
     total = job.rule.rows
     chosen = np.random.default_rng(seed).choice(total, min(total, BOOL_ROWS), replace=False)
     return [

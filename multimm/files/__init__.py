@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files import hdf5, npy, zarr
-from multimm.files.stored import HOLDS, NUMERIC_KINDS, Index, Place, StoredMatrix, reason
+from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
 
 
 def nothing(_: str) -> Mapping[str, tuple[int, ...]]:
@@ -26,10 +26,10 @@ def nothing(_: str) -> Mapping[str, tuple[int, ...]]:
 class Format(NamedTuple):
     """What one file format can do."""
 
-    inspect: Callable[[Place], StoredMatrix]
-    read: Callable[[StoredMatrix, Index], Any]
+    inspect: Callable[[Location], StoredMatrix]
+    read: Callable[[StoredMatrix, Where], Any]
     create: Callable[[StoredMatrix], None]
-    write: Callable[[StoredMatrix, Index, Any], None]
+    write: Callable[[StoredMatrix, Where, Any], None]
     #: Two tasks must not write at once.
     exclusive: bool = False
     #: Blocks are written as storage chunks of one size.
@@ -52,7 +52,7 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Place:
+def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location:
     """Split ``file.h5:/name`` and find the format, without looking at the disk.
 
     Raises
@@ -79,10 +79,10 @@ def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Place:
     if suffix == ".npy" and dataset is not None:
         raise FileFormatError(f"{path}: a .npy file holds one array; leave out the dataset")
     name_in_file = dataset.strip("/") or None if dataset else None
-    return Place(os.path.abspath(text), suffix, name_in_file)
+    return Location(os.path.abspath(text), suffix, name_in_file)
 
 
-def inspect(place: Place) -> StoredMatrix:
+def inspect(place: Location) -> StoredMatrix:
     """Read shape, dtype and storage chunks of the matrix at `place`, and no element.
 
     Raises

@@ -21,7 +21,7 @@ from dask.utils import parse_bytes
 from multimm.errors import ShapeError
 from multimm.failures import named
 from multimm.files import FORMATS, zarr
-from multimm.files.stored import Index, StoredMatrix, reason
+from multimm.files.stored import StoredMatrix, Where, reason
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
@@ -29,7 +29,7 @@ ZARR_CHUNK_BYTES = 256 * 2**20
 
 
 @named
-def read_block(matrix: StoredMatrix, index: Index, gpu: bool = False) -> Any:
+def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
     block = FORMATS[matrix.place.suffix].read(matrix, index)
     block = np.asarray(block, dtype=block.dtype.newbyteorder("="))
@@ -42,7 +42,7 @@ def read_block(matrix: StoredMatrix, index: Index, gpu: bool = False) -> Any:
 
 @named
 def write_block(
-    matrix: StoredMatrix, index: Index, block: Any, lock: Any = None
+    matrix: StoredMatrix, index: Where, block: Any, lock: Any = None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Write one block; a single true element in as many dimensions as the block has."""
     if hasattr(block, "__cuda_array_interface__"):
@@ -67,7 +67,7 @@ class ReadLayer(MaterializedLayer):
         file instead of cutting and joining those of the array.
     """
 
-    def __init__(self, tasks: dict[Any, Task], reader: Callable[[Index], Any]) -> None:
+    def __init__(self, tasks: dict[Any, Task], reader: Callable[[Where], Any]) -> None:
         super().__init__(tasks)
         self.reader = reader
 
@@ -109,7 +109,7 @@ def writes(matrix: StoredMatrix, array: da.Array, lock: Any) -> da.Array:
     return da.Array(graph, name, ones, meta=np.empty((0,) * array.ndim, dtype=bool))
 
 
-def _indices(chunks: Chunks) -> list[tuple[tuple[int, ...], Index]]:
+def _indices(chunks: Chunks) -> list[tuple[tuple[int, ...], Where]]:
     """Position in the grid of blocks and slices into the matrix, for every block."""
     slices = []
     for sizes in chunks:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from multimm.files.stored import Index, Place, StoredMatrix, choose_dataset, package
+from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 
-def inspect(place: Place) -> StoredMatrix:
+def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     with package("h5py").File(place.path, "r") as file:
         name = choose_dataset(place, _shapes(file))
@@ -34,7 +34,7 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def read(matrix: StoredMatrix, index: Index) -> Any:
+def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block."""
     with package("h5py").File(matrix.path, "r") as file:
         return file[matrix.dataset][index]
@@ -46,7 +46,7 @@ def create(matrix: StoredMatrix) -> None:
         file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype)
 
 
-def write(matrix: StoredMatrix, index: Index, block: Any) -> None:
+def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
     """Set one block."""
     with package("h5py").File(matrix.path, "r+") as file:
         file[matrix.dataset][index] = block

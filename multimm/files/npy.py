@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import FileFormatError
-from multimm.files.stored import NUMERIC_KINDS, Index, Place, StoredMatrix
+from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where
 
 
-def inspect(place: Place) -> StoredMatrix:
+def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     with open(place.path, "rb") as file:
         version = np.lib.format.read_magic(file)
@@ -33,7 +33,7 @@ def inspect(place: Place) -> StoredMatrix:
     return found
 
 
-def _map(matrix: StoredMatrix, index: Index, mode: Any) -> np.ndarray[Any, Any]:
+def _map(matrix: StoredMatrix, index: Where, mode: Any) -> np.ndarray[Any, Any]:
     """A view of one block that maps only the rows (or columns) it lies in."""
     axis = len(matrix.shape) - 1 if matrix.fortran else 0
     others = math.prod(matrix.shape[:axis] + matrix.shape[axis + 1 :])
@@ -53,7 +53,7 @@ def _map(matrix: StoredMatrix, index: Index, mode: Any) -> np.ndarray[Any, Any]:
     return rows[inside]
 
 
-def read(matrix: StoredMatrix, index: Index) -> Any:
+def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block."""
     return np.array(_map(matrix, index, "r"), order="K")
 
@@ -85,6 +85,6 @@ def _allocate(descriptor: int, size: int) -> None:
             raise
 
 
-def write(matrix: StoredMatrix, index: Index, block: Any) -> None:
+def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
     """Set one block."""
     _map(matrix, index, "r+")[...] = block

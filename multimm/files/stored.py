@@ -13,7 +13,7 @@ import numpy as np
 
 from multimm.errors import FileFormatError
 
-Index = tuple[slice, ...]
+Where = tuple[slice, ...]
 
 #: Kinds of NumPy dtype that a product is defined for: booleans, integers, floats, complex.
 NUMERIC_KINDS = "biufc"
@@ -22,7 +22,7 @@ HOLDS = "a matrix file holds booleans, integers, floats or complex numbers"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a matrix lies, or will lie, on disk.
 
     Parameters
@@ -50,7 +50,7 @@ class StoredMatrix:
 
     Parameters
     ----------
-    place : Place
+    place : Location
     shape : tuple of int
     dtype : numpy.dtype
         As stored, byte order included.
@@ -62,7 +62,7 @@ class StoredMatrix:
         Columns are contiguous (.npy).
     """
 
-    place: Place
+    place: Location
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...] | None = None
@@ -109,7 +109,7 @@ def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
 
 
-def choose_dataset(place: Place, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def choose_dataset(place: Location, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The dataset that was asked for, or the only matrix in the file."""
     listed = listing(shapes) or "none"
     if place.dataset is not None:

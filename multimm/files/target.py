@@ -7,15 +7,15 @@ from pathlib import Path
 
 from multimm.errors import FileFormatError
 from multimm.files import FORMATS
-from multimm.files.stored import Place, listing, reason
+from multimm.files.stored import Location, listing, reason
 
 
-def check(place: Place, *, overwrite: bool) -> None:
+def check(place: Location, *, overwrite: bool) -> None:
     """Raise unless a file may be put at `place`, whole, in place of what is there.
 
     Parameters
     ----------
-    place : Place
+    place : Location
         The dataset as the caller named it, or None.
     overwrite : bool
         An existing file may be replaced.
@@ -45,7 +45,7 @@ def check(place: Place, *, overwrite: bool) -> None:
         _refuse_loss(place)
 
 
-def _refuse_loss(place: Place) -> None:
+def _refuse_loss(place: Location) -> None:
     """Who names one dataset does not expect the file's others to go."""
     try:
         held = FORMATS[place.suffix].held(place.path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multimm.errors import FileFormatError
-from multimm.files.stored import Index, Place, StoredMatrix, choose_dataset, package
+from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 
@@ -30,7 +30,7 @@ def held(path: str) -> dict[str, tuple[int, ...]]:
     return {name: item.shape for name, item in members if isinstance(item, zarr.Array)}
 
 
-def inspect(place: Place) -> StoredMatrix:
+def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     zarr = package("zarr")
     if not os.path.isdir(place.path):
@@ -57,7 +57,7 @@ def _array(matrix: StoredMatrix, mode: str) -> Any:
     return package("zarr").open_array(matrix.path, path=matrix.dataset or "", mode=mode)
 
 
-def read(matrix: StoredMatrix, index: Index) -> Any:
+def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block."""
     return _array(matrix, "r")[index]
 
@@ -75,6 +75,6 @@ def create(matrix: StoredMatrix) -> None:
     )
 
 
-def write(matrix: StoredMatrix, index: Index, block: Any) -> None:
+def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
     """Set one block."""
     _array(matrix, "r+")[index] = block

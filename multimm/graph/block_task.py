@@ -18,6 +18,11 @@ Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
 Inputs = tuple[tuple[Key, Coordinate], ...]  #: blocks that a task needs, and where they are kept
 
+#: What stands for row and column in the order of tasks that make what a step's products and sums
+#: need: negative, for they come before all of these, and in the order in which they need each
+#: other. Pieces are cut out; blocks are joined of them; blocks are read or packed.
+CUT, JOIN, READY = (-3, -3), (-2, -2), (-1, -1)
+
 
 class Place(NamedTuple):
     """Where and when a task should run, for the scheduler plugin.
@@ -30,7 +35,7 @@ class Place(NamedTuple):
     grid: Grid  #: as planned
     workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
     owner: Coordinate  #: of the task's result
-    order: tuple[int, ...]  #: (wave, step, ...): smaller first
+    order: tuple[int, ...]  #: (wave, step, row, column), or `CUT` and so on: smaller first
     inputs: Inputs = ()  #: operand blocks and where they belong
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
 

@@ -10,7 +10,8 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from multimm.graph.block_task import Block
-from multimm.graph.builder import KEY_VERSION, Builder
+from multimm.graph.builder import Builder
+from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step
@@ -53,11 +54,12 @@ def build(
     names = [operand.array.name for operand in operands]
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
-    graph = Builder(layout, cluster, operands, addend, step, token)
+    keys = Keys(token, layout, addend is not None)
+    graph = Builder(layout, cluster, operands, addend, step, keys)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(graph.tasks(), owners, cluster.workers)
     problem = layout.problem
     sides = as_stored(layout.m_blocks, problem.rows), as_stored(layout.n_blocks, problem.columns)
     chunks = (*layout.batch_blocks, *sides)
-    high = HighLevelGraph.from_collections(graph.name("matmul"), layer, dependencies=parents)
-    return da.Array(high, graph.name("matmul"), chunks, meta=meta)
+    high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
+    return da.Array(high, keys.name("matmul"), chunks, meta=meta)

@@ -1,22 +1,6 @@
 """The tasks of a product: one straight loop over blocks and slabs.
 
-Keys of one product, with β the indices along the batch dimensions:
-
-    (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
-    (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
-    (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
-    (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
-    (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
-    (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
-    (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
-    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
-    (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
-    (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
-
-Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
-
-T is a token of the operands, the plan and the scalars, so that the same call gives the same
-keys, and different plans never share results.
+Their keys are listed in `multimm.graph.keys`.
 """
 
 from __future__ import annotations
@@ -28,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import List, Task, TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -37,6 +21,7 @@ from multimm.graph.gram_tasks import (
     multiply_gram,
     scale,
 )
+from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import multiply_pieces, pieces
 from multimm.graph.recut import brought, join
@@ -54,12 +39,8 @@ from multimm.graph.tasks import (
 )
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
-from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
 from multimm.planning.spec import ClusterSpec
-
-#: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 5
 
 Verb = Callable[..., Block]
 
@@ -87,7 +68,7 @@ class Builder:
     operands: list[Operand]
     c: Operand | None
     step: Step
-    token: str
+    keys: Keys
     made: dict[Key, BlockTask] = field(default_factory=dict)
     #: By operand and index: blocks of what comes in other blocks.
     others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
@@ -95,10 +76,6 @@ class Builder:
     def __post_init__(self) -> None:
         accumulate = self.step.accumulate
         self.inner = replace(self.step, alpha=1, beta=0, dtype=accumulate, dtype_c=None)
-
-    def name(self, role: str) -> str:
-        """The first entry of the keys of a role."""
-        return f"multimm-{role}-{self.token}"
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
@@ -126,12 +103,12 @@ class Builder:
         func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
         for first in range(start, end, layout.slabs_per_task):
             slabs = range(first, min(first + layout.slabs_per_task, end))
-            key = self._chain_key(batch, i, j, slabs[-1])
+            key = self.keys.chain(batch, i, j, slabs[-1])
             factors = [self._factors(batch, i, j, row, s) for s in slabs]
             inputs = tuple(chain(*(x.inputs for x in chain(*factors))))
             order = (layout.wave(row), first - start, row, j)
             place = self._place(layout.owner(row, j, part), order, inputs)
-            complete = diagonal and key == self._sum_key(batch, i, j)
+            complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
             *before, last = ([x.ref for x in pair] for pair in factors)
             verb: Verb = func
@@ -151,34 +128,21 @@ class Builder:
             return left, self._operand(self.operands[1], batch, s, j, row, s)
         return (left, self._operand(self.operands[0], batch, j, s, row, s)) if i != j else (left,)
 
-    def _chain_key(self, batch: Index, i: int, j: int, s: int) -> Key:
-        """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
-        if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
-            return self._sum_key(batch, i, j)
-        return (self.name("part"), *batch, i, j, s)
-
-    def _sum_key(self, batch: Index, i: int, j: int) -> Key:
-        """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
-        if self.layout.mirrors and self.c is not None:
-            return (self.name("half"), *batch, i, j)
-        p = self.layout.problem
-        return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))
-
     def _merge(self, batch: Index, i: int, j: int) -> None:
         """Add the parts of k in a fixed tree."""
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         sums = {
-            part: self._chain_key(batch, i, j, layout.first_slab[part + 1] - 1)
+            part: self.keys.chain(batch, i, j, layout.first_slab[part + 1] - 1)
             for part in range(layout.parts)
         }
         tree = layout.merges(row, j)
         for merge in tree:
             left, *_, right = merge.addends
-            key: Key = (self.name("sum"), *batch, i, j, left, right)
+            key: Key = (self.keys.name("sum"), *batch, i, j, left, right)
             func: Verb = add
             if merge is tree[-1]:
-                key = self._sum_key(batch, i, j)
+                key = self.keys.sum(batch, i, j)
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.owner(row, j, merge.keeper)
             order = (layout.wave(row), layout.steps, row, j)
@@ -196,7 +160,7 @@ class Builder:
         row = layout.row(layout.flat(batch), i)
         order = (layout.wave(row), layout.steps + 1, row, j)
         place = self._place(layout.keeper(row, j), order)
-        source, name = TaskRef(self._sum_key(batch, i, j)), self.name("matmul")
+        source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
             for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
                 if i != j or not turned:
@@ -207,14 +171,16 @@ class Builder:
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         on = self.cluster
-        return Place(self.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers)
+        return Place(
+            self.keys.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers
+        )
 
     def _add(
         self, key: Key, func: Verb, operands: list[Any], place: Place, at: Index, **more: Any
     ) -> None:
         """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
-        last = key[0] == self.name("matmul")
+        last = key[0] == self.keys.name("matmul")
         if last:
             args["step"] = self.step
         if last and self.c is not None:
@@ -231,7 +197,7 @@ class Builder:
         if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
             parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Factor(parts, tuple((key, place.owner) for key in keys))
-        step, name = place.order[:2], self.name("cut-c")
+        step, name = place.order[:2], self.keys.name("cut-c")
         found = brought(c, index, place.owner, step, name, self._place)
         self.made |= found.tasks
         return Factor(found.ref, found.inputs)
@@ -242,10 +208,10 @@ class Builder:
         user = layout.flat(operand.first_user(index))
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
         wave = layout.wave(row) if layout.stream else 0
-        order = (wave, s - layout.first_slab[layout.part_of[s]], -1, -1)
+        order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
         key = operand.key(index)
         if operand.reader is not None:
-            key = (self.name(operand.role), wave, *index)
+            key = (self.keys.name(operand.role), wave, *index)
             if key not in self.made:
                 gate = layout.gate(home, wave, s) if layout.stream else None
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
@@ -274,19 +240,19 @@ class Builder:
 
     def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Factor:
         """A task that joins a block of the array's own ones, once, where it is at home."""
-        name = self.name(f"cut-{operand.role}")
+        name = self.keys.name(f"cut-{operand.role}")
         found = brought(operand, index, home, step, name, self._place)
         self.made |= found.tasks
         if found.own:
             return Factor(found.ref, found.inputs)
         key: Key = (name, *index)
-        place = self._place(home, (*step, -2, -2), found.inputs)
+        place = self._place(home, (*step, *JOIN), found.inputs)
         self.made[key] = BlockTask(key, join, found.parts, place=place)
         return Factor(TaskRef(key), ((key, home),))
 
     def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""
-        key = (self.name(f"packed-{role}"), *at)
+        key = (self.keys.name(f"packed-{role}"), *at)
         if key not in self.made:
             place = self._place(home, order, ((source, home),))
             self.made[key] = BlockTask(
@@ -297,12 +263,12 @@ class Builder:
     def _gate(self, gate: Gate, part: int) -> Key:
         """A task that is done when a worker's products of one slab are; it returns nothing."""
         layout = self.layout
-        key = (self.name("gate"), *gate)
+        key = (self.keys.name("gate"), *gate)
         if key not in self.made:
             sums = []
             for row, j in layout.behind(gate):
                 flat, i = divmod(row, len(layout.m_blocks))
-                sums.append(TaskRef(self._chain_key(layout.batch_index(flat), i, j, gate.slab)))
+                sums.append(TaskRef(self.keys.chain(layout.batch_index(flat), i, j, gate.slab)))
             step = gate.slab - layout.first_slab[part]
             last = len(layout.row_sizes)  # behind every block product of its step
             place = self._place(Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0))

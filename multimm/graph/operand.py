@@ -1,4 +1,6 @@
-"""An operand as the plan's blocks: rechunked, or read from its source in exactly those blocks.
+"""An operand and the plan's blocks: where they are stored, and its own ones, which may be others.
+
+One that comes from a file or a generator is read from there in exactly the plan's blocks.
 
 A lazy transpose is peeled off: the product takes the blocks below it as stored transposed.
 """

@@ -31,10 +31,10 @@ from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.block_task import Key, Place
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
-from multimm.graph.prefetch import fetch_for, is_step, progress_of
+from multimm.graph.pins import Owners, pin_tasks, product_of
+from multimm.graph.prefetch import fetch_for, is_step
 from multimm.graph.product import Product
 from multimm.graph.replicas import let_go, place_of, spare_awaited
-from multimm.planning.grid import Coordinate, rearrange
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -45,9 +45,6 @@ logger = logging.getLogger(__name__)
 #: share a scheduler without one taking the other's plugin for its own.
 VERSION = 1
 NAME = f"multimm-placement-{VERSION}"
-
-#: Task states in which a new restriction still has an effect.
-_UNDECIDED = ("released", "waiting", "no-worker")
 
 #: Seconds from a loss until the lost worker's tasks go to others, together with those of all who
 #: are lost meanwhile. A host takes its workers along one after another; tasks that went from one
@@ -91,7 +88,7 @@ class BlockPlacement(SchedulerPlugin):
     def __init__(self) -> None:
         self.scheduler: Any = None  #: once a graph has come
         self.products: dict[str, Product] = {}
-        self.owners: dict[Key, str] = {}  #: pinned key -> token of the product that pinned it
+        self.owners: Owners = {}
         self.losing = False  #: a worker was lost, and its tasks are not handed over yet
         self.paused: dict[str, float] = {}  #: workers that take no tasks, and since when
 
@@ -106,12 +103,24 @@ class BlockPlacement(SchedulerPlugin):
             if ts is not None and place is not None:
                 arrived.setdefault(place.product, {})[ts] = place
         for token, places in arrived.items():
-            self._place(scheduler, token, places)
+            if len({place.owner for place in places.values()}) == 1:
+                continue  # one block: Dask runs it where its operands are
+            self._begin(scheduler, token, places)
         if self.products and NAME not in scheduler.periodic_callbacks:
             spare_awaited(scheduler)
             watch = PeriodicCallback(partial(self._watch, scheduler), 1000 * GLANCE)
             scheduler.periodic_callbacks[NAME] = watch  # so that it ends with the scheduler
             watch.start()
+
+    def _begin(self, scheduler: Scheduler, token: str, places: dict[TaskState, Place]) -> None:
+        """Pin tasks of a product; its workers are those that are there when the first arrive."""
+        product = self.products.get(token) or product_of(scheduler, next(iter(places.values())))
+        if product is None:
+            return
+        self.products[token] = product
+        pin_tasks(scheduler, product, places, self.owners)
+        if not product.pinned:
+            del self.products[token]  # the user placed it all
 
     @_guarded
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -205,105 +214,3 @@ class BlockPlacement(SchedulerPlugin):
         stuck: Recommendations = {ts.key: "processing" for ts in scheduler.unrunnable}
         if stuck and scheduler.running:
             scheduler.transitions(stuck, stimulus_id="multimm-release")
-
-    def _place(self, scheduler: Scheduler, token: str, places: dict[TaskState, Place]) -> None:
-        if len({place.owner for place in places.values()}) == 1:
-            return  # one block: Dask runs it where its operands are
-        product = self._product(scheduler, token, next(iter(places.values())))
-        if product is None:
-            return
-        order: dict[TaskState, tuple[int, ...]] = {}
-        operands: dict[TaskState, Coordinate] = {}
-        product.progress |= progress_of(places.values(), product.grid)
-        for ts, place in places.items():
-            order[ts] = (*place.order, 1)
-            self._pin(token, product, ts, place.owner)
-            for key, home in place.inputs:
-                maker = scheduler.tasks.get(key)
-                if maker is None or place_of(maker):
-                    continue  # already in its place, or placed by its own product
-                operands.setdefault(maker, home)
-                order[maker] = min(order.get(maker, (*place.order, 0)), (*place.order, 0))
-        for maker, home in operands.items():
-            self._pin(token, product, maker, home)
-        self._pin_upstream(token, product, list(operands), order)
-        _reorder(order)
-        if not product.pinned:
-            del self.products[token]  # the user placed it all
-
-    def _product(self, scheduler: Scheduler, token: str, place: Place) -> Product | None:
-        """The product's workers; chosen when its first tasks arrive, kept from then on."""
-        if token not in self.products:
-            live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
-            if not live:
-                return None  # nothing to pin to: Dask places the blocks when workers come
-            grid = place.grid
-            if len(live) != place.workers:
-                # Of a plan that left workers out, as many as it needs may be there still.
-                if not grid.workers <= min(len(live), place.workers - 1):
-                    grid = rearrange(grid, len(live))
-                tell(
-                    scheduler,
-                    f"a product was planned for {place.workers} workers (grid {place.grid}) and "
-                    f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
-                )
-            elif place.numbers:
-                live = [live[number] for number in place.numbers]
-            ranks = range(grid.workers)
-            product = Product(grid, [live[rank % len(live)] for rank in ranks])
-            hand_over(scheduler, product, set(live).difference(able(scheduler)))
-            self.products[token] = product
-        return self.products[token]
-
-    def _pin(self, token: str, product: Product, ts: TaskState, at: Coordinate) -> bool:
-        """Pin a task that is still undecided and that nobody else has restricted."""
-        mine = self.owners.get(ts.key)
-        if mine not in (None, token) or ts.state not in _UNDECIDED:
-            return False
-        restricted = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
-        if mine is None and restricted:
-            return False
-        self.owners[ts.key] = token
-        product.pinned[ts.key] = at
-        ts.worker_restrictions = {product.address(at)}
-        ts.loose_restrictions = False
-        return True
-
-    def _pin_upstream(
-        self,
-        token: str,
-        product: Product,
-        made: list[TaskState],
-        order: dict[TaskState, tuple[int, ...]],
-    ) -> None:
-        """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
-        level = made
-        while level:
-            candidates = {dts for ts in level for dts in ts.dependencies}
-            level = []
-            for dts in candidates:
-                places = {product.pinned.get(user.key) for user in dts.dependents}
-                if place_of(dts) or None in places:
-                    continue
-                users = [order[user] for user in dts.dependents if user in order]
-                ranks = {product.grid.rank(at) for at in places if at is not None}
-                if users:
-                    order[dts] = (*min(users)[:-1], -1)
-                if len(ranks) == 1 and dts.key not in product.pinned:
-                    at = next(at for at in places if at is not None)
-                    if self._pin(token, product, dts, at):
-                        level.append(dts)
-
-
-def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
-    """Deal the tasks' own priorities out again, in the product's order.
-
-    The numbers stay among those that `dask.order` gave these tasks, so that they compare
-    with everything else on the scheduler as before.
-    """
-    fresh = [
-        ts for ts in order if ts.state == "released" and ts.priority is not None
-    ]  # others may sit in a sorted queue
-    numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
-    for ts, number in zip(sorted(fresh, key=lambda ts: order[ts]), numbers, strict=True):
-        ts.priority = number

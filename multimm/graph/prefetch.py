@@ -2,9 +2,9 @@
 
 Dask sends a task when all that it needs is in memory somewhere, and its worker fetches then. The
 next product of a chain needs the sum of the present one, so its operand blocks would come when
-that is done: 4 to 5 ms in every slab of 256 MiB, in which a worker of one or two chains has nothing
-else to do. So the scheduler has workers fetch what their tasks will need, no more than one step
-ahead of the first one that is not over: for so much the plan has memory.
+that is done, and a worker of one or two chains has nothing else to do meanwhile. So the scheduler
+has workers fetch what their tasks will need, no more than one step ahead of the first one that is
+not over: for so much the plan has memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multimm.planning.grid import Grid
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-Step = tuple[int, ...]  #: a wave, and a step of it
+When = tuple[int, ...]  #: a wave, and a step of it
 
 
 @dataclass
@@ -38,18 +38,18 @@ class Progress:
         Blocks that it was asked to fetch, with the wave that needs them.
     """
 
-    left: Counter[Step] = field(default_factory=Counter)
-    later: dict[Step, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    left: Counter[When] = field(default_factory=Counter)
+    later: dict[When, set[Key]] = field(default_factory=lambda: defaultdict(set))
     asked: set[tuple[Key, int]] = field(default_factory=set)
-    _first: list[Step] | None = None  #: two of `left`; a scheduler has no time to look at them all
+    _first: list[When] | None = None  #: two of `left`; a scheduler has no time to look at them all
 
-    def near(self, step: Step) -> bool:
+    def near(self, step: When) -> bool:
         """Whether all steps are over that come before another one, except for the last of them."""
         if self._first is None:
             self._first = nsmallest(2, self.left)
         return len(self._first) < 2 or step <= self._first[1]
 
-    def done(self, step: Step) -> list[Key]:
+    def done(self, step: When) -> list[Key]:
         """One task of a step is; return those that it is not too early for any more."""
         self.left[step] -= 1
         if self.left[step] > 0:
@@ -71,7 +71,7 @@ def progress_of(places: Iterable[Place], grid: Grid) -> dict[int, Progress]:
 
 
 def is_step(place: Place) -> bool:
-    """Whether a task is a product or a sum: what makes or packs a block comes before them."""
+    """Whether a task is a product or a sum, and none that makes what these need: see `CUT`."""
     return place.order[2] >= 0
 
 

@@ -19,6 +19,8 @@ class Product:
 
     Parameters
     ----------
+    token : str
+        What its tasks' places name it by.
     grid : Grid
     workers : list of str
         The address of each rank; one address may hold several ranks.
@@ -28,6 +30,7 @@ class Product:
         How far each rank has come.
     """
 
+    token: str
     grid: Grid
     workers: list[str]
     pinned: dict[Key, Coordinate] = field(default_factory=dict)

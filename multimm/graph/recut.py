@@ -18,7 +18,7 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place
 from multimm.graph.declared import DType
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import Pieces, made_of
@@ -111,7 +111,7 @@ def brought(
         lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
         if rank != grid.rank(home) and not alone:
             sources = tuple((piece.key, lies) for piece in own)
-            key, at_once = (name, *index, rank), place(lies, (*step, -3, -3), sources)
+            key, at_once = (name, *index, rank), place(lies, (*step, *CUT), sources)
             parts = _task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
             own = _bundled(own, key)

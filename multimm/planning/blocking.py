@@ -13,9 +13,18 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from multimm.errors import OptionError, integer
-from multimm.planning import cost
+from multimm.planning import memory
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Blocks, Grid, even, group, largest_share, regular, remembered
+from multimm.planning.grid import (
+    Blocks,
+    Grid,
+    ceil_div,
+    even,
+    group,
+    largest_share,
+    regular,
+    remembered,
+)
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, MatrixSpec
@@ -113,31 +122,31 @@ AS_USUAL = Cut()
 
 def lay_out(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
-) -> tuple[Layout, cost.Held]:
+) -> tuple[Layout, memory.Held]:
     """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
 
-    With what `cost.memory` says about them. Workers without a place in `grid` count for nothing.
+    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
         layout = Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
-        return layout, cost.memory(layout, cluster)
+        return layout, memory.held(layout, cluster)
     kind = cluster.slowest.kind
     edge = EDGE[kind]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
-    held = cost.memory(layout, cluster)
-    if layout.packed and not all(problem.rereadable) and cost.excess(held, cluster):
+    held = memory.held(layout, cluster)
+    if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
-        held = cost.memory(layout, cluster)
+        held = memory.held(layout, cluster)
     while not _fits(layout, held, cluster) and edge > LEAST_EDGE[kind] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)
         # 2. Work on fewer block rows at once.
         elif layout.band > 1:
-            layout = replace(layout, band=ceil(layout.band / 2))
+            layout = replace(layout, band=ceil_div(layout.band, 2))
         # 3. Cut blocks and slabs.
         else:
             edge //= 2
@@ -146,16 +155,16 @@ def lay_out(
                 stream=layout.stream,
                 pack_once=layout.pack_once,
             )
-        held = cost.memory(layout, cluster)
+        held = memory.held(layout, cluster)
     return layout, held
 
 
-def _fits(layout: Layout, held: cost.Held, cluster: ClusterSpec) -> bool:
+def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
     """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
     # Operands that cannot be read again are Dask's to spill.
     if layout.stream or not all(layout.problem.rereadable):
         held = held[0], {}
-    return not cost.excess(held, cluster)
+    return not memory.excess(held, cluster)
 
 
 def _blocks(
@@ -164,42 +173,58 @@ def _blocks(
     least = min(edge, LEAST_EDGE[cluster.slowest.kind])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
-    sizes = problem.m, problem.n, problem.k
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
+    counts = _count_c(problem, grid, parallel, chains, edge, least, cut)
+    slabs = _count_slabs(problem, grid, counts, edge, least, cut)
+    keep = least if cut.given else 0
+    k_slabs = _slabs(problem, grid, slabs, options.slabs, keep)
+    a, b, (rows, cols), (block_m, block_n) = problem.a, problem.b, counts, options.edges
+    halves = problem.gram and block_m == block_n
+    along = rows if halves else grid.p_m
+    m_blocks = _choose(problem.m, rows, along, [a.chunks[-2]], block_m, _kept(a, keep))
+    band = ceil_div(parallel * len(m_blocks), grid.p_m)
+    if halves:
+        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+    n_blocks = _choose(problem.n, cols, grid.p_n, [b.chunks[-1]], block_n, _kept(b, keep))
+    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+
+
+def _count_c(
+    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int, cut: Cut
+) -> tuple[int, int]:
+    """Block rows and block columns of each of so many batch blocks of C, worked on in parallel."""
+    sizes = problem.m, problem.n, problem.k
     rows, cols = _counts(*sizes, grid, parallel, chains, edge, least)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
-    if problem.gram:
-        rows = cols = max(rows, cols)
-    length = _room(edge, -(-problem.m // rows), -(-problem.n // cols))
-    slabs = max(grid.p_k, _count(problem.k, grid.p_k, length, least))
-    if grid.workers > 1 and problem.k // (2 * slabs) >= least:
+    return (max(rows, cols),) * 2 if problem.gram else (rows, cols)
+
+
+def _count_slabs(
+    problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
+) -> int:
+    """Slabs, beside so many block rows and block columns of C."""
+    k, p_k = problem.k, grid.p_k
+    sides = [ceil_div(size, n) for size, n in zip((problem.m, problem.n), counts, strict=True)]
+    slabs = max(p_k, _count(k, p_k, _room(edge, *sides), least))
+    if grid.workers > 1 and k // (2 * slabs) >= least:
         slabs *= 2  # at least two slabs per part: the second travels while the first is used
-    slabs = max(grid.p_k, min(ceil(slabs * cut.slabs), max(slabs, problem.k // least)))
-    longest = max(ceil(problem.m / rows), ceil(problem.n / cols))
-    slabs = max(slabs, ceil(longest * problem.k / MOST_ELEMENTS))
+    slabs = max(p_k, min(ceil(slabs * cut.slabs), max(slabs, k // least)))
+    return max(slabs, ceil_div(max(sides) * k, MOST_ELEMENTS))
+
+
+def _slabs(problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int) -> Blocks:
+    """The operand that lies somewhere, and the larger one, keeps its chunks along k."""
     hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
-    # The operand that lies somewhere, and the larger one, keeps its chunks.
     hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
-
-    def kept(spec: MatrixSpec) -> int:
-        """Of one that comes in one block nobody knows how it comes."""
-        return least if cut.given and any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
-
     along_k = [chunks for _, chunks in hints]
-    k_slabs = _choose(problem.k, slabs, grid.p_k, along_k, options.slabs, kept(hints[0][0]))
-    block_m, block_n = options.edges
-    along_m, keep = [problem.a.chunks[-2]], kept(problem.a)
-    if problem.gram and block_m == block_n:
-        m_blocks = _choose(problem.m, rows, rows, along_m, block_m, keep)
-        band = ceil(parallel * len(m_blocks) / grid.p_m)
-        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
-    m_blocks = _choose(problem.m, rows, grid.p_m, along_m, block_m, keep)
-    along_n = [problem.b.chunks[-1]]
-    n_blocks = _choose(problem.n, cols, grid.p_n, along_n, block_n, kept(problem.b))
-    band = ceil(parallel * len(m_blocks) / grid.p_m)
-    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+    return _choose(problem.k, count, grid.p_k, along_k, fixed, _kept(hints[0][0], keep))
+
+
+def _kept(spec: MatrixSpec, keep: int) -> int:
+    """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
+    return keep if any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
 
 
 @remembered
@@ -208,7 +233,7 @@ def _counts(
 ) -> tuple[int, int]:
     """Block rows and block columns of C: `chains` for each worker, where C has so many."""
     thick = _room(edge, n, k), _room(edge, m, k)
-    rows = _count(m, -(-grid.p_m // parallel), thick[0], least)
+    rows = _count(m, ceil_div(grid.p_m, parallel), thick[0], least)
     cols = _count(n, grid.p_n, thick[1], least)
     while parallel * rows * cols < chains * grid.p_m * grid.p_n:
         grow_rows = m // rows >= n // cols
@@ -236,7 +261,7 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
     for chunks in reversed(problem.batch_chunks):
         blocks = group(chunks, room)
         if max(blocks) > 2 * room:
-            blocks = even(sum(chunks), ceil(sum(chunks) / room))
+            blocks = even(sum(chunks), ceil_div(sum(chunks), room))
         grouped.append(blocks)
         room = max(1, room // max(1, max(blocks)))
     return tuple(reversed(grouped))
@@ -249,7 +274,7 @@ def _room(edge: int, *others: int) -> int:
 
 def _count(size: int, workers: int, edge: int, least: int) -> int:
     """How many blocks: a multiple of `workers`, none longer than `edge`, none below `least`."""
-    rounds = max(1, ceil(size / (edge * workers)))
+    rounds = max(1, ceil_div(size, edge * workers))
     return max(1, min(rounds * workers, max(workers, size // least)))
 
 
@@ -259,12 +284,12 @@ def _evenly(size: int, count: int, workers: int) -> Blocks:
 
     Of a round size, if no worker gets more for it.
     """
-    usual = regular(size, -(-size // count))
+    usual = regular(size, ceil_div(size, count))
     if len(usual) != count:
         usual = even(size, count)
     most = ROUNDING * largest_share(usual, workers)
     for grain in GRAINS:
-        blocks = regular(size, -(-size // (count * grain)) * grain)
+        blocks = regular(size, ceil_div(size, count * grain) * grain)
         fits = len(blocks) == count and size >= LEAST_GRAINS * count * grain
         if fits and largest_share(blocks, workers) <= most:
             return blocks

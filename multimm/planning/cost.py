@@ -1,20 +1,16 @@
-"""What a layout costs: bytes held and seconds. Each is a sum of named terms."""
+"""What a layout costs in seconds: a sum of named terms."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from math import ceil, prod
 
 from multimm.planning import traffic
+from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
-from multimm.planning.partition import WINDOW
+from multimm.planning.memory import Terms, crowd
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, DeviceSpec
-
-Terms = dict[str, float]
-#: Bytes that must stay, and that may be spilled.
-Held = tuple[Terms, Terms]
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
@@ -50,91 +46,17 @@ FETCH_S, PIECE_S = 4e-4, 5e-5
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
-#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
-SLICED = 2**26
-
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 
-
-def memory(layout: Layout, cluster: ClusterSpec) -> Held:
-    """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
-    p, grid = layout.problem, layout.grid
-    block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    slab = max(layout.slabs)
-    crowd = ceil(layout.ranks / cluster.workers)  # per worker: 1, but for a large p_k
-    stay: Terms = {
-        "partial sums": crowd * layout.wave_sums * p.sum_bytes,
-        "sums being made": cluster.threads * block * (p.sum_bytes + p.out_bytes),
-    }
-    used = {}  # of what is at home: cannot be spilled meanwhile
-    for role, slab_bytes in layout.in_use.items():
-        size = crowd * slab_bytes
-        if layout.arrives(role):
-            stay[f"{role.upper()} in flight"] = WINDOW * size
-        else:
-            size *= min(layout.slabs_per_task, layout.steps)
-            stay[f"{role.upper()} in use"] = used[role] = size
-    if layout.parts > 1 and cluster.workers > 1:
-        # Of the workers with a part of the same sum, one receives the others', and another one of
-        # the next sum. Those of a wave are still being added when the next one begins.
-        at_once = min(layout.fan_in, layout.parts)
-        received = (at_once - 1) * ceil(layout.wave_sums / (block * at_once)) * block
-        waiting = layout.wave_sums if layout.waves > 1 else 0
-        stay["sums received"] = crowd * (received + waiting + block) * p.sum_bytes
-    if layout.problem.packable:
-        sides = (max(layout.row_sizes) + max(layout.n_blocks)) * p.packed_itemsize
-        stay["operands being packed"] = cluster.threads * slab * sides * layout.padding
-        stay["sums being made"] += cluster.threads * SLICED
-    if layout.mirrors:  # by a mask of the triangle
-        stay["sums being made"] += cluster.threads * block
-    if not layout.cut_once:
-        edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-        cut = "aa" if layout.mirrors else layout.cut_again  # which serves both sides
-        sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
-        stay["operands being joined"] = cluster.threads * slab * sides
-    spill: Terms = {"C finished": crowd * (layout.share_result - layout.wave_sums) * p.out_bytes}
-    if not layout.stream:
-        for role, size in layout.at_home.items():
-            home, name, rest = crowd * size, role.upper(), used.get(role, 0)
-            if role in layout.packed:
-                elements = home // layout.spec(role).itemsize
-                packed = elements * p.packed_itemsize * layout.padding
-                spill |= {f"{name} at home": home, f"packed {name}": packed - rest}
-            else:
-                spill[f"{name} at home"] = home - rest
-    if layout.cut_once:
-        for role in layout.cut_again:
-            spec, home = layout.spec(role), layout.at_home[role]
-            spill[f"{role.upper()} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
-            if grid.workers > 1:  # bundles, at one end or the other
-                spill[f"{role.upper()} on its way"] = home
-    if p.c is not None:
-        stay["C in use"] = cluster.threads * block * p.c.itemsize
-        spill |= _addend(layout, cluster, crowd * layout.share_result * p.c.itemsize)
-    return stay, {name: size for name, size in spill.items() if size > 0}
-
-
-def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
-    """Bytes of the C that is added on the fullest worker, which needs so many of it."""
-    c, grid = layout.spec("c"), layout.grid
-    if not layout.cuts_c and not c.owners:  # made where it is needed
-        return {"C as it comes": needed}
-    chunks = ceil(prod(map(len, c.chunks)) / min(cluster.workers, grid.workers))
-    lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
-    terms: Terms = {"C as it comes": lying}
-    if grid.workers > 1 or layout.lies_beyond("c"):
-        bundles = lying * layout.cuts_c  # that wait to be fetched
-        arrives = needed * (layout.cuts_c or layout.fetches_c)
-        terms["C on its way"] = bundles + arrives
-    return terms
-
-
-def excess(held: Held, cluster: ClusterSpec) -> float:
-    """Bytes of `memory` beyond what the smallest worker may use."""
-    stay, spill = held
-    return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
+#: What one thread of a worker does.
+IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
+#: What comes before the first block product, after the last, or stops all.
+AROUND = ("starting", "from step to step", "first blocks", "last sums", "mirroring", "spilling")
+#: What runs side by side still gets in each other's way: this share of all but the longest
+#: is added. Arbitrary; it makes the chooser prefer fewer bytes among equally fast plans.
+FRICTION = 0.1
 
 
 def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
@@ -148,22 +70,22 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     p, device = layout.problem, cluster.slowest
     copying = device.copy_gbps * 1e9
     cuts = layout.recut.tasks
-    crowd = ceil(layout.ranks / cluster.workers)
-    flops = crowd * 2 * layout.share_computed * layout.share_k
+    each = crowd(layout, cluster)
+    flops = each * 2 * layout.share_computed * layout.share_k
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
-    handed_on = crowd * (layout.steps - 1) * layout.share_sums * p.sum_bytes
+    handed_on = each * (layout.steps - 1) * layout.share_sums * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
-    chains = ceil(layout.blocks * layout.parts / cluster.workers)
+    chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
-    switches = ceil(tasks / cluster.workers) / cluster.threads * SWITCH[device.kind]
+    switches = ceil_div(tasks, cluster.workers) / cluster.threads * SWITCH[device.kind]
     mirrors = layout.mirrors and layout.finishing > 0
     cut_first = layout.cut_once and bool(layout.cut_again)  # C is not waited for
     steps = bool(layout.packed) + cut_first + levels + mirrors
     products = flops / (product_gflops(p, device) * 1e9)
-    each = (products + packing * (not layout.packed)) / (chains * layout.steps)
+    alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     return {
         "block products": products,
         "transfers": moved / rate,
@@ -174,7 +96,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "scheduling": tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
-        "first blocks": _waiting(layout, cluster, each),
+        "first blocks": _waiting(layout, cluster, alone),
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
@@ -184,12 +106,12 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
 def _sums(layout: Layout) -> tuple[int, int, int]:
     """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    parts, blocks, levels, fetched = layout.parts, ceil(layout.share_sums / block), 0, 0
+    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.share_sums, block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
-        blocks = ceil(blocks / at_once)
+        blocks = ceil_div(blocks, at_once)
         fetched += (at_once - 1) * blocks
-        parts, levels = ceil(parts / layout.fan_in), levels + 1
+        parts, levels = ceil_div(parts, layout.fan_in), levels + 1
     return levels, fetched, fetched * block
 
 
@@ -218,14 +140,14 @@ def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     recut, rate = layout.recut, cluster.slowest.copy_gbps * 1e9
-    once = ceil(recut.tasks / workers) * PACK_S + ceil(recut.fetched / workers) * FETCH_S
+    once = ceil_div(recut.tasks, workers) * PACK_S + ceil_div(recut.fetched, workers) * FETCH_S
     moved = 2 * recut.copied / workers  # read and written
-    return once + ceil(recut.pieces / workers) * PIECE_S + moved / rate
+    return once + ceil_div(recut.pieces, workers) * PIECE_S + moved / rate
 
 
 def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
     """Of so many blocks in every slab, those of the busiest worker."""
-    return ceil(blocks * len(layout.slabs) / cluster.workers)
+    return ceil_div(blocks * len(layout.slabs), cluster.workers)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
@@ -267,8 +189,8 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
     size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
-    rows = ceil(len(layout.row_sizes) / grid.p_m)
-    columns = ceil(len(layout.n_blocks) / grid.p_n)
+    rows = ceil_div(len(layout.row_sizes), grid.p_m)
+    columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
     keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
     lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b
@@ -294,17 +216,6 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
         needed = (at.row - block) % grid.p_m if role == "a" else (at.col - block) % grid.p_n
         held[rank] += not needed and at.part == part
     return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
-
-
-#: What runs side by side still gets in each other's way: this share of all but the longest
-#: is added. Arbitrary; it makes the chooser prefer fewer bytes among equally fast plans.
-FRICTION = 0.1
-
-
-#: What one thread of a worker does.
-IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
-#: What comes before the first block product, after the last, or stops all.
-AROUND = ("starting", "from step to step", "first blocks", "last sums", "mirroring", "spilling")
 
 
 def total_seconds(terms: Terms) -> float:

@@ -25,8 +25,8 @@ from multimm.planning.triangle import computed
 #: place is tried for every block, and of finer blocks a cyclic deal is even enough.
 FREE_PLACES, FREE_ROWS = 16, 2
 
-#: Row and column of the grid.
-Place = tuple[int, int]
+#: Row and column of a place in a plane of workers.
+Spot = tuple[int, int]
 #: Batch block and block row of op(A).
 Panel = tuple[int, int]
 #: Block row, over all matrices, and block column of C.
@@ -60,7 +60,7 @@ class Deal:
     ----------
     cells : list of (int, int, int)
         Batch block, block row and block column of all that is computed, in the order of dealing.
-    places : list of Place
+    places : list of Spot
         Of each: who computes it.
     turned : list of bool
         Of each: whether that is the mirrored place.
@@ -77,11 +77,11 @@ class Deal:
         self.blocks = blocks
         self.batch_sizes = batch_sizes
         self.cells = _order(len(blocks), len(batch_sizes), self.free)
-        self.places: list[Place] = []
+        self.places: list[Spot] = []
         self.turned: list[bool] = []
         self.sizes = [batch_sizes[flat] * blocks[i] * blocks[j] for flat, i, j in self.cells]
-        self._panels: dict[Place, set[Panel]] = {(row, 0): set() for row in range(p_m)}
-        self._work: Counter[Place] = Counter()
+        self._panels: dict[Spot, set[Panel]] = {(row, 0): set() for row in range(p_m)}
+        self._work: Counter[Spot] = Counter()
         halves = [computed(size, dtype) for size in blocks]
         choose = self._freely if self.free else self._cyclic
         for (flat, i, j), size in zip(self.cells, self.sizes, strict=True):
@@ -98,7 +98,7 @@ class Deal:
         p_m, p_n = self.plane
         return p_n == 1 and p_m <= FREE_PLACES and len(self.blocks) <= FREE_ROWS * p_m
 
-    def _cyclic(self, flat: int, i: int, j: int) -> tuple[Place, bool]:
+    def _cyclic(self, flat: int, i: int, j: int) -> tuple[Spot, bool]:
         """Of a block's own place and the mirrored one the one with less to do."""
         (p_m, p_n), first = self.plane, flat * len(self.blocks)
         here, there = ((first + i) % p_m, j % p_n), ((first + j) % p_m, i % p_n)
@@ -107,7 +107,7 @@ class Deal:
             return there, True
         return here, False
 
-    def _freely(self, flat: int, i: int, j: int) -> tuple[Place, bool]:
+    def _freely(self, flat: int, i: int, j: int) -> tuple[Spot, bool]:
         """Of all places with the least to do, the one that needs the fewest further blocks."""
         panels, have, work = {(flat, i), (flat, j)}, self._panels, self._work
         place = min(have, key=lambda at: (work[at], len(panels - have[at]), len(have[at])))
@@ -115,7 +115,7 @@ class Deal:
         return place, False
 
     @cached_property
-    def owners(self) -> dict[Cell, Place]:
+    def owners(self) -> dict[Cell, Spot]:
         """By cell: its own place (i, j), or the mirrored one (j, i), not wrapped around the grid.
 
         Or, dealt out freely, any place.
@@ -139,13 +139,13 @@ class Deal:
 
     def _most(self, times: int) -> int:
         """Elements of the busiest place, those off the diagonal so many times."""
-        held: Counter[Place] = Counter()
+        held: Counter[Spot] = Counter()
         for (_, i, j), place, size in zip(self.cells, self.places, self.sizes, strict=True):
             held[place] += size if i == j else times * size
         return max(held.values())
 
     @cached_property
-    def lines(self) -> dict[Panel, tuple[set[Place], list[Place]]]:
+    def lines(self) -> dict[Panel, tuple[set[Spot], list[Spot]]]:
         """By batch block and block row of op(A), where this block is used.
 
         As rows of C, by these places; and as columns of C, by those, from the diagonal down.
@@ -161,14 +161,14 @@ class Deal:
         }
 
     @cached_property
-    def users(self) -> dict[Panel, list[Place]]:
+    def users(self) -> dict[Panel, list[Spot]]:
         """By batch block and block row of op(A): the places that use it, in order."""
         return {panel: sorted(along.union(down)) for panel, (along, down) in self.lines.items()}
 
     @cached_property
-    def homes(self) -> dict[Panel, list[Place]]:
+    def homes(self) -> dict[Panel, list[Spot]]:
         """The users of each block, the one first that keeps its first slab, and few others."""
-        begin: Counter[Place] = Counter()
+        begin: Counter[Spot] = Counter()
         homes = {}
         for (flat, block), users in self.users.items():
             at = min(range(len(users)), key=lambda i: (begin[users[i]], (i - block) % len(users)))
@@ -196,20 +196,20 @@ class Waves:
         self.rows = rows
 
     @cached_property
-    def computed(self) -> dict[int, dict[Place, list[Cell]]]:
+    def computed(self) -> dict[int, dict[Spot, list[Cell]]]:
         """By wave and place: the cells."""
-        found: dict[int, dict[Place, list[Cell]]] = {}
+        found: dict[int, dict[Spot, list[Cell]]] = {}
         for (flat, i, j), place in zip(self.deal.cells, self.deal.places, strict=True):
             row = flat * len(self.deal.blocks) + i
             found.setdefault(row // self.rows, {}).setdefault(place, []).append((row, j))
         return found
 
     @cached_property
-    def users(self) -> dict[Panel, dict[int, set[Place]]]:
+    def users(self) -> dict[Panel, dict[int, set[Spot]]]:
         """By batch block and block row of op(A), then by wave: the places that use it."""
         return {panel: self._waves_of(panel) for panel in self.deal.lines}
 
-    def _waves_of(self, panel: Panel) -> dict[int, set[Place]]:
+    def _waves_of(self, panel: Panel) -> dict[int, set[Spot]]:
         along, down = self.deal.lines[panel]
         row, at, found = panel[0] * len(self.deal.blocks) + panel[1], 0, {}
         while at < len(down):
@@ -223,7 +223,7 @@ class Waves:
     @cached_property
     def most_summed(self) -> int:
         """Elements of the blocks that the busiest place computes in one wave."""
-        deal, sums = self.deal, Counter[tuple[int, Place]]()
+        deal, sums = self.deal, Counter[tuple[int, Spot]]()
         for (flat, i, _), place, size in zip(deal.cells, deal.places, deal.sizes, strict=True):
             sums[(flat * len(deal.blocks) + i) // self.rows, place] += size
         return max(sums.values())
@@ -242,16 +242,16 @@ class Waves:
         return max(self._needed.values())
 
     @cached_property
-    def needed(self) -> Counter[Place]:
+    def needed(self) -> Counter[Spot]:
         """Elements of op(A), per unit of k, that each place needs in all waves together."""
-        found: Counter[Place] = Counter()
+        found: Counter[Spot] = Counter()
         for (_, place), size in self._needed.items():
             found[place] += size
         return found
 
     @cached_property
-    def _needed(self) -> Counter[tuple[int, Place]]:
-        needed: Counter[tuple[int, Place]] = Counter()
+    def _needed(self) -> Counter[tuple[int, Spot]]:
+        needed: Counter[tuple[int, Spot]] = Counter()
         for panel, waves in self.users.items():
             size = self.deal.rows_of(panel)
             for wave, places in waves.items():

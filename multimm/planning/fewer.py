@@ -14,6 +14,7 @@ from itertools import takewhile
 
 from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options
+from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, refined
@@ -101,7 +102,7 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
     powers = [2**i for i in range(cluster.workers.bit_length())]
     within = takewhile(node.__gt__, powers) if is_short(problem, cluster, CALLS) else ()
     for count in (*within, *(node * power for power in powers)):
-        nodes = -(-count // node)
+        nodes = ceil_div(count, node)
         if count < cluster.workers and owned < node * nodes:
             yield count
 

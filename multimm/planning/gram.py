@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from multimm.planning.deal import Deal, Place, Waves, in_waves
+from multimm.planning.deal import Deal, Spot, Waves, in_waves
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.partition import WINDOW
@@ -72,7 +72,7 @@ class GramLayout(Layout):
         """Who computes a block of C, for one part of k."""
         return Coordinate(*self.deal.owners[row, j], part)
 
-    def users(self, flat: int, block: int, wave: int | None = None) -> set[Place]:
+    def users(self, flat: int, block: int, wave: int | None = None) -> set[Spot]:
         """Places of the grid that use a block row of op(A), in one wave or in any."""
         if wave is None:
             return set(self.deal.users[flat, block])
@@ -90,9 +90,9 @@ class GramLayout(Layout):
         return max(self._kept_rows.values()) * max(self.slabs) * self.spec(role).itemsize
 
     @cached_property
-    def _kept_rows(self) -> Counter[Place]:
+    def _kept_rows(self) -> Counter[Spot]:
         """Rows of op(A) that each place keeps, over the slabs of the longest part of k."""
-        held: Counter[Place] = Counter()
+        held: Counter[Spot] = Counter()
         for panel, users in self.deal.homes.items():
             rounds, rest = divmod(self.steps, len(users))
             size = self.deal.rows_of(panel)

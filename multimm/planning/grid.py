@@ -72,6 +72,15 @@ class Grid(NamedTuple):
         return f"{self.p_m} x {self.p_n} x {self.p_k}"
 
 
+def ceil_div(count: int, size: int) -> int:
+    """How many of a size it takes; exact above 2**53 too, where quotients of floats are not.
+
+    >>> ceil_div(7, 2), ceil_div(2**60 + 1, 2**59)
+    (4, 3)
+    """
+    return -(-count // size)
+
+
 def grids(workers: int, p_k: int | None = None) -> Iterator[Grid]:
     """Every arrangement of `workers` with all of them, or with `p_k` parts of k.
 
@@ -130,7 +139,7 @@ def group(chunks: Blocks, target: int) -> Blocks:
     (4, 4, 4)
     """
     total = sum(chunks)
-    count = max(1, -(-total // max(1, target)))
+    count = max(1, ceil_div(total, max(1, target)))
     joined, taken = [0], 0
     for chunk in chunks:
         # The next group begins where its ideal start lies nearer to this boundary than the
@@ -152,6 +161,11 @@ def parts_of(slabs: int, p_k: int) -> Blocks:
 def largest_share(blocks: Blocks, workers: int) -> int:
     """Elements of the worker with the most, when blocks are dealt out cyclically."""
     return max(sum(blocks[rank::workers]) for rank in range(workers))
+
+
+def most_dealt(rows: int, columns: int, workers: int) -> int:
+    """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
+    return min(rows * ceil_div(columns, workers), columns * ceil_div(rows, workers))
 
 
 class Merge(NamedTuple):

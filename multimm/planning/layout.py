@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
-from math import ceil
 from typing import NamedTuple
 
-from multimm.planning.grid import Coordinate, Merge, merges
+from multimm.planning.grid import Coordinate, Merge, ceil_div, merges, most_dealt
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW, Partition
-from multimm.planning.stacks import rows_of_a, rows_of_b
+from multimm.planning.stacks import (
+    copies_of_a,
+    copies_of_b,
+    kept_of_a,
+    kept_of_b,
+    rows_of_a,
+    rows_of_b,
+)
 
 
 class Gate(NamedTuple):
@@ -175,33 +181,23 @@ class Layout(Partition):
                 held[self.keeps(role, 0, at, s)] += size * slab * spec.itemsize
             return max(held.values())
         if self.batch_blocks:
-            elements = max(self._kept_of_stacks(role).values(), default=0) * max(self.slabs)
+            elements = max(self._kept_of_stack(role).values(), default=0) * max(self.slabs)
             return min(spec.nbytes, elements * spec.itemsize)
         # A row's blocks go round its workers slab by slab, each row from the next one on. Those of
         # a column go round those that use them: rows of the grid may have none of C.
         along, across, _ = self.grid
         if role == "b":
             along, across = across, min(along, len(self.row_sizes))
-        kept = _most_of(ceil(len(blocks) / along), self.steps, across)
+        kept = most_dealt(ceil_div(len(blocks), along), self.steps, across)
         return min(spec.nbytes, kept * max(blocks) * max(self.slabs) * spec.itemsize)
 
-    def _kept_of_stacks(self, role: str) -> Counter[int]:
+    def _kept_of_stack(self, role: str) -> Counter[int]:
         """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
-        # Plain loops over what does not change in them: most of the search for a stack was here.
-        held: Counter[int] = Counter()
-        shares, steps = self.share_of(role), self.steps
+        matrices, p_n = self.share_of(role), self.grid.p_n
         if role == "a":
-            for (first, i), rows in self._rows_of_a.items():
-                turns = ceil(steps / (len(rows) if len(rows) > 1 else self.grid.p_n))
-                for row in rows:
-                    held[row] += turns * shares[first].matrices * self.m_blocks[i]
-            return held
-        columns, longest = ceil(len(self.n_blocks) / self.grid.p_n), max(self.n_blocks)
-        for first, rows in self._rows_of_b.items():
-            blocks = _most_of(columns, steps, len(rows))
-            for row in rows:
-                held[row] += shares[first].matrices * blocks * longest
-        return held
+            return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
+        columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
+        return kept_of_b(matrices, self._rows_of_b, *columns, self.steps)
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """In turn with one of the grid rows that use it, and with one of the columns."""
@@ -218,14 +214,8 @@ class Layout(Partition):
     def copies(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that are sent in one wave."""
         columns = min(self.grid.p_n, len(self.n_blocks))
-        shares_a, shares_b = self.share_of("a"), self.share_of("b")
-        of_a = sum(
-            shares_a[first].matrices * self.m_blocks[i] * (len(rows) * columns - 1)
-            for (first, i), rows in self._rows_of_a.items()
-        )
-        of_b = sum(
-            shares_b[first].matrices * (len(rows) - 1) for first, rows in self._rows_of_b.items()
-        )
+        of_a = copies_of_a(self.share_of("a"), self._rows_of_a, self.m_blocks, columns)
+        of_b = copies_of_b(self.share_of("b"), self._rows_of_b)
         return of_a, of_b * self.problem.n
 
     @cached_property
@@ -283,7 +273,7 @@ class Layout(Partition):
         """Tasks of the product: block products, partial sums, reads, their gates, packs."""
         slabs, per_task = len(self.slabs), self.slabs_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
-        chained = sum(ceil((end - start) / per_task) for start, end in pairwise(self.first_slab))
+        chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_slab))
         products = self.blocks * (chained + sums) + self.finishing
         panels = self.operand_panels() if self.stream or self.packed else set()
         packs = slabs * sum(role in self.packed for role, *_ in panels)
@@ -315,8 +305,3 @@ class Layout(Partition):
         used = {("a", wave, of_a[flat].users[0], i) for wave, flat, i in rows}
         users_of_b = {(wave, of_b[flat].users[0]) for wave, flat, _ in rows}
         return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
-
-
-def _most_of(rows: int, columns: int, workers: int) -> int:
-    """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
-    return min(rows * ceil(columns / workers), columns * ceil(rows / workers))

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import ceil, prod
+from math import prod
 
 from multimm.planning import recut
-from multimm.planning.grid import Blocks, Grid, even, largest_share, parts_of
+from multimm.planning.grid import Blocks, Grid, ceil_div, even, largest_share, parts_of
 from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB, Problem
 from multimm.planning.recut import Recut
 from multimm.planning.spec import MatrixSpec
@@ -114,12 +114,12 @@ class Partition:
     @property
     def links(self) -> int:
         """Tasks that follow each other in the longest part of k, for each block of C."""
-        return ceil(self.steps / self.slabs_per_task)
+        return ceil_div(self.steps, self.slabs_per_task)
 
     @property
     def waves(self) -> int:
         """Bands of block rows that follow each other."""
-        return ceil(len(self.row_sizes) / (self.band * self.grid.p_m))
+        return ceil_div(len(self.row_sizes), self.band * self.grid.p_m)
 
     def wave(self, row: int) -> int:
         """The wave in which a block row is worked on."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
-from math import ceil
 from typing import NamedTuple
 
-from multimm.planning import cost, traffic
+from multimm.planning import cost, memory, traffic
 from multimm.planning.blocking import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
 from multimm.planning.deal import FREE_PLACES
-from multimm.planning.grid import Grid, grids
+from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec
@@ -181,7 +180,8 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     found = []
     for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
         most = max(1, int(FUSED * cluster.budget_bytes // sum(layout.in_use.values())))
-        found.append(replace(layout, slabs_per_task=ceil(layout.steps / ceil(layout.steps / most))))
+        tasks = ceil_div(layout.steps, most)
+        found.append(replace(layout, slabs_per_task=ceil_div(layout.steps, tasks)))
     return ranked(found, cluster)
 
 
@@ -219,15 +219,15 @@ def best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: in
 
 def ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
     """These layouts of some of the workers."""
-    return {x: rank_of(x, cluster, cost.memory(x, cluster.first(x.grid.workers))) for x in layouts}
+    return {x: rank_of(x, cluster, memory.held(x, cluster.first(x.grid.workers))) for x in layouts}
 
 
-def rank_of(layout: Layout, cluster: ClusterSpec, held: cost.Held) -> Rank:
+def rank_of(layout: Layout, cluster: ClusterSpec, held: memory.Held) -> Rank:
     """What the chooser compares, of a layout that holds so much."""
     cluster = cluster.first(layout.grid.workers)
     moved = traffic.moved(layout, cluster.workers)
     stay, spill = held
-    too_large = cost.excess((stay, {}), cluster) > 0
-    spilled = cost.excess((stay, spill), cluster)
+    too_large = memory.excess((stay, {}), cluster) > 0
+    spilled = memory.excess((stay, spill), cluster)
     terms = cost.seconds(layout, cluster, moved.busiest, spilled)
     return Rank(too_large, cost.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)

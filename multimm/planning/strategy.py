@@ -29,11 +29,12 @@ from functools import lru_cache
 
 from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.order import by_owner, where_they_lie
-from multimm.planning.plan import MatmulPlan, human
+from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
 from multimm.planning.search import NEARLY, Rank, candidates, rank_of, refined
@@ -48,8 +49,8 @@ UNSPLIT, SPLIT = 1.1, 2
 
 logger = logging.getLogger(__name__)
 
-#: A product that one worker finishes in this time is one task: arbitrary, ten tasks' worth
-#: of scheduling.
+#: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
+#: time for twenty tasks.
 SMALL_SECONDS = 0.01
 #: ... and whose blocks together are no larger than this: arbitrary.
 SMALL_BYTES = 64_000_000
@@ -88,17 +89,17 @@ def plan_matmul(
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise the best arrangement wins,
-    plan, ranks = _searched(problem, cluster, precision, options)
+    plan, ranks = _planned(problem, cluster, precision, options)
     # 3. unless one of workers that are numbered as operands lie on them is faster,
     numbered, anew = renumbered(problem, cluster)
     if anew is not cluster and promising(ranks, numbered, anew, options):
-        plan = _faster(_searched(numbered, anew, precision, options)[0], plan)
+        plan = _faster(_planned(numbered, anew, precision, options)[0], plan)
     # 4. or one that adds up in the order in which operands lie. Bits depend on it.
     if cluster.workers == 1 or options.given:
         return plan
     other = by_owner(numbered)
     if other is not None:
-        plan = _faster(_searched(other, anew, precision, options)[0], plan)
+        plan = _faster(_planned(other, anew, precision, options)[0], plan)
     # 5. or one of block rows or columns that stay on the workers that they lie on.
     for other, grid in where_they_lie(problem, cluster.workers):
         if ranks := _as_they_come(other, cluster, grid, options):
@@ -115,7 +116,7 @@ def _as_they_come(
 ) -> dict[Layout, Rank]:
     """A grid's layouts in the blocks that operands come in.
 
-    None where rows or columns that are taken in another order would be cut or joined.
+    Empty where rows or columns that are taken in another order would be cut or joined.
     """
     layout, held = lay_out(problem, cluster, grid, options, Cut(given=True))
     rows_differ = problem.rows and layout.m_blocks != problem.a.chunks[0]
@@ -125,7 +126,7 @@ def _as_they_come(
     return refined({layout: rank_of(layout, cluster, held)}, cluster, options)
 
 
-def _searched(
+def _planned(
     problem: Problem, cluster: ClusterSpec, precision: str, options: Options
 ) -> tuple[MatmulPlan, dict[Layout, Rank]]:
     """The best arrangement of all workers, or of fewer, and what it was chosen from."""
@@ -156,8 +157,7 @@ def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
 
 def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
     """The other plan if it is nearly as fast and less travels, or clearly faster."""
-    moved, before = (x.bytes_received + x.bytes_recut for x in (other, plan))
-    better = moved < before
+    better = other.bytes_moved < plan.bytes_moved
     return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, product, starmap
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Coordinate, Grid, divisors
+from multimm.planning.grid import Coordinate, Grid, ceil_div, divisors
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts_of, offsets, shape_of, size_of
@@ -38,9 +38,11 @@ def volume(
     a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
     of_a, of_b = (max(1, prod(spec.shape[:-2])) for spec in (problem.a, problem.b))
     rows_a = min(grid.p_m, max(1, problem.batch // of_a))
-    rows_b = ceil(grid.p_m / min(of_b, grid.p_m))
+    rows_b = ceil_div(grid.p_m, min(of_b, grid.p_m))
     return (
-        a * (grid.p_n * rows_a - 1) + b * ceil(waves / of_b) * (rows_b - 1) + sums * (grid.p_k - 1)
+        a * (grid.p_n * rows_a - 1)
+        + b * ceil_div(waves, of_b) * (rows_b - 1)
+        + sums * (grid.p_k - 1)
     )
 
 
@@ -177,8 +179,8 @@ def _of_product(layout: Layout) -> Moved:
     a, b = layout.width("a"), layout.width("b")
     sizes = problem.m * problem.k * a, problem.k * problem.n * b
     total = volume(problem, grid._replace(p_k=parts), sizes, layout.waves)
-    rows = ceil(len(layout.row_sizes) / grid.p_m) * layout.steps
-    columns = ceil(len(layout.n_blocks) / grid.p_n) * layout.steps
+    rows = ceil_div(len(layout.row_sizes), grid.p_m) * layout.steps
+    columns = ceil_div(len(layout.n_blocks), grid.p_n) * layout.steps
     of_a = layout.share_rows * a * (1 - rows // grid.p_n / rows)
     of_b = layout.share_cols * b * (1 - columns // grid.p_m / columns) * layout.waves
     sums = layout.share_sums * problem.sum_bytes * (1 - 1 / parts)

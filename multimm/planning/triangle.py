@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from multimm.planning.grid import ceil_div
+
 #: Pieces of a block on the diagonal are at least so large: of float32, for which 256 is also the
 #: larger edge of our kernels' tiles, and of all else, which a library multiplies on GPUs too, and
 #: of which products of 256 x 256 leave most of a GPU idle.
@@ -37,7 +39,7 @@ def triangle(size: int, dtype: str = "float32") -> tuple[Piece, ...]:
 
 
 def _pieces(start: int, end: int, least: int) -> Iterator[Piece]:
-    middle = start + -(-(end - start) // (2 * GRAIN)) * GRAIN
+    middle = start + ceil_div(end - start, 2 * GRAIN) * GRAIN
     if min(middle - start, end - middle) < least:
         yield Piece(slice(start, end), slice(start, end))
         return

@@ -9,7 +9,7 @@ import pytest
 import multimm
 import multimm.cluster as mc
 from multimm.cluster import probes, rates
-from multimm.planning.plan import rates_text
+from multimm.planning.dry_run import rates_text
 from multimm.planning.spec import H200, MatrixSpec
 
 POOL = 16 * 2**30

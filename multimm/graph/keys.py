@@ -1,0 +1,64 @@
+"""The keys of a product's tasks, with β the indices along the batch dimensions:
+
+    (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
+    (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
+    (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
+    (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
+    (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
+    (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
+    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
+    (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
+    (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
+
+Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
+
+T is a token of the operands, the plan and the scalars, so that the same call gives the same
+keys, and different plans never share results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multimm.graph.block_task import Key
+from multimm.planning.layout import Layout
+from multimm.planning.order import stored_at
+from multimm.planning.recut import Index
+
+#: Part of every token: raised when the meaning of a key changes.
+KEY_VERSION = 5
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one product.
+
+    Parameters
+    ----------
+    token : str
+    layout : Layout
+    adds : bool
+        There is a C that is added.
+    """
+
+    token: str
+    layout: Layout
+    adds: bool
+
+    def name(self, role: str) -> str:
+        """The first entry of the keys of a role."""
+        return f"multimm-{role}-{self.token}"
+
+    def chain(self, batch: Index, i: int, j: int, s: int) -> Key:
+        """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
+        if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
+            return self.sum(batch, i, j)
+        return (self.name("part"), *batch, i, j, s)
+
+    def sum(self, batch: Index, i: int, j: int) -> Key:
+        """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
+        if self.layout.mirrors and self.adds:
+            return (self.name("half"), *batch, i, j)
+        p = self.layout.problem
+        return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))

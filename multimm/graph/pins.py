@@ -1,0 +1,126 @@
+"""Tasks of a product are pinned to its workers and put into its order, on the scheduler.
+
+So is what makes its operand blocks, and what only that needs, where nobody else has restricted it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from multimm.graph.block_task import Key, Place
+from multimm.graph.heirs import able, hand_over, tell
+from multimm.graph.prefetch import progress_of
+from multimm.graph.product import Product
+from multimm.graph.replicas import place_of
+from multimm.planning.grid import Coordinate, rearrange
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+#: Task states in which a new restriction still has an effect.
+_UNDECIDED = ("released", "waiting", "no-worker")
+
+#: Behind a task's order: what makes its operand blocks has the same, and comes before it; what that
+#: needs comes before both.
+_UPSTREAM, _MAKER, _OWN = -1, 0, 1
+
+Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
+
+
+def product_of(scheduler: Scheduler, place: Place) -> Product | None:
+    """A product that begins, on the workers that are there; None if there are none."""
+    live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
+    if not live:
+        return None  # nothing to pin to: Dask places the blocks when workers come
+    grid = place.grid
+    if len(live) != place.workers:
+        # Of a plan that left workers out, as many as it needs may be there still.
+        if not grid.workers <= min(len(live), place.workers - 1):
+            grid = rearrange(grid, len(live))
+        tell(
+            scheduler,
+            f"a product was planned for {place.workers} workers (grid {place.grid}) and "
+            f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
+        )
+    elif place.numbers:
+        live = [live[number] for number in place.numbers]
+    product = Product(place.product, grid, [live[rank % len(live)] for rank in range(grid.workers)])
+    hand_over(scheduler, product, set(live).difference(able(scheduler)))
+    return product
+
+
+def pin_tasks(
+    scheduler: Scheduler, product: Product, places: dict[TaskState, Place], owners: Owners
+) -> None:
+    """Pin and order tasks of a product, and what makes their operand blocks."""
+    order: dict[TaskState, tuple[int, ...]] = {}
+    operands: dict[TaskState, Coordinate] = {}
+    product.progress |= progress_of(places.values(), product.grid)
+    for ts, place in places.items():
+        order[ts] = (*place.order, _OWN)
+        _pin(product, ts, place.owner, owners)
+        for key, home in place.inputs:
+            maker = scheduler.tasks.get(key)
+            if maker is None or place_of(maker):
+                continue  # already in its place, or placed by its own product
+            operands.setdefault(maker, home)
+            when = (*place.order, _MAKER)
+            order[maker] = min(order.get(maker, when), when)
+    for maker, home in operands.items():
+        _pin(product, maker, home, owners)
+    _pin_upstream(product, list(operands), order, owners)
+    _reorder(order)
+
+
+def _pin(product: Product, ts: TaskState, at: Coordinate, owners: Owners) -> bool:
+    """Pin a task that is still undecided and that nobody else has restricted."""
+    mine = owners.get(ts.key)
+    if mine not in (None, product.token) or ts.state not in _UNDECIDED:
+        return False
+    restricted = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+    if mine is None and restricted:
+        return False
+    owners[ts.key] = product.token
+    product.pinned[ts.key] = at
+    ts.worker_restrictions = {product.address(at)}
+    ts.loose_restrictions = False
+    return True
+
+
+def _pin_upstream(
+    product: Product,
+    made: list[TaskState],
+    order: dict[TaskState, tuple[int, ...]],
+    owners: Owners,
+) -> None:
+    """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
+    level = made
+    while level:
+        candidates = {dts for ts in level for dts in ts.dependencies}
+        level = []
+        for dts in candidates:
+            places = {product.pinned.get(user.key) for user in dts.dependents}
+            if place_of(dts) or None in places:
+                continue
+            users = [order[user] for user in dts.dependents if user in order]
+            ranks = {product.grid.rank(at) for at in places if at is not None}
+            if users:
+                order[dts] = (*min(users)[:-1], _UPSTREAM)
+            if len(ranks) == 1 and dts.key not in product.pinned:
+                at = next(at for at in places if at is not None)
+                if _pin(product, dts, at, owners):
+                    level.append(dts)
+
+
+def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
+    """Deal the tasks' own priorities out again, in the product's order.
+
+    The numbers stay among those that `dask.order` gave these tasks, so that they compare
+    with everything else on the scheduler as before.
+    """
+    fresh = [
+        ts for ts in order if ts.state == "released" and ts.priority is not None
+    ]  # others may sit in a sorted queue
+    numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
+    for ts, number in zip(sorted(fresh, key=lambda ts: order[ts]), numbers, strict=True):
+        ts.priority = number

@@ -1,0 +1,200 @@
+"""The text of a plan: what ``print(plan)`` says before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from multimm.planning import traffic
+from multimm.planning.grid import Blocks
+from multimm.planning.memory import Terms
+from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
+
+if TYPE_CHECKING:
+    from multimm.planning.plan import MatmulPlan
+
+
+def text(plan: MatmulPlan) -> str:
+    """A line for each side of a plan, its name first."""
+    return "\n".join(f"{name:<9} {line}" for name, line in _lines(plan))
+
+
+def _lines(plan: MatmulPlan) -> list[tuple[str, str]]:
+    lines = [("product", _product_line(plan))]
+    if plan.layout.problem.batch > 1:
+        lines.append(("batch", " x ".join(map(blocks_text, plan.layout.batch_blocks))))
+    lines += [
+        ("workers", _cluster_line(plan)),
+        ("grid", f"{plan.grid} (p_m x p_n x p_k): {plan.strategy}, because {plan.reason}"),
+        ("blocks", _blocks_line(plan)),
+        ("order", _order_line(plan)),
+        ("moved", _moved_line(plan)),
+        ("memory", _memory_line(plan)),
+    ]
+    if plan.spill_terms:
+        lines.append(("", _spill_line(plan)))
+    return [*lines, ("time", _time_line(plan))]
+
+
+def _product_line(plan: MatmulPlan) -> str:
+    problem = plan.layout.problem
+    batch = f"{problem.batch} times " if problem.batch > 1 else ""
+    where = " on tensor cores" if plan.layout.on_tensor_cores else ""
+    half = f" of {problem.flops:.4g}" if plan.layout.mirrors else ""
+    return (
+        f"{batch}{plan.m} x {plan.k} @ {plan.k} x {plan.n} -> {problem.dtype}, "
+        f"precision {plan.precision}{where}, {plan.flops:.4g}{half} flop"
+    )
+
+
+def _cluster_line(plan: MatmulPlan) -> str:
+    cluster, used = plan.cluster, plan.used.workers
+    devices = " and ".join(sorted({device.name for device in cluster.devices}))
+    some = f", {used} of them used" if used < cluster.workers else ""
+    threads = f", {cluster.threads} threads each" if cluster.threads > 1 else ""
+    told = cluster.numbers and plan.tasks > 1  # one task runs where its operands are
+    anew = ", numbered in the order in which blocks lie on them" if told else ""
+    nodes = ""
+    if cluster.node < cluster.workers:
+        nodes = f", {cluster.node} per node, {cluster.between.name} between nodes"
+    workers = f"{cluster.workers} of {devices}{some}{threads}{anew}"
+    return f"{workers}, {cluster.link.name}{nodes}, {rates_text(cluster)}"
+
+
+def _blocks_line(plan: MatmulPlan) -> str:
+    layout = plan.layout
+    within = layout.cut_again if not layout.cut_once else ()
+    cut = f", {names(within)} cut by every product" if within else ""
+    packed = ", packed by every product" if layout.on_tensor_cores else ""
+    if layout.packed:
+        are = "it is" if len(layout.packed) == 1 else "they are"
+        packed = f", {names(layout.packed)} packed where {are} kept"
+    return (
+        f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
+        f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
+    )
+
+
+def _order_line(plan: MatmulPlan) -> str:
+    layout = plan.layout
+    tasks = f"{plan.tasks} task{'s' * (plan.tasks > 1)}"
+    waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
+    slabs = min(layout.slabs_per_task, layout.steps)
+    fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
+    reads = ", operand blocks read slab by slab" if layout.stream else ""
+    half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
+    at_once = min(layout.fan_in, layout.parts)
+    sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
+    return f"{tasks} in {waves}{fused}{reads}{half}{sums}{_sorted_text(plan)}"
+
+
+def _sorted_text(plan: MatmulPlan) -> str:
+    p = plan.layout.problem
+    orders = {"k": p.order, "rows": p.rows, "columns": p.columns}
+    sides = [side for side, order in orders.items() if order]
+    lie = "it lies" if sides == ["k"] else "they lie"
+    return f", {' and '.join(sides)} in the order in which {lie} on workers" if sides else ""
+
+
+def _moved_line(plan: MatmulPlan) -> str:
+    more = _recut_text(plan) if plan.bytes_recut else ""
+    more += _added_text(plan) if plan.bytes_added else ""
+    if not plan.received:
+        return f"nothing: all is at home{more}"
+    worst, bound = max(plan.received.values()), plan.bytes_bound
+    against = f", {plan.bytes_received / bound:.2f} x the 2D bound" if bound else ""
+    roles = plan.layout.lying
+    lie = "it lies" if len(roles) == 1 else "they lie"
+    lying = f", {names(roles)} used where {lie}" if roles else ""
+    return (
+        f"{human(plan.bytes_received)} between workers, {human(worst)} to the busiest"
+        f"{against}{_nodes_text(plan)}{lying}{more}"
+    )
+
+
+def _recut_text(plan: MatmulPlan) -> str:
+    roles = plan.layout.cut_again
+    size = f"{_at_most(plan, roles)}{human(plan.bytes_recut)}"
+    return f", and {size} before to cut {names(roles)} into these blocks"
+
+
+def _added_text(plan: MatmulPlan) -> str:
+    return f", and {_at_most(plan, 'c')}{human(plan.bytes_added)} of the C that is added"
+
+
+def _at_most(plan: MatmulPlan, roles: Iterable[str]) -> str:
+    layout = plan.layout
+    known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in roles)
+    return "" if known else "at most "
+
+
+def _nodes_text(plan: MatmulPlan) -> str:
+    far = traffic.share_between_nodes(plan.layout.problem, plan.grid, plan.used.node)
+    return f", about {far:.0%} between nodes" if far else ""
+
+
+def _memory_line(plan: MatmulPlan) -> str:
+    held, budget = human(plan.peak_bytes), human(plan.budget_bytes)
+    return f"{held} of {budget} per worker ({_terms_text(plan.memory_terms)})"
+
+
+def _spill_line(plan: MatmulPlan) -> str:
+    size = sum(plan.spill_terms.values())
+    more = plan.peak_bytes + size - plan.budget_bytes
+    over = f", {human(more)} more than all workers hold without" if more > 0 else ""
+    return f"and {human(size)} that may be spilled ({_terms_text(plan.spill_terms)}){over}"
+
+
+def _terms_text(terms: Terms) -> str:
+    return ", ".join(f"{name} {human(size)}" for name, size in terms.items())
+
+
+def _time_line(plan: MatmulPlan) -> str:
+    terms = ", ".join(f"{name} {value:.3g}" for name, value in plan.time_terms.items() if value > 0)
+    rate = plan.flops / max(plan.seconds, 1e-12) / 1e9
+    return f"{plan.seconds:.3g} s, {rate:.4g} GFLOP/s ({terms})"
+
+
+def rates_text(cluster: ClusterSpec) -> str:
+    """Whether the rates behind the prediction were measured, when, and which were not."""
+    days = {"products": min(device.measured for device in cluster.devices)}
+    if cluster.node > 1 and cluster.link.name != SHARED_MEMORY.name:
+        days["transfers"] = cluster.link.measured
+    if cluster.node < cluster.workers:
+        days["transfers between nodes"] = cluster.between.measured
+    if not any(days.values()):
+        return "rates as shipped"
+    missing = " and ".join(name for name, day in days.items() if not day)
+    oldest = min(day for day in days.values() if day)
+    return f"rates measured {oldest}" + f" except for {missing}" * bool(missing)
+
+
+def names(roles: Iterable[str]) -> str:
+    """Operands as they are written.
+
+    >>> names(("a", "b"))
+    'A and B'
+    """
+    return " and ".join(role.upper() for role in roles)
+
+
+def blocks_text(blocks: Blocks) -> str:
+    """Block sizes in a few characters: ``4 of 16384``, or ``3 of 4096 to 5000``.
+
+    >>> blocks_text((4096, 4096, 10))
+    '3 of 10 to 4096'
+    """
+    low, high = min(blocks), max(blocks)
+    return f"{len(blocks)} of {high}" if low == high else f"{len(blocks)} of {low} to {high}"
+
+
+def human(size: float) -> str:
+    """Bytes in a unit that a person reads.
+
+    >>> human(2_000_000_000)
+    '2 GB'
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

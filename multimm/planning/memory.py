@@ -1,0 +1,142 @@
+"""What the fullest worker of a layout holds, in bytes: a sum of named terms."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.grid import ceil_div
+from multimm.planning.layout import Layout
+from multimm.planning.partition import WINDOW
+from multimm.planning.spec import ClusterSpec
+
+Terms = dict[str, float]
+#: Bytes that must stay, and that may be spilled.
+Held = tuple[Terms, Terms]
+
+#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
+SLICED = 2**26
+
+
+def held(layout: Layout, cluster: ClusterSpec) -> Held:
+    """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
+    p, each = layout.problem, crowd(layout, cluster)
+    result = each * layout.share_result
+    slabs = _slabs(layout, each)
+    stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
+    finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
+    spill = finished | _at_home(layout, each, slabs) | _cut_before(layout, cluster)
+    if p.c is not None:
+        spill |= _addend(layout, cluster, result * p.c.itemsize)
+    return stay, {name: size for name, size in spill.items() if size > 0}
+
+
+def excess(held: Held, cluster: ClusterSpec) -> float:
+    """Bytes of `held` beyond what the smallest worker may use."""
+    stay, spill = held
+    return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
+
+
+def crowd(layout: Layout, cluster: ClusterSpec) -> int:
+    """Places of the grid that a worker has: one, but for a large p_k."""
+    return ceil_div(layout.ranks, cluster.workers)
+
+
+def _block(layout: Layout) -> int:
+    """Elements of the largest block of C."""
+    return max(1, max(layout.row_sizes) * max(layout.n_blocks))
+
+
+def _sums(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of a worker's own products: the sums of a wave, and those that its threads are making."""
+    p, block = layout.problem, _block(layout)
+    made = block * (p.sum_bytes + p.out_bytes)
+    made += SLICED * p.packable
+    made += block * layout.mirrors  # a mask of the triangle
+    return {
+        "partial sums": crowd(layout, cluster) * layout.wave_sums * p.sum_bytes,
+        "sums being made": cluster.threads * made,
+    }
+
+
+def _slabs(layout: Layout, each: int) -> Terms:
+    """Of slabs of the operands that `each` places of a worker need: none of it can be spilled."""
+    terms: Terms = {}
+    for role, slab_bytes in layout.in_use.items():
+        if layout.arrives(role):
+            terms[f"{role.upper()} in flight"] = WINDOW * each * slab_bytes
+        else:
+            at_once = min(layout.slabs_per_task, layout.steps)
+            terms[f"{role.upper()} in use"] = at_once * each * slab_bytes
+    return terms
+
+
+def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of others' sums of parts of k.
+
+    Of the workers with a part of the same sum, one receives the others', and another one of the
+    next sum. Those of a wave are still being added when the next one begins.
+    """
+    if layout.parts == 1 or cluster.workers == 1:
+        return {}
+    block, at_once = _block(layout), min(layout.fan_in, layout.parts)
+    received = (at_once - 1) * ceil_div(layout.wave_sums, block * at_once) * block
+    waiting = layout.wave_sums if layout.waves > 1 else 0
+    elements = crowd(layout, cluster) * (received + waiting + block)
+    return {"sums received": elements * layout.problem.sum_bytes}
+
+
+def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of blocks that threads pack or join for a product, and of the C that they add."""
+    p, slab, terms = layout.problem, max(layout.slabs), Terms()
+    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+    if p.packable:
+        sides = sum(edges.values()) * p.packed_itemsize
+        terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
+    if not layout.cut_once:
+        cut = "aa" if layout.mirrors else layout.cut_again  # which serves both sides
+        sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
+        terms["operands being joined"] = cluster.threads * slab * sides
+    if p.c is not None:
+        terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
+    return terms
+
+
+def _at_home(layout: Layout, each: int, slabs: Terms) -> Terms:
+    """Of the operands that `each` places of a worker keep, but for what they have in use."""
+    terms: Terms = {}
+    for role, size in {} if layout.stream else layout.at_home.items():
+        name, home = role.upper(), each * size
+        used = slabs.get(f"{name} in use", 0)
+        if role in layout.packed:
+            elements = home // layout.spec(role).itemsize
+            packed = elements * layout.problem.packed_itemsize * layout.padding
+            terms |= {f"{name} at home": home, f"packed {name}": packed - used}
+        else:
+            terms[f"{name} at home"] = home - used
+    return terms
+
+
+def _cut_before(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of the operands that tasks of their own bring into other blocks: what they come in."""
+    terms: Terms = {}
+    for role in layout.cut_again if layout.cut_once else ():
+        spec, name = layout.spec(role), role.upper()
+        terms[f"{name} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
+        if layout.grid.workers > 1:  # bundles, at one end or the other
+            terms[f"{name} on its way"] = layout.at_home[role]
+    return terms
+
+
+def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
+    """Bytes of the C that is added on the fullest worker, which needs so many of it."""
+    c, grid = layout.spec("c"), layout.grid
+    if not layout.cuts_c and not c.owners:  # made where it is needed
+        return {"C as it comes": needed}
+    chunks = ceil_div(prod(map(len, c.chunks)), min(cluster.workers, grid.workers))
+    lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
+    terms: Terms = {"C as it comes": lying}
+    if grid.workers > 1 or layout.lies_beyond("c"):
+        bundles = lying * layout.cuts_c  # that wait to be fetched
+        arrives = needed * (layout.cuts_c or layout.fetches_c)
+        terms["C on its way"] = bundles + arrives
+    return terms
