@@ -47,12 +47,10 @@ def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> N
     why = cause(error)
     if key is None or told(error) != why:
         return
-    inputs, cut = list(inputs), _name(key).startswith("multimm-cut-")
-    joined = cut and _joins(key, inputs)
-    own = [_block(x, joined=not cut) if _token(x) == _token(key) else repr(x) for x in inputs]
+    own = [_block(x) if _token(x) == _token(key) else repr(x) for x in inputs]
     made_of = f", from {' and '.join(own)}," if own else ""
     where = "" if worker is None else f" on {worker.address}"
-    error.add_note(f"{_block(key, joined=joined)}{made_of} failed{where}: {why}")
+    error.add_note(f"{_block(key)}{made_of} failed{where}: {why}")
 
 
 def named(task: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -81,28 +79,16 @@ def _worker() -> Any:
         return None
 
 
-def _joins(key: Key, inputs: list[Key]) -> bool:
-    """Whether a task that is about cut blocks joins one: a worker's parts have its number, too.
-
-    Blocks of the operand have as long keys as the joined one, and parts of them longer ones.
-    """
-    whole = {len(x) - (_token(x) == _token(key)) for x in inputs}
-    return len(key) in (whole or {3})  # a matrix's: name, row, column
-
-
-def _block(key: Key, *, joined: bool) -> str:
-    """What a task makes: of products by block, slab, parts of k (`graph.keys` has the keys).
-
-    `joined`: a block that was cut is whole again, unless it is C's, which no task of its own joins.
-    """
+def _block(key: Key) -> str:
+    """What a task makes: of products by block, slab, parts of k (`graph.keys` has the keys)."""
     at = list(key[1:]) if isinstance(key, tuple) else []
     prefix, *roles = _name(key).split("-")[:-1] or [""]
     if prefix != "multimm":
         return f"task {key!r}"
     role = roles[-1]
+    if roles[0] == "joined":
+        return f"block {_index(at)} of {role.upper()}, joined"
     if roles[0] == "cut":
-        if joined and role != "c":
-            return f"block {_index(at)} of {role.upper()}, joined"
         return f"part of block {_index(at[:-1])} of {role.upper()} on worker {at[-1]}"
     if role in ("a", "b"):
         packed = "packed " if len(roles) > 1 else ""

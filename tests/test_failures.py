@@ -224,7 +224,8 @@ def test_a_line_is_written_once_and_only_of_what_is_known():
     [
         (("multimm-a-T", 3, 0, 1), "block (0, 1) of A"),
         (("multimm-packed-b-T", 3, 0, 1), "packed block (0, 1) of B"),
-        (("multimm-cut-b-T", 0, 1), "block (0, 1) of B, joined"),
+        (("multimm-joined-b-T", 0, 1), "block (0, 1) of B, joined"),
+        (("multimm-joined-a-T", 4, 0, 1), "block (4, 0, 1) of A, joined"),
         (("multimm-cut-a-T", 0, 1, 3), "part of block (0, 1) of A on worker 3"),
         (("multimm-cut-c-T", 0, 1, 3), "part of block (0, 1) of C on worker 3"),
         (("multimm-cut-c-T", 4, 0, 1, 3), "part of block (4, 0, 1) of C on worker 3"),
@@ -240,46 +241,6 @@ def test_keys_say_which_block(key, said):
     error = ValueError("two\nlines")
     note(error, key)
     assert told(error) == f"{said} failed: ValueError: two lines"
-
-
-@pytest.mark.parametrize(
-    ("key", "inputs", "said"),
-    [
-        # Of a stack: what one worker has of a block, and the block, joined of that and another.
-        (
-            ("multimm-cut-a-T", 4, 0, 1, 3),
-            [("x", 4, 0, 0)],
-            "part of block (4, 0, 1) of A on worker 3, from ('x', 4, 0, 0),",
-        ),
-        (
-            ("multimm-cut-a-T", 4, 0, 1),
-            [("multimm-cut-a-T", 4, 0, 1, 3), ("x", 4, 0, 0)],
-            "block (4, 0, 1) of A, joined, from part of block (4, 0, 1) of A on worker 3 and "
-            "('x', 4, 0, 0),",
-        ),
-        (
-            ("multimm-cut-b-T", 4, 0, 1),
-            [("x", 4, 0, 0), ("x", 4, 0, 1)],
-            "block (4, 0, 1) of B, joined, from ('x', 4, 0, 0) and ('x', 4, 0, 1),",
-        ),
-        # Of a matrix.
-        (
-            ("multimm-cut-b-T", 4, 0, 1),
-            [("x", 4, 0)],
-            "part of block (4, 0) of B on worker 1, from ('x', 4, 0),",
-        ),
-        (
-            ("multimm-matmul-T", 4, 0, 1),
-            [("multimm-cut-a-T", 4, 0, 2), ("multimm-cut-c-T", 4, 0, 1, 3)],
-            "block (4, 0, 1) of C, from block (4, 0, 2) of A, joined and part of block (4, 0, 1) "
-            "of C on worker 3,",
-        ),
-    ],
-)
-def test_blocks_that_are_cut_are_told_from_their_parts(key, inputs, said):
-    error = ValueError()
-    note(error, key, inputs)
-    assert told(error) == f"{said} failed: ValueError"
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

@@ -74,7 +74,7 @@ class Killer:
     ----------
     after : list of int
         One worker is killed for each number, when as many results are or were in memory.
-    only : str
+    only : str or tuple of str
         Counts results of tasks whose key begins so.
     for_good : bool
         Nobody starts the worker again.
@@ -190,7 +190,7 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
 def test_a_worker_killed_among_operands_in_other_chunks():
     """Bundles and joined blocks that went with it are made again."""
     with workers(3) as (cluster, client):
-        killer = Killer(cluster, client, [12], only="multimm-cut-")
+        killer = Killer(cluster, client, [12], only=("multimm-cut-", "multimm-joined-"))
         a, b = operands()
         future = client.compute(multimm.matmul(a, b, blocks=20, slabs=40))
         np.testing.assert_array_equal(future.result(timeout=120), expected())

@@ -245,7 +245,7 @@ class Builder:
         self.made |= found.tasks
         if found.own:
             return Factor(found.ref, found.inputs)
-        key: Key = (name, *index)
+        key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
         place = self._place(home, (*step, *JOIN), found.inputs)
         self.made[key] = BlockTask(key, join, found.parts, place=place)
         return Factor(TaskRef(key), ((key, home),))

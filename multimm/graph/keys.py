@@ -1,8 +1,8 @@
 """The keys of a product's tasks, with β the indices along the batch dimensions:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
-    (multimm-cut-a-T, i, s)  (multimm-cut-b-T, s, j)       or made of other blocks, as stored;
-    (multimm-cut-a-T, i, s, w)  (multimm-cut-b-T, s, j, w) what worker w has of it, in a bundle
+    (multimm-joined-a-T, β, i, s)  (multimm-joined-b-T, ...)  or made of other blocks, as stored;
+    (multimm-cut-a-T, β, i, s, w)  (multimm-cut-b-T, ...)  what worker w has of it, in a bundle
     (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
     (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
     (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
@@ -27,7 +27,7 @@ from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 5
+KEY_VERSION = 6
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,9 @@ def _sorted_text(plan: MatmulPlan) -> str:
 def _moved_line(plan: MatmulPlan) -> str:
     more = _recut_text(plan) if plan.bytes_recut else ""
     more += _added_text(plan) if plan.bytes_added else ""
-    if not plan.received:
+    if not plan.bytes_received:
         return f"nothing: all is at home{more}"
-    worst, bound = max(plan.received.values()), plan.bytes_bound
+    worst, bound = plan.bytes_busiest, plan.bytes_bound
     against = f", {plan.bytes_received / bound:.2f} x the 2D bound" if bound else ""
     roles = plan.layout.lying
     lie = "it lies" if len(roles) == 1 else "they lie"

@@ -13,6 +13,10 @@ from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
 from multimm.planning.spec import ClusterSpec
 
+#: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
+#: which would take seconds.
+COUNTED = 500_000
+
 
 @dataclass(frozen=True)
 class MatmulPlan:
@@ -42,6 +46,8 @@ class MatmulPlan:
         What workers receive of the C that is added: at most, unless it is known where that lies.
     bytes_moved : int
         The three together.
+    bytes_busiest : float
+        What the worker receives that receives the most from others.
     bytes_bound : int
         The least that any two-dimensional arrangement of these workers receives.
     peak_bytes, budget_bytes : int
@@ -94,10 +100,22 @@ class MatmulPlan:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
         return dict(traffic.received(self.layout, self.used.workers))
 
+    @cached_property
+    def _of_products(self) -> traffic.Moved:
+        if self.tasks > COUNTED:
+            return traffic.of_products(self.layout, self.used.workers)
+        received = self.received.values()
+        return traffic.Moved(sum(received), max(received, default=0))
+
     @property
     def bytes_received(self) -> int:
         """What all workers together receive from each other."""
-        return sum(self.received.values())
+        return self._of_products.total
+
+    @property
+    def bytes_busiest(self) -> float:
+        """What the worker receives that receives the most."""
+        return self._of_products.busiest
 
     @cached_property
     def bytes_recut(self) -> int:
@@ -125,10 +143,9 @@ class MatmulPlan:
     @cached_property
     def time_terms(self) -> Terms:
         """Predicted seconds of the slowest worker, by name."""
-        busiest = max(self.received.values(), default=0)
         shared = (self.bytes_recut + self.bytes_added) / self.used.workers
         spilled = memory.excess(self._memory, self.used)
-        return cost.seconds(self.layout, self.used, busiest + shared, spilled)
+        return cost.seconds(self.layout, self.used, self.bytes_busiest + shared, spilled)
 
     @property
     def seconds(self) -> float:

@@ -225,5 +225,9 @@ def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
     if not others:
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved}"
     second = min(others, key=ranks.__getitem__)
-    other = human(ranks[second].moved)
-    return f"{moved}; next best is {second.grid} with {other}"
+    other, own = ranks[second], ranks[layout]
+    text = f"{moved}; next best is {second.grid} with {human(other.moved)}"
+    if other.moved >= own.moved:
+        return text
+    parts = f" and its sums of {other.parts} parts of k" if other.parts > own.parts == 1 else ""
+    return f"{text}{parts}, {other.seconds:.3g} s in place of {own.seconds:.3g}"

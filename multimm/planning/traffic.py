@@ -88,17 +88,23 @@ def received(layout: Layout, workers: int) -> Counter[int]:
 
 
 class Moved(NamedTuple):
-    """Bytes that workers receive, with what moves while an operand is cut into other blocks."""
+    """Bytes that workers receive."""
 
     total: int
     busiest: float  #: of the worker that receives the most
 
 
 def moved(layout: Layout, workers: int) -> Moved:
-    """What is received: in a closed form, unless blocks lie elsewhere.
+    """What is received, and what moves while operands are cut: an even share for each worker."""
+    found, recut = of_products(layout, workers), layout.recut.nbytes
+    return Moved(found.total + recut, found.busiest + recut / workers)
 
-    Then it is counted, and so is what stacks move in several waves, and all where blocks are too
-    few for the rows or columns of the grid.
+
+def of_products(layout: Layout, workers: int) -> Moved:
+    """What is received of operands in the plan's blocks, and of sums: in a closed form.
+
+    It is counted where blocks lie elsewhere, and so is what stacks move in several waves, and all
+    where blocks are too few for the rows or columns of the grid.
     """
     grid, stacked = layout.grid, bool(layout.batch_blocks)
     idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
@@ -108,13 +114,10 @@ def moved(layout: Layout, workers: int) -> Moved:
         or (stacked and (layout.waves > 1 or layout.mirrors))
     ):
         counted = received(layout, workers)
-        found = Moved(sum(counted.values()), max(counted.values(), default=0))
-    elif isinstance(layout, GramLayout):
-        found = _of_gram(layout)
-    else:
-        found = _of_stack(layout) if stacked else _of_product(layout)
-    recut = layout.recut.nbytes
-    return Moved(found.total + recut, found.busiest + recut / workers)
+        return Moved(sum(counted.values()), max(counted.values(), default=0))
+    if isinstance(layout, GramLayout):
+        return _of_gram(layout)
+    return _of_stack(layout) if stacked else _of_product(layout)
 
 
 def brought(layout: Layout, workers: int) -> int:
