@@ -21,6 +21,7 @@ from stand_in import below
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, launch, recall, slices, tuning
+from multimm.gpu.choice import FFMA, Choice, last_choice
 from multimm.gpu.registry import REGISTRY
 
 
@@ -440,6 +441,22 @@ def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch)
         result = launch.gemm(a, b)
         np.testing.assert_array_equal(np.asarray(result), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 3
+
+
+def test_what_is_chosen_for_some_data_is_kept_as_no_promise(launches):
+    a, b = integers(1, (20, 30)), integers(2, (30, 40))
+    recall.forget()
+    refused = Choice(FFMA, "float32", "operand a has 1 elements that are not finite")
+    for noted in (refused, launch.ASKED_FOR, refused._replace(reason="and another")):
+        launch.gemm(a, b, noted=noted)
+        assert last_choice() == noted
+        assert all(recall.product(a, b, verb) is None for verb in ("float32", "ieee"))
+    chosen = Choice(FFMA, "float32", "k = 30 is shorter than 256")
+    launch.gemm(a, b, noted=chosen, kept_as="float32")
+    launch.gemm(a, b, noted=refused)
+    assert last_choice() == refused
+    np.testing.assert_array_equal(recall.product(a, b, "float32"), np.asarray(a) @ np.asarray(b))
+    assert last_choice() == chosen
 
 
 def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeypatch):

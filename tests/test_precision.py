@@ -28,10 +28,10 @@ class Kernels:
         self.ran, self.kept, self.prepared = [], [], 0
         self.device = HOPPER
 
-    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted,
+    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted, kept_as=FFMA,
              alpha=1.0, beta=0.0, c=None, partial=None, lower=False):  # fmt: skip
         self.ran.append("ffma lower" if lower else "ffma")
-        self.kept.append(noted.precision)
+        self.kept.append(kept_as)
         note(noted)
         a, b = (a.T if trans_a else a), (b.T if trans_b else b)
         out = gpu(np.zeros(np.matmul(a, b).shape, "f4")) if out is None else out
@@ -255,6 +255,7 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     gemm(*blocks, lower=True)
     assert kernels.ran[1:] == ["ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
+    assert kernels.kept == [FFMA] * 2, "a promise, which plain operands may keep otherwise"
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE])

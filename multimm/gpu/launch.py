@@ -63,6 +63,7 @@ def gemm(
     config: TileConfig | str | None = None,
     tuned: bool = True,
     noted: Choice = ASKED_FOR,
+    kept_as: str = FFMA,
     lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C with FP32 fused multiply-adds.
@@ -87,8 +88,11 @@ def gemm(
     tuned : bool, optional
         False leaves out what was found on this GPU.
     noted : Choice, optional
-        For `choice.last_choice`, now and whenever `recall` repeats the product, which it knows by
-        the precision that was promised.
+        For `choice.last_choice`.
+    kept_as : str, optional
+        What `recall` knows the product by: its kernel or, of a caller who chooses alike for all
+        operands of this kind, the precision that was promised. Then `noted` is noted again
+        whenever that is asked for.
     lower : bool, optional
         D is square, and what is above its diagonal is not asked for: it is computed or not, and
         else whatever memory holds. About half of the operations are left out. (BLAS calls this
@@ -106,10 +110,9 @@ def gemm(
     KernelError
         An unknown configuration, or a GPU that is too old.
     """
-    known = kind_of(
-        noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
-    )
+    known = kind_of(kept_as, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower)
     if config is None and (done := recall.again(*known)) is not None:
+        note(noted)
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
@@ -139,7 +142,8 @@ def gemm(
             run = _launch_gemm(operands, shape, alpha, beta, config, tuned, lower)
             # An operand that is not read has no place in what was decided.
             if config is None and run is not None and read_c is c:
-                recall.keep(*known, result=out, run=_noting(run, noted))
+                recall.keep(*known, result=out,
+                            run=run if kept_as == FFMA else _noting(run, noted))  # fmt: skip
     return out
 
 

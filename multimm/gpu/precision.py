@@ -84,8 +84,8 @@ def gemm(
     if choice.kernel == SPLIT:
         return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, lower, known)
     return launch.gemm(
-        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, lower=lower,
-        **scalars,
+        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice,
+        kept_as=precision, lower=lower, **scalars,
     )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _packed(
         choice = Choice(FFMA, scheme, str(why))
     elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
-    if choice.kernel == FFMA:
+    if choice.kernel == FFMA:  # what packing has found is no kind: kept as no promise
         return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, lower=lower,
                            **scalars)  # fmt: skip
     note(choice)

@@ -11,6 +11,7 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError, MultimmError, OptionError, ShapeError
+from multimm.gpu import recall
 from multimm.gpu.choice import last_choice
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -169,6 +170,24 @@ def test_a_flagged_operand_meets_a_packed_one():
     rest = np.delete(np.arange(M), 3)
     assert error_u(result[rest], x[rest], y) <= K + 6
     assert not bool(cupy.isfinite(result[3]).any())
+
+
+@pytest.mark.parametrize("flagged_first", [True, False])
+def test_a_flagged_operand_decides_for_no_other_product(flagged_first):
+    """Nor does what runs for small plain products decide what is said of flagged ones."""
+    m, n, k = (M, N, K) if flagged_first else (64, 64, 64)
+    x, y = normal(m, k), normal(k, n, seed=1)
+    odd = x.copy()
+    odd[3, 4] = np.nan
+    recall.forget()
+    a, b = pack(placed(odd), side="a"), pack(placed(y.T), side="b", trans=True)
+    calls = {"flagged": lambda: gemm(a, b),
+             "plain": lambda: multimm.matmul(placed(x), placed(y, turned=True))}  # fmt: skip
+    for name in (sorted(calls) if flagged_first else sorted(calls, reverse=True)) * 2:
+        calls[name]()
+        assert ("operand a has 1 elements" in last_choice().reason) == (name == "flagged")
+        expected = "sgemm_split" if flagged_first and name == "plain" else "sgemm_ffma"
+        assert last_choice().kernel == expected
 
 
 def test_operands_that_were_packed_for_something_else_are_refused():
