@@ -124,6 +124,17 @@ def test_a_few_elements_that_are_not_carried_are_added_on_their_own(side, alpha)
     assert error_u(result / cupy.float32(alpha), x, y) <= 24
 
 
+def test_what_has_overflowed_is_made_no_nan_by_residuals():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    x[5], y[:, 9] = 0, 0
+    x[5, [0, 3]], y[[0, 3], 9] = (-3e38, 1e29), (3e38, 1e31)  # -9e76, and 1e60 not carried
+    a, b = placed(x), placed(y)
+    for result in (gemm(a, b), gemm(pack(a, side="a"), pack(b, side="b"))):
+        assert last_choice().kernel == "sgemm_split"
+        assert result[5, 9] == -np.inf
+        assert not bool(cupy.isnan(result).any())
+
+
 def test_all_terms_of_gemm():
     rng = np.random.default_rng(3)
     x, y, c, p = (
