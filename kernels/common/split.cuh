@@ -51,9 +51,16 @@ __device__ __forceinline__ float scaled(float x, Power power) {
 
 // Two FP16 numbers in a register, the first in its lower half.
 __device__ __forceinline__ unsigned halves(float first, float second) {
+#if __CUDA_ARCH__ >= 800
   unsigned both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   return both;
+#else
+  unsigned short low, high;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(first));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(high) : "f"(second));
+  return static_cast<unsigned>(high) << 16 | low;
+#endif
 }
 
 __device__ __forceinline__ float value_of(unsigned half) {
