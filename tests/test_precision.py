@@ -259,6 +259,15 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE])
+def test_packed_operands_of_a_short_k_are_multiplied_as_they_were(kernels, device):
+    kernels.device = device
+    a, b = operands(k=3)
+    blocks = [PackedBlock(SIDE, 3, side, "float32", raw=x) for side, x in (("a", a), ("b", b))]
+    np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
+    assert last_choice() == Choice(FFMA, "float32", "k = 3 is shorter than 256")
+
+
+@pytest.mark.parametrize("device", [HOPPER, AMPERE])
 def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monkeypatch):
     kernels.device = device
     a, b = operands()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import OptionError, ShapeError
+from multimm.gpu.choice import SPLIT_K
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
@@ -133,7 +134,8 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     -------
     PackedBlock
         Of op(a), on the device of `a`. It holds no reference to `a`; one with elements that the
-        parts cannot stand for holds a copy of it. The current stream is synchronised.
+        parts cannot stand for, or for "float32" one of a k that is shorter than `choice.SPLIT_K`,
+        holds a copy of it. The current stream is synchronised.
 
     Raises
     ------
@@ -150,6 +152,8 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     register_with_dask()
     with cupy.cuda.Device(a.device.id):
         x, source = source_of(a, side, trans)
+        if scheme == "float32" and source.k < SPLIT_K:  # of so few terms parts of 22 bits lose too much
+            return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
         packing = prepared([source], scheme, x.data.device_id)
         head = cupy.empty(packing.head_bytes, np.uint8)
         tiles = cupy.empty(source.tile_shape(scheme), np.float16)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu import launch, recall, split, tensor_cores
-from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
+from multimm.gpu.choice import FFMA, SPLIT, SPLIT_K, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
@@ -189,7 +189,7 @@ def _packed(
     choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
     if flagged:
         why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
-        choice = Choice(FFMA, scheme, str(why))
+        choice = Choice(FFMA, scheme, why or f"k = {a.k} is shorter than {SPLIT_K}")
     elif device.limits.capability == CAPABILITY and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
     if choice.kernel == FFMA:  # what packing has found is no kind: kept as no promise

@@ -183,6 +183,16 @@ def test_a_flagged_operand_meets_a_packed_one():
     assert not bool(cupy.isfinite(result[3]).any())
 
 
+@pytest.mark.parametrize("k", [*range(1, 7), 255, 256])
+def test_packed_operands_keep_the_promise_also_of_a_short_k(k):
+    """Parts of 22 bits are off by 8 u for k = 1, where 3 u are promised."""
+    x, y = abs(normal(M, k)), abs(normal(k, N, seed=1))
+    a, b = pack(placed(x), side="a"), pack(placed(y), side="b")
+    for result in (gemm(a, b), gemm(a, placed(y))):
+        assert error_u(result, x, y) <= k + 2
+        assert last_choice().kernel == ("sgemm_ffma" if k < 256 else "sgemm_split")
+
+
 @pytest.mark.parametrize("flagged_first", [True, False])
 def test_a_flagged_operand_decides_for_no_other_product(flagged_first):
     """Nor does what runs for small plain products decide what is said of flagged ones."""
