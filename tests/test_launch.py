@@ -389,6 +389,19 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     assert freed == ("freed", address, 99)
 
 
+def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cupy):
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+    a, b = integers(1, (5, 7)), integers(2, (7, 3))
+    with pytest.raises(
+        KernelError, match=r"\(5, 7\) with strides \(-28, -4\) is copied first, into"
+    ):
+        launch.gemm(integers(1, (5, 7), "reversed"), b)
+    with pytest.raises(KernelError, match="pass an array with contiguous rows"):
+        launch.gemm(a, b, beta=1, c=integers(3, (5, 3), "F"))
+    assert launches == []
+    launch.gemm(integers(1, (5, 7), "F"), b)
+
+
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
 def test_empty_results_launch_nothing(launches, m, n):
     assert launch.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)

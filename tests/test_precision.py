@@ -9,7 +9,7 @@ import pytest
 from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
-from multimm.errors import ArrayTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import precision, recall
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.packed import PackedBlock
@@ -199,6 +199,36 @@ def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
     assert kernels.ran == ["split float32"] * 6
     # The last one adds C. Nothing is decided again, but where P' and C' are copied first.
     assert kernels.prepared == (5 if into == "F" else 2)
+
+
+def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(kernels, monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    taken = []
+
+    def workspace(shape, device):
+        room = gpu(np.full(shape, np.nan, "f4"))
+        taken.append(room)
+        number = len(taken)
+        kernels.ran.append(f"take {number}")
+        return room, lambda: kernels.ran.append(f"free {number}")
+
+    monkeypatch.setattr(precision, "workspace", workspace)
+    a, b = operands(k=156)
+    np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
+    split = "split float32"
+    assert kernels.ran == ["take 1", split, "take 2", split, "free 1", split, "free 2"]
+
+
+def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypatch):
+    import cupy
+
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+    a, b = packed_pair()
+    gemm(a, b)
+    object.__setattr__(b, "tiles", b.raw)
+    object.__setattr__(b, "raw", None)
+    with pytest.raises(KernelError, match="a packed operand is unpacked first"):
+        precision._packed(a, b, False, False, {}, None, True, False)
 
 
 def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):

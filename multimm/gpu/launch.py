@@ -7,7 +7,6 @@ stream of the operands' device, and the results are ready in that stream's order
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +40,7 @@ from multimm.gpu.registry import INSTEAD, Problem, choose, config_named, slice_l
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.slices import Operands, can_be_added, in_slices
 from multimm.gpu.tiles import TileConfig, tiles_of
-
-logger = logging.getLogger(__name__)
+from multimm.gpu.workspace import copied
 
 Array = Any
 
@@ -108,7 +106,8 @@ def gemm(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together, or an `out` that cannot be written to.
     KernelError
-        An unknown configuration, or a GPU that is too old.
+        An unknown configuration, a GPU that is too old, or an operand that would be copied while
+        the stream is captured.
     """
     known = kind_of(kept_as, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower)
     if config is None and (done := recall.again(*known)) is not None:
@@ -179,14 +178,11 @@ def addressable(x: Array, any_order: bool) -> tuple[Array, Stack]:
     stack = describe(x)
     if isinstance(stack, Stack) and (any_order or not stack.transposed):
         return x, stack
-    import cupy
-
-    logger.debug("operand of shape %s is copied: %s", x.shape, stack)
-    x = cupy.ascontiguousarray(x)
-    copied = describe(x)
-    if isinstance(copied, str):  # cannot be: a C-contiguous array has contiguous rows
-        raise ArrayTypeError(copied)
-    return x, copied
+    x = copied(x)
+    stack = describe(x)
+    if isinstance(stack, str):  # cannot be: a C-contiguous array has contiguous rows
+        raise ArrayTypeError(stack)
+    return x, stack
 
 
 def _launch_gemm(
@@ -205,8 +201,8 @@ def _launch_gemm(
     sides = bool(flags[0]), bool(flags[1])
     run = prepared(found, sides, shape, alpha, beta, config, tuned, lower=lower)
     run([stack.pointer for _, stack in found])
-    copied = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
-    return None if copied else run
+    copies = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
+    return None if copies else run
 
 
 def prepared(

@@ -22,6 +22,7 @@ from multimm.gpu.operands import check_arrays, describe, is_broadcast
 from multimm.gpu.pack_config import BLOCKS, PANEL, RESIDUAL_CAP, Cut, cut_for
 from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
 from multimm.gpu.split_reference import PARTS, SLAB
+from multimm.gpu.workspace import copied
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,9 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     register_with_dask()
     with cupy.cuda.Device(a.device.id):
         x, source = source_of(a, side, trans)
-        if scheme == "float32" and source.k < SPLIT_K:  # of so few terms parts of 22 bits lose too much
+        if (
+            scheme == "float32" and source.k < SPLIT_K
+        ):  # of so few terms parts of 22 bits lose too much
             return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
         packing = prepared([source], scheme, x.data.device_id)
         head = cupy.empty(packing.head_bytes, np.uint8)
@@ -193,11 +196,7 @@ def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     """Return an operand that the kernel can read, a copy if need be, and how it lies."""
     stack = describe(x)
     if isinstance(stack, str):
-        import cupy
-
-        logger.debug("operand of shape %s is copied: %s", x.shape, stack)
-        with cupy.cuda.Device(x.device.id):
-            x = cupy.ascontiguousarray(x)
+        x = copied(x)
         stack = stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
         assert isinstance(stack, Stack), "a C-contiguous array has contiguous rows"
     turned = (side == "b") != bool(trans)

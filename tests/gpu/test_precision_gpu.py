@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.errors import ArrayTypeError, MultimmError, OptionError, ShapeError
-from multimm.gpu import recall
+from multimm.errors import ArrayTypeError, KernelError, MultimmError, OptionError, ShapeError
+from multimm.gpu import precision, recall
 from multimm.gpu.choice import last_choice
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -260,6 +260,25 @@ def test_a_captured_graph_does_what_its_data_need(size):
                 assert bool(cupy.isnan(out[3]).all())
                 assert error_u(cupy.delete(out, 3, 0), cupy.delete(a, 3, 0), b) <= k + 2
                 a[3, 4] = normal(m, k)[3, 4]
+
+
+def test_a_replayed_graph_of_stretches_writes_to_no_memory_of_others(monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 512))
+    a, b = placed(normal(M, 1536)), placed(normal(1536, N, seed=1))
+    out, expected = cupy.empty((M, N), "f4"), gemm(a, b)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        gemm(a, b, out=out)
+        with pytest.raises(KernelError, match="is copied first"):
+            gemm(a[:, :1024:2], b[:512])
+        graph = stream.end_capture()
+        others = [cupy.full(2**power, 7, "f4") for power in range(10, 24) for _ in range(4)]
+        for _ in range(2):
+            out[...] = np.nan
+            graph.launch(stream)
+        stream.synchronize()
+        assert cupy.array_equal(out, expected)
+        assert all(bool((x == 7).all()) for x in others)
 
 
 def test_many_residuals_have_one_order_packed_before_or_not():
