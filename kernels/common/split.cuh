@@ -3,9 +3,10 @@
 //   x = (high + low / 2^11) * 2^e       e = floor(log2 of the row's largest finite |x|) - 14
 //   y = x / 2^e                         |y| < 2^15: no FP16 number overflows
 //   high = FP16(y)                      11 bits, rounded to nearest even
-//   low = FP16((y - high) * 2^11)       the next 11 bits, as large as high: far from underflow
+//   low = FP16((y - high) * 2^11)       the next 11 bits, about as large as high
 //
-//   y    |1.xxxxxxxxxx|xxxxxxxxxxxxx|   24 bits; |y - high - low / 2^11| <= 2^-23 |y|
+//   y    |1.xxxxxxxxxx|xxxxxxxxxxxxx|   24 bits; |y - high - low / 2^11| <= 2^-23 |y|, and 2^-22 |y|
+//                                        for |y| < 2^-13: low may be subnormal
 //   high |1.xxxxxxxxxx|
 //   low               |xxxxxxxxxxx|
 //
