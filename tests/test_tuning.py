@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from multimm.cli import main
 from multimm.cli import tune as command
 from multimm.errors import OptionError
-from multimm.gpu import cache, compiled, timing, tuning
+from multimm.gpu import cache, compiled, recall, timing, tuning
 from multimm.gpu.registry import REGISTRY, Device, config_named
 from multimm.gpu.tiles import limits_for
 from multimm.gpu.tuning import Case, Model, Outcome, Timing
@@ -111,6 +111,12 @@ def test_winners_come_back_from_the_file(directory):
     tuning.save(MODEL, [outcome(more, SECOND), outcome(turned, FIRST)])
     assert tuning.read(MODEL) == {CASE: SECOND, more: SECOND}
     assert tuning.read(Model("NVIDIA H100", 90)) == {}
+
+
+def test_products_that_ran_without_a_winner_decide_anew(monkeypatch):
+    monkeypatch.setitem(recall._known, ("float32", 0), None)
+    tuning.save(MODEL, [outcome(CASE, SECOND)])
+    assert not recall._known
 
 
 def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from multimm.gpu import cache
+from multimm.gpu import cache, recall
 from multimm.gpu.registry import REGISTRY, Device, Problem, config_named
 from multimm.gpu.tiles import STRIP, TileConfig
 
@@ -170,6 +170,7 @@ def save(model: Model, outcomes: Sequence[Outcome]) -> Path | None:
                 kept[one.case] = one.winner.name
         written = cache.write(path, json.dumps(_content(model, kept), indent=1).encode())
     winners_on.cache_clear()
+    recall.forget()  # products that run without them
     return path if written else None
 
 
