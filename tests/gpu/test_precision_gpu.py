@@ -230,11 +230,14 @@ def test_tf32_of_packed_operands(k):
     assert last_choice().kernel == "sgemm_split"
 
 
-def test_tf32():
-    x, y = normal(M, K), normal(K, N, seed=1)
-    result = multimm.matmul(placed(x), placed(y), precision="tf32")
+@pytest.mark.parametrize("k", [256, K])
+def test_tf32(k):
+    x, y = normal(M, k), normal(k, N, seed=1)
+    a, b = placed(x), placed(y)
+    result = multimm.matmul(a, b, precision="tf32")
     assert last_choice().kernel == "sgemm_split"
-    assert 24 < error_u(result, x, y) <= 2**15 + 2 * K
+    assert 24 < error_u(result, x, y) <= 2**15 + 2 * k
+    assert multimm.verify(a, b, result, precision="tf32")
 
 
 @pytest.mark.parametrize("size", [(M, N, K), (600, 500, 20_000)])
