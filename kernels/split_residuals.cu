@@ -115,7 +115,9 @@ __device__ __forceinline__ void add_lines(const Residuals& residuals, index_t li
       sum = fma_rn(residuals.sorted.values[i], factor, sum);
     }
     float& sums = d[static_cast<index_t>(line) * line_step];
-    sums = fma_rn(alpha, sum, sums);
+    // What has overflowed stays: with an infinity of the other sign it would be no number any more,
+    // and with an infinite alpha neither, where the residuals have met zeros.
+    if (magnitude_bits(sums) < INFINITE) sums = fma_rn(alpha, sum, sums);
   }
 }
 

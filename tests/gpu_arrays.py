@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import numpy as np
+import pytest
+
+from multimm.gpu import packing
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
     import cupy
@@ -20,6 +23,13 @@ def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan
     view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
     view[...] = cupy.asarray(values)
     return view, whole
+
+
+def pack_tiles(x, **options):
+    """Pack it also where k is so short that `pack` keeps the source."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "SPLIT_K", 0)
+        return packing.pack(x, **options)
 
 
 def assert_exact(result, expected, context) -> None:

@@ -193,7 +193,11 @@ def fake_cupy() -> ModuleType:
     module.copyto = np.copyto
     module.ndarray = GPUArray
     module.cuda = SimpleNamespace(
-        Device=Device, runtime=SimpleNamespace(getDevice=lambda: GPUArray.device_id)
+        Device=Device,
+        get_current_stream=lambda: SimpleNamespace(ptr=0),
+        runtime=SimpleNamespace(
+            getDevice=lambda: GPUArray.device_id, streamIsCapturing=lambda stream: False
+        ),
     )
     return module
 

@@ -142,6 +142,19 @@ def test_other_layouts_are_copied(caplog):
     assert "copied" not in caplog.text
 
 
+def test_temporaries_are_refused_where_a_graph_is_captured(monkeypatch):
+    import cupy
+
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+    plain = gpu(normal(1, 5, 8))
+    with pytest.raises(KernelError, match=r"shape \(5, 8\) with strides \(4, 20\) is copied first"):
+        add_partials([plain, laid_out(normal(2, 5, 8), "F")])
+    with pytest.raises(KernelError, match=f"add at most {add.MAX_PARTS} in a call"):
+        add_partials([plain] * (add.MAX_PARTS + 1))
+    assert Kernel.launches == []
+    add_partials([plain] * add.MAX_PARTS)
+
+
 def test_large_results_take_several_launches(monkeypatch):
     monkeypatch.setattr(add, "MAX_GRID_X", 3)
     monkeypatch.setattr(add, "MAX_GRID_Z", 2)

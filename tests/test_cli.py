@@ -335,6 +335,24 @@ def test_a_wrong_product_never_gets_its_name(factors, tmp_path, cli, address, fo
     assert names(tmp_path) == ["a.npy", "b.npy"]
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_a_product_is_held_to_the_precision_that_was_asked_for(
+    factors, tmp_path, cli, address, precision, monkeypatch
+):
+    truth = multimm.verify
+    monkeypatch.setattr(
+        multimm, "verify", lambda a, b, c, **options: truth(a, b, c * (1 + 2**-10), **options)
+    )
+    output = tmp_path / "c.npy"
+    asked = ("-o", output, "--precision", precision, "--scheduler", address)
+    result = cli("matmul", *factors, *asked)
+    if precision == "tf32":
+        assert result.exit_code == 0, result.output
+        assert "verified" in result.stdout
+    else:
+        assert_one_line(result, 1, "WRONG")
+
+
 def test_an_interrupted_run_leaves_nothing(factors, tmp_path, cli, address, monkeypatch):
     def interrupt(futures):
         raise KeyboardInterrupt

@@ -16,9 +16,11 @@ from multimm.errors import KernelError
 from multimm.gpu import cache, compiled, nvrtc
 from multimm.gpu import compile as compiling
 from multimm.gpu.layout import Axis, Stack
+from multimm.gpu.pack_config import BLOCKS, RESIDUAL_CAP
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import SPLIT_REGISTRY
 from multimm.gpu.split_config import WgmmaConfig
+from multimm.gpu.tiles import ARCHITECTURES
 
 ADD = """#line 1 "common/add.cu"
 extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
@@ -139,6 +141,18 @@ def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
     usage = made.usage[config.entry]
     assert usage.spilled <= 64, "few numbers that the loops do not need"
     assert usage.registers <= 65_536 // config.threads
+
+
+@pytest.mark.parametrize("capability", [limits.capability for limits in ARCHITECTURES[:2]])
+def test_packing_and_what_reads_packed_operands_compile_for_old_chips_too(capability):
+    for file, entry, more in (
+        ("split_pack.cu", "split_pack", {"BLOCKS": BLOCKS, "CAP": RESIDUAL_CAP}),
+        ("split_unpack.cu", "unpack", {}),
+        ("split_residuals.cu", "split_residuals", {"CAP": RESIDUAL_CAP}),
+    ):
+        made = compiling.compile_text(kernel_text(file, {"PARTS": 2} | more), f"sm_{capability}")
+        # Packing, which waits for memory, has more blocks at a time for spilling a little.
+        assert made.usage[entry].spilled == 0 or entry == "split_pack"
 
 
 def test_rules_of_split_products_hold_in_the_kernel_too():

@@ -21,6 +21,7 @@ from stand_in import below
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, launch, recall, slices, tuning
+from multimm.gpu.choice import FFMA, Choice, last_choice
 from multimm.gpu.registry import REGISTRY
 
 
@@ -388,6 +389,19 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     assert freed == ("freed", address, 99)
 
 
+def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cupy):
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+    a, b = integers(1, (5, 7)), integers(2, (7, 3))
+    with pytest.raises(
+        KernelError, match=r"\(5, 7\) with strides \(-28, -4\) is copied first, into"
+    ):
+        launch.gemm(integers(1, (5, 7), "reversed"), b)
+    with pytest.raises(KernelError, match="pass an array with contiguous rows"):
+        launch.gemm(a, b, beta=1, c=integers(3, (5, 3), "F"))
+    assert launches == []
+    launch.gemm(integers(1, (5, 7), "F"), b)
+
+
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
 def test_empty_results_launch_nothing(launches, m, n):
     assert launch.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
@@ -440,6 +454,22 @@ def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch)
         result = launch.gemm(a, b)
         np.testing.assert_array_equal(np.asarray(result), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 3
+
+
+def test_what_is_chosen_for_some_data_is_kept_as_no_promise(launches):
+    a, b = integers(1, (20, 30)), integers(2, (30, 40))
+    recall.forget()
+    refused = Choice(FFMA, "float32", "operand a has 1 elements that are not finite")
+    for noted in (refused, launch.ASKED_FOR, refused._replace(reason="and another")):
+        launch.gemm(a, b, noted=noted)
+        assert last_choice() == noted
+        assert all(recall.product(a, b, verb) is None for verb in ("float32", "ieee"))
+    chosen = Choice(FFMA, "float32", "k = 30 is shorter than 256")
+    launch.gemm(a, b, noted=chosen, kept_as="float32")
+    launch.gemm(a, b, noted=refused)
+    assert last_choice() == refused
+    np.testing.assert_array_equal(recall.product(a, b, "float32"), np.asarray(a) @ np.asarray(b))
+    assert last_choice() == chosen
 
 
 def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeypatch):

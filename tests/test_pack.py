@@ -130,8 +130,9 @@ def given_as(x: np.ndarray, side: str, trans: bool) -> np.ndarray:
 
 @pytest.fixture(autouse=True, scope="module")
 def many_residuals():
-    """Odd numbers, too, stay packed."""
+    """Odd numbers, too, stay packed, and so few that the source would be kept."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "SPLIT_K", 0)
         for module in (packing, packed):
             patch.setattr(module, "RESIDUAL_CAP", 65_536)
         yield
@@ -254,6 +255,21 @@ def test_too_many_residuals_keep_the_source(monkeypatch):
     block = pack(gpu(x), side="a")
     assert block.uncarried == count
     assert (np.asarray(block.raw) == x).all()
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side, layout):
+    monkeypatch.setattr(packing, "SPLIT_K", 256)
+    x = numbers("normal", 70, 255, np.random.default_rng(8))
+    values = laid_out(given_as(x, side, False), layout)
+    block = pack(values, side=side)
+    assert launches == []
+    np.testing.assert_array_equal(block.raw, given_as(x, side, False))
+    assert not np.shares_memory(block.raw, values)
+    assert (block.nonfinite, block.uncarried) == (0, 0)
+    assert pack(values, side=side, scheme="tf32").raw is None
+    assert_packed(pack(gpu(np.ones((256, 3), "f4")), side="b"), np.ones((3, 256), "f4"))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

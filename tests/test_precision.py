@@ -9,7 +9,7 @@ import pytest
 from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
-from multimm.errors import ArrayTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import precision, recall
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.packed import PackedBlock
@@ -29,10 +29,10 @@ class Kernels:
         self.ran, self.kept, self.prepared = [], [], 0
         self.device = HOPPER
 
-    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted,
+    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted, kept_as=FFMA,
              alpha=1.0, beta=0.0, c=None, partial=None, lower=False):  # fmt: skip
         self.ran.append("ffma lower" if lower else "ffma")
-        self.kept.append(noted.precision)
+        self.kept.append(kept_as)
         note(noted)
         a, b = (a.T if trans_a else a), (b.T if trans_b else b)
         out = gpu(np.zeros(np.matmul(a, b).shape, "f4")) if out is None else out
@@ -202,6 +202,36 @@ def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
     assert kernels.prepared == (5 if into == "F" else 2)
 
 
+def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(kernels, monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    taken = []
+
+    def workspace(shape, device):
+        room = gpu(np.full(shape, np.nan, "f4"))
+        taken.append(room)
+        number = len(taken)
+        kernels.ran.append(f"take {number}")
+        return room, lambda: kernels.ran.append(f"free {number}")
+
+    monkeypatch.setattr(precision, "workspace", workspace)
+    a, b = operands(k=156)
+    np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
+    split = "split float32"
+    assert kernels.ran == ["take 1", split, "take 2", split, "free 1", split, "free 2"]
+
+
+def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypatch):
+    import cupy
+
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+    a, b = packed_pair()
+    gemm(a, b)
+    object.__setattr__(b, "tiles", b.raw)
+    object.__setattr__(b, "raw", None)
+    with pytest.raises(KernelError, match="a packed operand is unpacked first"):
+        precision._packed(a, b, False, False, {}, None, True, False)
+
+
 def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
     monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
     a, _ = operands(k=104)
@@ -256,6 +286,16 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     gemm(*blocks, lower=True)
     assert kernels.ran[1:] == ["ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
+    assert kernels.kept == [FFMA] * 2, "a promise, which plain operands may keep otherwise"
+
+
+@pytest.mark.parametrize("device", [HOPPER, AMPERE])
+def test_packed_operands_of_a_short_k_are_multiplied_as_they_were(kernels, device):
+    kernels.device = device
+    a, b = operands(k=3)
+    blocks = [PackedBlock(SIDE, 3, side, "float32", raw=x) for side, x in (("a", a), ("b", b))]
+    np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
+    assert last_choice() == Choice(FFMA, "float32", "k = 3 is shorter than 256")
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TURING])

@@ -126,6 +126,29 @@ def test_most_blocks_have_none():
     assert launches == []
 
 
+def test_they_are_added_on_the_device_that_holds_them(monkeypatch):
+    import cupy
+
+    entered, current = [], []
+
+    class Device:
+        def __init__(self, ident):
+            self.ident = ident
+
+        def __enter__(self):
+            current.append(self.ident)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    monkeypatch.setattr(cupy.cuda, "Device", Device)
+    monkeypatch.setattr(Kernel, "__call__", lambda *_: entered.append(list(current)))
+    a, b = packed(with_tiny_elements(70, 90, 2)), packed(np.ones((50, 90), "f4"))
+    a.device_id = b.device_id = 3
+    add_residuals(gpu(np.zeros((70, 50), "f4")), a, b, alpha=1.0)
+    assert entered == [[3]]
+
+
 def test_a_large_product_is_shared_by_as_many_blocks_as_run_at_a_time(monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda kernel, grid, *_: launches.append(grid))
     nothing = residuals.Lists(0, 0, 0, 0, 0)

@@ -213,6 +213,15 @@ def test_float32_keeps_its_promise(kind, k):
         assert np.sqrt(np.mean(found**2)) <= factor * np.sqrt(np.mean(chain**2)) + 1e-3, scheme
 
 
+@pytest.mark.parametrize("k", [8192, 16384])
+def test_constant_data_is_rounded_to_one_side(k):
+    """By more than 24 u, as docs/design.md says, and far less than is promised."""
+    rng = np.random.default_rng(0)
+    a, b = ((1 + rng.random((40, 1), "f4")).repeat(k, 1) for _ in "ab")
+    found = errors(wgmma_model(a, b), a, b).max()
+    assert 60 < found < 70
+
+
 @pytest.mark.parametrize("kind", ["normal", "uniform", "lognormal 2"])
 def test_float32_keeps_its_promise_over_many_k(kind):
     a, b = operands(kind, 2, 2, 2**17)

@@ -236,13 +236,16 @@ def test_a_few_are_handed_to_the_launch_that_adds_them(kernels):
     assert sorted(memory(values, (2,), (1,), "f4").tolist()) == [-1, 1]
 
 
-def test_without_memory_to_pack_in(kernels):
+def test_without_memory_to_pack_in(kernels, caplog):
     x, y = integers(130, 200), integers(200, 70)
     kernels.room = 100_000  # for the head
     out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
     np.testing.assert_array_equal(out, x @ y)
     assert kernels.ran == ["sgemm_ffma !"] * 2
     assert last_choice() == Choice(FFMA, "float32", "no memory is left to pack the operands in")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 2, "of each product"
+    assert all("other bits" in sentence for sentence in said)
 
 
 def test_what_a_captured_graph_will_do_depends_on_its_data(kernels, monkeypatch):

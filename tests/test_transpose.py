@@ -88,11 +88,18 @@ def test_where_rows_of_the_result_begin_counts_too():
     assert [kernel.name for kernel, *_ in Kernel.launches] == ["transpose_skewed", "transpose"]
 
 
-def test_a_row_that_is_never_stepped_from_may_have_any_length():
-    x = gpu(bytes_of("f4", 1, 64), extra=1)
-    transpose(x)  # rows of one element, 4 bytes apart
-    transpose(x, out=gpu(np.zeros((64, 1), "f4"), extra=7))
-    assert [kernel.defines["VECTOR"] for kernel, *_ in Kernel.launches] == [1, 4]
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (3, 64, 1), (1, 1)])
+def test_rows_and_columns_are_copied(shape, layout):
+    """2^31 tiles of one column of bytes are more blocks than a grid has."""
+    values = bytes_of("f4", *shape)
+    out = gpu(np.zeros((*shape[:-2], shape[-1], shape[-2]), "f4"), extra=7)
+    for result in (
+        transpose(laid_out(values, layout)),
+        transpose(laid_out(values, layout), out=out),
+    ):
+        assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
+    assert Kernel.launches == []
 
 
 def test_stacks_are_cut_at_the_grid_limit(monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from click.testing import CliRunner
 from multimm.cli import main
 from multimm.cli import tune as command
 from multimm.errors import OptionError
-from multimm.gpu import compiled, timing, tuning
+from multimm.gpu import cache, compiled, recall, timing, tuning
 from multimm.gpu.registry import REGISTRY, Device, config_named
 from multimm.gpu.tiles import limits_for
 from multimm.gpu.tuning import Case, Model, Outcome, Timing
@@ -109,6 +111,34 @@ def test_winners_come_back_from_the_file(directory):
     tuning.save(MODEL, [outcome(more, SECOND), outcome(turned, FIRST)])
     assert tuning.read(MODEL) == {CASE: SECOND, more: SECOND}
     assert tuning.read(Model("NVIDIA H100", 90)) == {}
+
+
+def test_products_that_ran_without_a_winner_decide_anew(monkeypatch):
+    monkeypatch.setitem(recall._known, ("float32", 0), None)
+    tuning.save(MODEL, [outcome(CASE, SECOND)])
+    assert not recall._known
+
+
+def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):
+    read, cases = tuning.read, [Case(512, 256, k) for k in range(1, 9)]
+
+    def slowly(model):
+        kept = read(model)
+        time.sleep(0.02)
+        return kept
+
+    monkeypatch.setattr(tuning, "read", slowly)
+    with ThreadPoolExecutor(len(cases)) as pool:
+        done = pool.map(lambda case: tuning.save(MODEL, [outcome(case, SECOND)]), cases)
+        assert all(done)
+    assert read(MODEL) == dict.fromkeys(cases, SECOND)
+
+
+def test_a_directory_that_cannot_be_locked_is_no_error(directory, caplog):
+    directory.joinpath("tuned").write_text("no directory")
+    cache._unwritable.cache_clear()
+    assert tuning.save(MODEL, [outcome(CASE, SECOND)]) is None
+    assert "nothing is kept in" in caplog.text
 
 
 def test_a_file_for_other_kernels_is_ignored_and_said(monkeypatch, caplog):

@@ -228,6 +228,50 @@ def test_tf32_products_are_not_float32_products(typical):
     assert not verify(a, b, truncate(a) @ truncate(b))
 
 
+def rounded(x, bits):
+    """To significands of so many bits, ties away from zero."""
+    half = np.uint32(1 << 23 - bits)
+    return (x.view(np.uint32) + half & ~(2 * half - np.uint32(1))).view(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 16, 300, 3000])
+@pytest.mark.parametrize("signed", [True, False])
+def test_what_was_asked_for_as_tf32_is_held_to_its_own_bound(k, signed):
+    rng = np.random.default_rng(k)
+    a, b = (rng.normal(size=shape).astype("f4") for shape in ((70, k), (k, 90)))
+    a, b = (a, b) if signed else (abs(a), abs(b))
+    right = rounded(a, 11) @ rounded(b, 11)
+    result = verify(a, b, right, precision="tf32")
+    assert result, str(result)
+    assert verify(a, b, (a @ b).astype("f4"), precision="tf32")
+    wrong = right.copy()
+    assert result.detects < (abs(a) @ abs(b)).max() / 8
+    wrong[33, 7] += np.float32(1.5 * result.detects)
+    result = verify(a, b, wrong, precision="tf32")
+    assert not result
+    assert "c[33, 7]" in str(result)
+    if k <= 300:
+        for promise in ("float32", "ieee"):
+            assert not verify(a, b, right, precision=promise)
+    if not signed and k == 300:  # cut off, all errors have one sign, and every row is suspect
+        crude = rounded(a, 11) @ (b.view(np.uint32) & np.uint32(0xFFFE0000)).view("f4")
+        assert not verify(a, b, crude, precision="tf32")
+
+
+def test_tf32_changes_nothing_of_other_products():
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(size=(50, 70)), rng.normal(size=(70, 60))
+    for dtype in ("f8", "c8", "c16", "i4"):
+        x, y = (10 * a).astype(dtype), (10 * b).astype(dtype)
+        strict, said = (verify(x, y, x @ y, precision=name) for name in ("float32", "tf32"))
+        assert strict == said
+    c0 = np.full((50, 60), 1e6, "f4")  # nor of what C0's addition may cost
+    x, y = a.astype("f4"), b.astype("f4")
+    c = multimm.gemm(1, x, y, 1, c0)
+    assert verify(x, y, c, beta=1, c0=c0, precision="tf32")
+    assert not verify(x, y, c + np.float32(1), beta=1, c0=c0, precision="tf32")
+
+
 def test_float32_sums_are_not_float64_products():
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(50, 700)), rng.normal(size=(700, 60))
@@ -667,6 +711,7 @@ def test_nothing_of_cupy_is_imported(typical):
         ({"alpha": 1j}, OptionError, "real"),
         ({"alpha": np.ones(3)}, OptionError, "alpha"),
         ({"alpha": "2"}, OptionError, "alpha"),
+        ({"precision": "fp16"}, OptionError, "precision='fp16': allowed are 'float32'"),
         ({"rounds": 0}, OptionError, "rounds=0"),
         ({"rounds": 2.5}, OptionError, r"rounds=2\.5"),
         ({"rounds": True}, OptionError, "rounds=True"),

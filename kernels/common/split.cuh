@@ -3,9 +3,10 @@
 //   x = (high + low / 2^11) * 2^e       e = floor(log2 of the row's largest finite |x|) - 14
 //   y = x / 2^e                         |y| < 2^15: no FP16 number overflows
 //   high = FP16(y)                      11 bits, rounded to nearest even
-//   low = FP16((y - high) * 2^11)       the next 11 bits, as large as high: far from underflow
+//   low = FP16((y - high) * 2^11)       the next 11 bits, about as large as high
 //
-//   y    |1.xxxxxxxxxx|xxxxxxxxxxxxx|   24 bits; |y - high - low / 2^11| <= 2^-23 |y|
+//   y    |1.xxxxxxxxxx|xxxxxxxxxxxxx|   24 bits; |y - high - low / 2^11| <= 2^-23 |y|, and 2^-22 |y|
+//                                        for |y| < 2^-13: low may be subnormal
 //   high |1.xxxxxxxxxx|
 //   low               |xxxxxxxxxxx|
 //
@@ -51,9 +52,16 @@ __device__ __forceinline__ float scaled(float x, Power power) {
 
 // Two FP16 numbers in a register, the first in its lower half.
 __device__ __forceinline__ unsigned halves(float first, float second) {
+#if __CUDA_ARCH__ >= 800
   unsigned both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   return both;
+#else
+  unsigned short low, high;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(first));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(high) : "f"(second));
+  return static_cast<unsigned>(high) << 16 | low;
+#endif
 }
 
 __device__ __forceinline__ float value_of(unsigned half) {

@@ -40,6 +40,7 @@ def prepare(
     trans: tuple[bool, bool],
     scale: tuple[Any, Any],
     rounds: int,
+    precision: str = "float32",
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
@@ -57,7 +58,7 @@ def prepare(
     k = a.shape[-1]
     sizes = math.prod((*batch, m)), n, k
     alpha, beta = scale[0] if k else 0, scale[1]
-    rule = make_rule(given, c.dtype, (alpha, beta), sizes, rounds, kept)
+    rule = make_rule(given, c.dtype, (alpha, beta), sizes, rounds, kept, precision)
     rows = row_rule(rule, kept, c.dtype, (plain_scalar(alpha), plain_scalar(beta)))
     return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows)
 

@@ -2,8 +2,9 @@
 
     |C - exact|[i, j] <= e[i, j] = |alpha| (k + 8) u (|A| |B|)[i, j] + 2 u_0 |beta C0| + u_out |C|
 
-u belongs to the format that sums are kept in (FP32 for float16, bfloat16 and float32, else FP64),
-u_out to the result's dtype, u_0 is u or, where A B is integers, that of C0's dtype. What is wider
+u belongs to the format that sums are kept in (FP32 for float16, bfloat16 and float32, else FP64);
+of products at "tf32", where that precision counts, (k + 8) u is 2^-9 + 2 (k + 8) u instead. u_out
+belongs to the result's dtype, u_0 is u or, where A B is integers, that of C0's dtype. What is wider
 than A B for other reasons than alpha and C0 was computed in its own dtype. Source: N. Higham,
 "Accuracy and Stability of Numerical Algorithms", 2nd ed., sections 3.1-3.6. Knows numbers only,
 no arrays.
@@ -26,6 +27,8 @@ FALSE_ALARM = 1e-12
 SHARP = 4.0
 #: Unit roundoff of float64, in which the check computes.
 U64 = 2.0**-53
+#: What rounding both operands to 11 bits may cost a product of float32 at "tf32".
+TF32 = 2.0**-9
 #: Smallest subnormal of float32, in which float16, bfloat16 and float32 are summed.
 TINY32 = 2.0**-149
 #: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
@@ -43,7 +46,7 @@ class Rule:
     k: int
     n: int
     rows: int  #: of all matrices of C together
-    u: float = 0.0
+    u: float = 0.0  #: of each of k + 8 terms
     u_out: float = 0.0
     u_added: float = 0.0  #: of beta C0
     tiny: float = 0.0  #: what underflow may cost one element
@@ -95,11 +98,12 @@ def make_rule(
     sizes: tuple[int, int, int],
     rounds: int,
     kept: np.dtype[Any] | None = None,
+    precision: str = "float32",
 ) -> Rule:
     """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k.
 
     `operands` are the dtypes of A, B and, where there is one, C0; `kept` is what A B is summed in,
-    where alpha and C0 explain C's dtype.
+    where alpha and C0 explain C's dtype; `precision` is what was promised of it.
     """
     rows, n, k = sizes
     height = rank(dtype, "c")
@@ -120,6 +124,8 @@ def make_rule(
     added = operands[2:] if kept is not None and kept.kind in "biu" else []
     u_added = max([u, *(_format(c0)[0] for c0 in added if rank(c0, "c0") > 1)])
     u_out = max(u_out, U64)
+    if precision == "tf32" and kept is not None and kept.name == dtype.name == "float32":
+        u = TF32 / (k + 8) + 2 * u  # errors of both kinds mostly cancel, as `SHARP` has it
     return replace(rule, u=u, u_out=u_out, u_added=u_added, tiny=tiny, largest=largest)
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
+from multimm.operands import check_precision
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -98,6 +99,7 @@ def verify(
     alpha: Any = 1,
     beta: Any = 0,
     c0: Any = None,
+    precision: str = "float32",
     rounds: int = 20,
     seed: int = 0,
 ) -> Verification:
@@ -123,6 +125,10 @@ def verify(
     c0 : array_like, optional
         What was added; its shape broadcasts to the one of `c`. Where `gemm` was given a `c`, give
         it here with ``beta=0`` too: its dtype counts.
+    precision : {"float32", "ieee", "tf32"}
+        What was asked of the product. ``"tf32"`` allows a product of float32, per element, 2^-9 and
+        twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). It changes nothing where
+        the result has another dtype.
     rounds : int
         Random vectors, all used in one pass.
     seed : int
@@ -141,7 +147,8 @@ def verify(
     Notes
     -----
     This finds products that are wrong, not ones that are less precise than they could be: the
-    errors of single-pass TF32, say, are within an FP32 dot product's worst case for a large k.
+    errors of single-pass TF32, say, are within an FP32 dot product's worst case for a large k. For
+    a k below some thousand they are not: say what was asked with `precision`.
 
     Dask operands are read block by block on the active scheduler; only sums per row travel. That
     is one pass. A second one reads a few rows where rounding does not explain a difference, and
@@ -166,9 +173,10 @@ def verify(
     >>> bool(verify(a, b, a @ b)), bool(verify(a, b, a @ b + 1e-9))
     (True, False)
     """
+    check_precision(precision)
     rounds, seed = draws(rounds, seed)
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
-    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds)
+    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
     with dask.config.set({} if lazy else {"scheduler": "synchronous"}):

@@ -167,7 +167,7 @@ def multiply(
     rate = plan.flops / seconds / 1e9
     click.echo(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
-        said = {name: product[name] for name in ("alpha", "trans_a", "trans_b")}
+        said = {name: product[name] for name in ("alpha", "precision", "trans_a", "trans_b")}
         with failed_run(), dask.config.set({"array.chunk-size": block_bytes(spec.budget_bytes)}):
             result = multimm.verify(a, b, target.open(gpu=gpu), **said)
         if not result:

@@ -19,6 +19,7 @@ from multimm.gpu.add_config import MAX_PARTS, config_for
 from multimm.gpu.compiled import MAX_GRID_Z, Guard, by_value, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
 from multimm.gpu.operands import check_arrays, check_out, common_alignment
+from multimm.gpu.workspace import copied, not_captured
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ def add_partials(
         Operands that do not fit together, or an `out` that cannot be written to.
     OptionError
         Factors that are no real numbers.
+    KernelError
+        A captured stream, where operands would be copied or there are too many parts.
     """
     stacked = hasattr(parts, "strides")
     operands = (parts, c) if stacked else (*parts, c)
@@ -81,6 +84,9 @@ def add_partials(
         if alpha == 0:
             addends = addends[:1]  # none is read
         shallow = len(addends) <= MAX_PARTS
+        if not shallow:
+            not_captured(f"sums of {MAX_PARTS} of the {len(addends)} parts are made first",
+                         f"add at most {MAX_PARTS} in a call")  # fmt: skip
         while len(addends) > MAX_PARTS:  # complete branches of the tree
             groups = [addends[i : i + MAX_PARTS] for i in range(0, len(addends), MAX_PARTS)]
             addends = [add_partials(group) if len(group) > 1 else group[0] for group in groups]
@@ -217,11 +223,7 @@ def _walkable(x: Array, order: Sequence[int]) -> Array:
         step >= 0 and step % x.itemsize == 0 for _, step in _steps(x)
     ):
         return x
-    import cupy
-
-    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
-    back = sorted(range(x.ndim), key=lambda axis: order[axis])
-    return cupy.ascontiguousarray(x.transpose(order)).transpose(back)
+    return copied(x, order)
 
 
 def _axes(operands: Sequence[Array], order: Sequence[int]) -> list[Axis]:

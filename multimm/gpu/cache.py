@@ -7,10 +7,12 @@ Everything in it may be deleted at any time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,20 @@ def read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for whoever else is in here for the same file: to read it, change it, and write it.
+
+    Where no file can be locked nobody waits: what is lost can be made again.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = held.enter_context(open(f"{path}.lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        yield
 
 
 def write(path: Path, content: bytes) -> bool:

@@ -7,7 +7,6 @@ stream of the operands' device, and the results are ready in that stream's order
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +40,7 @@ from multimm.gpu.registry import INSTEAD, Problem, choose, config_named, slice_l
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.slices import Operands, can_be_added, in_slices
 from multimm.gpu.tiles import TileConfig, tiles_of
-
-logger = logging.getLogger(__name__)
+from multimm.gpu.workspace import copied
 
 Array = Any
 
@@ -63,6 +61,7 @@ def gemm(
     config: TileConfig | str | None = None,
     tuned: bool = True,
     noted: Choice = ASKED_FOR,
+    kept_as: str = FFMA,
     lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C with FP32 fused multiply-adds.
@@ -87,8 +86,11 @@ def gemm(
     tuned : bool, optional
         False leaves out what was found on this GPU.
     noted : Choice, optional
-        For `choice.last_choice`, now and whenever `recall` repeats the product, which it knows by
-        the precision that was promised.
+        For `choice.last_choice`.
+    kept_as : str, optional
+        What `recall` knows the product by: its kernel or, of a caller who chooses alike for all
+        operands of this kind, the precision that was promised. Then `noted` is noted again
+        whenever that is asked for.
     lower : bool, optional
         D is square, and what is above its diagonal is not asked for: it is computed or not, and
         else whatever memory holds. About half of the operations are left out. (BLAS calls this
@@ -104,12 +106,12 @@ def gemm(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together, or an `out` that cannot be written to.
     KernelError
-        An unknown configuration, or a GPU that is too old.
+        An unknown configuration, a GPU that is too old, or an operand that would be copied while
+        the stream is captured.
     """
-    known = kind_of(
-        noted.precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
-    )
+    known = kind_of(kept_as, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower)
     if config is None and (done := recall.again(*known)) is not None:
+        note(noted)
         return done
     named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
@@ -139,7 +141,8 @@ def gemm(
             run = _launch_gemm(operands, shape, alpha, beta, config, tuned, lower)
             # An operand that is not read has no place in what was decided.
             if config is None and run is not None and read_c is c:
-                recall.keep(*known, result=out, run=_noting(run, noted))
+                recall.keep(*known, result=out,
+                            run=run if kept_as == FFMA else _noting(run, noted))  # fmt: skip
     return out
 
 
@@ -175,14 +178,11 @@ def addressable(x: Array, any_order: bool) -> tuple[Array, Stack]:
     stack = describe(x)
     if isinstance(stack, Stack) and (any_order or not stack.transposed):
         return x, stack
-    import cupy
-
-    logger.debug("operand of shape %s is copied: %s", x.shape, stack)
-    x = cupy.ascontiguousarray(x)
-    copied = describe(x)
-    if isinstance(copied, str):  # cannot be: a C-contiguous array has contiguous rows
-        raise ArrayTypeError(copied)
-    return x, copied
+    x = copied(x)
+    stack = describe(x)
+    if isinstance(stack, str):  # cannot be: a C-contiguous array has contiguous rows
+        raise ArrayTypeError(stack)
+    return x, stack
 
 
 def _launch_gemm(
@@ -201,8 +201,8 @@ def _launch_gemm(
     sides = bool(flags[0]), bool(flags[1])
     run = prepared(found, sides, shape, alpha, beta, config, tuned, lower=lower)
     run([stack.pointer for _, stack in found])
-    copied = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
-    return None if copied else run
+    copies = any(x is not given for (x, _), (given, _) in zip(found, operands, strict=True))
+    return None if copies else run
 
 
 def prepared(

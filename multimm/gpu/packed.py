@@ -54,7 +54,7 @@ class PackedBlock:
         These, if there are any.
     raw : cupy.ndarray of float32, of the block's shape, optional
         The source, in place of tiles: it has elements that are not finite, or more than
-        `RESIDUAL_CAP` that are not carried. Any strides.
+        `RESIDUAL_CAP` that are not carried, or a short k. Any strides.
 
     Raises
     ------

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import OptionError, ShapeError
+from multimm.gpu.choice import SPLIT_K
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
 from multimm.gpu.pack_config import BLOCKS, PANEL, RESIDUAL_CAP, Cut, cut_for
 from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
 from multimm.gpu.split_reference import PARTS, SLAB
+from multimm.gpu.workspace import copied
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +135,8 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     -------
     PackedBlock
         Of op(a), on the device of `a`. It holds no reference to `a`; one with elements that the
-        parts cannot stand for holds a copy of it. The current stream is synchronised.
+        parts cannot stand for, or for "float32" one of a k that is shorter than `choice.SPLIT_K`,
+        holds a copy of it. The current stream is synchronised.
 
     Raises
     ------
@@ -150,6 +153,10 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     register_with_dask()
     with cupy.cuda.Device(a.device.id):
         x, source = source_of(a, side, trans)
+        if (
+            scheme == "float32" and source.k < SPLIT_K
+        ):  # of so few terms parts of 22 bits lose too much
+            return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
         packing = prepared([source], scheme, x.data.device_id)
         head = cupy.empty(packing.head_bytes, np.uint8)
         tiles = cupy.empty(source.tile_shape(scheme), np.float16)
@@ -189,11 +196,7 @@ def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     """Return an operand that the kernel can read, a copy if need be, and how it lies."""
     stack = describe(x)
     if isinstance(stack, str):
-        import cupy
-
-        logger.debug("operand of shape %s is copied: %s", x.shape, stack)
-        with cupy.cuda.Device(x.device.id):
-            x = cupy.ascontiguousarray(x)
+        x = copied(x)
         stack = stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
         assert isinstance(stack, Stack), "a C-contiguous array has contiguous rows"
     turned = (side == "b") != bool(trans)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu import launch, recall, split, tensor_cores
-from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, note
+from multimm.gpu.choice import FFMA, SPLIT, SPLIT_K, Choice, choose_kernel, note
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
@@ -19,6 +19,7 @@ from multimm.gpu.residuals import add_residuals
 from multimm.gpu.split_choice import PRODUCTS, entries_for, pays
 from multimm.gpu.split_config import stretch_of
 from multimm.gpu.tensor_cores import why_refused
+from multimm.gpu.workspace import copied, not_captured, workspace
 
 Array = Any
 Operand = Any  #: a cupy.ndarray or a PackedBlock
@@ -64,7 +65,7 @@ def gemm(
     ShapeError, DTypeError, ArrayTypeError, OptionError
         Operands that do not fit together, or an `out` that cannot be written to.
     KernelError
-        A GPU that is too old.
+        A GPU that is too old, or an operand that would be copied while the stream is captured.
     """
     scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
@@ -85,8 +86,8 @@ def gemm(
     if choice.kernel == SPLIT:
         return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, lower, known)
     return launch.gemm(
-        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice, lower=lower,
-        **scalars,
+        a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice,
+        kept_as=precision, lower=lower, **scalars,
     )  # fmt: skip
 
 
@@ -154,24 +155,25 @@ def _in_stretches(
     """
     gram, step = a is b and trans[0] != trans[1], stretch_of(shape.m, shape.n, shape.k)
     options |= {"trans_a": trans[0], "trans_b": trans[1]}
-    sums = last.pop("partial")
+    sums, release = last.pop("partial"), None
     for start in range(0, shape.k, step):
         k = slice(start, start + step)
         x = a[k] if trans[0] else a[:, k]
         y = x if gram else b[:, k] if trans[1] else b[k]
-        more = last if start + step >= shape.k else {}
+        more, release_next = last, None
+        if start + step < shape.k:
+            room, release_next = workspace(shape.result, a.device.id)
+            more = {"out": room}
         sums = gemm(x, y, partial=sums, **options, **more)
+        if release is not None:
+            release()
+        release = release_next
     return sums
 
 
 def _dense(x: Array) -> Array:
     """An operand without rows or columns that are repeated by a stride of 0."""
-    if is_broadcast(x):
-        import cupy
-
-        with cupy.cuda.Device(x.device.id):
-            return cupy.ascontiguousarray(x)
-    return x
+    return copied(x) if is_broadcast(x) else x
 
 
 def _packed(
@@ -190,10 +192,12 @@ def _packed(
     choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
     if flagged:
         why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
-        choice = Choice(FFMA, scheme, str(why))
+        choice = Choice(FFMA, scheme, why or f"k = {a.k} is shorter than {SPLIT_K}")
     elif entries_for(device.limits) and 0 not in (a.rows, b.rows, a.k):
         choice = Choice(SPLIT, scheme, "the operands are packed")
-    if choice.kernel == FFMA:
+    if choice.kernel == FFMA and any(block.raw is None for block in (a, b)):
+        not_captured("a packed operand is unpacked first", "multiply the arrays")
+    if choice.kernel == FFMA:  # what packing has found is no kind: kept as no promise
         return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, lower=lower,
                            **scalars)  # fmt: skip
     note(choice)

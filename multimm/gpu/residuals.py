@@ -69,7 +69,7 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
     Parameters
     ----------
     d : cupy.ndarray of float32, shape (m, n)
-        Written to, on the current stream; rows or columns contiguous.
+        Written to, on the current stream of its device; rows or columns contiguous.
     a, b : PackedBlock
         Of tiles. Most have no residuals: then nothing is launched.
     alpha : float
@@ -80,8 +80,11 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
     assert not isinstance(stack, str), "what can be written to has contiguous rows or columns"
     if stack.transposed:  # D' = B' A'
         a, b = b, a
-    add = prepared(a.rows, b.rows, a.k, a.scheme, a.device_id, alpha, stack.ld)
-    add(_lists(a), _lists(b), stack.pointer, 0)
+    import cupy
+
+    with cupy.cuda.Device(a.device_id):
+        add = prepared(a.rows, b.rows, a.k, a.scheme, a.device_id, alpha, stack.ld)
+        add(_lists(a), _lists(b), stack.pointer, 0)
 
 
 def _lists(block: PackedBlock) -> Lists:

@@ -136,6 +136,8 @@ class _Product:
             self.instead((*pointers, counts))
             release_head()
             reason = "no memory is left to pack the operands in"
+            logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
+                           "other bits", reason, self.room.size)  # fmt: skip
             note(Choice(FFMA, self.choice.precision, reason))
             return
         first = body.data.ptr

@@ -60,8 +60,9 @@ def transpose(a: Array, *, out: Array = None, config: TransposeConfig | None = N
     with a.device:
         result = cupy.empty(shape, a.dtype) if out is None else out
         source, target = describe(a), describe(result)
-        if isinstance(source, str) or source.transposed:
-            # Rows of the result lie in memory already, or nothing does: a strided copy.
+        if isinstance(source, str) or source.transposed or 1 in a.shape[-2:]:
+            # Rows of the result lie in memory already, or nothing does: a strided copy. (Tiles of
+            # one column could be more than a grid has.)
             logger.debug("transpose copies: %s", source)
             cupy.copyto(result, a.swapaxes(-1, -2))
         elif result.size and isinstance(target, Stack):
@@ -107,7 +108,7 @@ def _fits(config: TransposeConfig, itemsize: int, alignment: int) -> bool:
 
 def _alignment(stacks: Sequence[Stack], axes: Sequence[Axis], itemsize: int) -> int:
     """What divides the address of every row's first element, in bytes and up to 16."""
-    steps = [stack.ld for stack in stacks if stack.rows > 1]
+    steps = [stack.ld for stack in stacks]
     steps += [step for axis in axes if axis.size > 1 for step in axis.strides]
     return common_alignment(
         *(stack.pointer for stack in stacks), *(step * itemsize for step in steps)

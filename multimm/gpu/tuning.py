@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from multimm.gpu import cache
+from multimm.gpu import cache, recall
 from multimm.gpu.registry import REGISTRY, Device, Problem, config_named
 from multimm.gpu.tiles import STRIP, TileConfig
 
@@ -161,22 +161,27 @@ def save(model: Model, outcomes: Sequence[Outcome]) -> Path | None:
     path = model.path
     if path is None:
         return None
-    # A default needs no record, and may change with the next version.
-    kept = read(model)
-    for one in outcomes:
-        kept.pop(one.case, None)
-        if one.winner is not one.default:
-            kept[one.case] = one.winner.name
-    content = {
+    with cache.alone(path):
+        # A default needs no record, and may change with the next version.
+        kept = read(model)
+        for one in outcomes:
+            kept.pop(one.case, None)
+            if one.winner is not one.default:
+                kept[one.case] = one.winner.name
+        written = cache.write(path, json.dumps(_content(model, kept), indent=1).encode())
+    winners_on.cache_clear()
+    recall.forget()  # products that run without them
+    return path if written else None
+
+
+def _content(model: Model, winners: Mapping[Case, str]) -> dict[str, Any]:
+    return {
         "format": _FORMAT,
         "gpu": model.gpu,
         "capability": model.capability,
         "kernels": kernels_hash(),
-        "winners": [{**case._asdict(), "config": name} for case, name in sorted(kept.items())],
+        "winners": [{**case._asdict(), "config": name} for case, name in sorted(winners.items())],
     }
-    written = cache.write(path, json.dumps(content, indent=1).encode())
-    winners_on.cache_clear()
-    return path if written else None
 
 
 def read(model: Model) -> dict[Case, str]:

@@ -151,10 +151,10 @@ def copying(capacity: int, threads: int, unroll: int) -> Variant:
     return Variant("copy_pieces.cu", tuple(defines.items()), lambda: copy_cases(defines))
 
 
-def pack(parts: int) -> Variant:
+def pack(parts: int, arch: int = 900) -> Variant:
     """The split of float32 operands into FP16 parts."""
     defines = {"PARTS": parts, "BLOCKS": 1, "CAP": 40}
-    return Variant("split_pack.cu", tuple(defines.items()), lambda: pack_cases(defines))
+    return Variant("split_pack.cu", tuple(defines.items()), lambda: pack_cases(defines), arch)
 
 
 def unpack(parts: int) -> Variant:
@@ -236,6 +236,7 @@ TABLE: tuple[Variant, ...] = (
     copying(60, 32, 4),
     pack(1),
     pack(2),
+    pack(2, arch=750),
     unpack(1),
     unpack(2),
     residuals(1),

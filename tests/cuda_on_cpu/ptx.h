@@ -44,6 +44,7 @@ inline unsigned bfloat_bits(float a) {
 inline void cvt_rn_bf16x2_f32(unsigned& d, float high, float low) {
   d = bfloat_bits(high) << 16 | bfloat_bits(low);
 }
+inline void cvt_rn_f16_f32(uint16_t& d, float a) { d = half_bits(a); }
 inline void cvt_f32_f16(float& d, uint16_t a) {
   const int exponent = a >> 10 & 31, significand = a & 1023;
   const float size = exponent == 31 ? (significand ? NAN : INFINITY)

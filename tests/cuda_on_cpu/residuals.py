@@ -42,6 +42,7 @@ def residual_cases(defines: Mapping[str, int]) -> Iterator[Case]:
     for seed, (m, n, k, tiny_a, tiny_b) in enumerate(_SHAPES):
         rng = np.random.default_rng(seed)
         x, y = operand(m, k, tiny_a, 0, rng), operand(n, k, tiny_b, 1, rng)
+        yield from _overflows(x, y, seed, defines)
         packed = [pack_reference(z, defines["PARTS"]) for z in (x, y)]
         assert max(z.uncarried for z in packed) <= defines["CAP"]
         before = rng.integers(-5, 6, (1, m, n)).astype(np.float32)
@@ -51,6 +52,23 @@ def residual_cases(defines: Mapping[str, int]) -> Iterator[Case]:
             d = placed((1, m, n), "f4", extra=seed, offset=seed % 3).holding(before)
             after = before[0] if refused else _added(before[0], x, y, packed, alpha, defines)
             yield _case((m, n, k), alpha, packed, d, d.holding(after[None]), refused, seed, defines)
+
+
+def _overflows(
+    x: np.ndarray, y: np.ndarray, seed: int, defines: Mapping[str, int]
+) -> Iterator[Case]:
+    """D and sums of residuals of any sign, either infinite: what D has is not made a NaN."""
+    x, y = (z * np.float32(2.0**61) for z in (x, y))
+    packed = [pack_reference(z, defines["PARTS"]) for z in (x, y)]
+    values = np.array([-np.inf, np.inf, np.nan, 0, 1], "f4")
+    d = np.random.default_rng(seed).choice(values, (1, len(x), len(y)))
+    for alpha in map(np.float32, (1.0, -2.0, np.inf)):
+        before = d if alpha < np.inf else np.where(np.isfinite(d), np.float32(np.inf), d)
+        given = placed(before.shape, "f4").holding(before)
+        after = _added(before[0], x, y, packed, alpha, defines)
+        assert (np.isnan(after) == np.isnan(before[0])).all()
+        sizes = len(x), len(y), x.shape[1]
+        yield _case(sizes, alpha, packed, given, given.holding(after[None]), None, seed, defines)
 
 
 def _case(
@@ -93,10 +111,12 @@ def _added(
             total = np.zeros(len(other), np.float32)
             for entry in listed[listed["row"] == line]:
                 total = _fma(entry["value"], other[:, entry["k"]], total)
-            lines[line] = _fma(alpha, total, lines[line])
+            finite = np.isfinite(lines[line])
+            lines[line, finite] = _fma(alpha, total[finite], lines[line, finite])
     return d
 
 
 def _fma(x: np.float32, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """One rounding: products of float32 are exact in float64, and so are these sums."""
-    return (np.float64(x) * y.astype("f8") + z.astype("f8")).astype("f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.float64(x) * y.astype("f8") + z.astype("f8")).astype("f4")

@@ -7,11 +7,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from cuda_on_cpu.packing import numbers, places
+from gpu_arrays import pack_tiles
 
 from multimm.errors import ShapeError
 from multimm.gpu import pack_config, packing
 from multimm.gpu.pack_config import RESIDUAL_CAP
-from multimm.gpu.packing import pack, prepared, source_of
+from multimm.gpu.packing import prepared, source_of
 from multimm.gpu.split_reference import pack_reference, split
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -65,7 +66,9 @@ def test_every_bit_of_ragged_matrices(kind, scheme):
         if rng.integers(2):  # packed, not kept: what is not finite leaves holes
             x[~np.isfinite(x)] = 1
         given = x if (side == "a") != trans else x.T
-        block = pack(stored(given, order, extra, offset), side=side, trans=trans, scheme=scheme)
+        block = pack_tiles(
+            stored(given, order, extra, offset), side=side, trans=trans, scheme=scheme
+        )
         assert block.shape == (x.shape if side == "a" else x.shape[::-1])
         assert_packed(block, x, scheme)
 
@@ -118,8 +121,8 @@ def test_large_matrices_are_packed_like_small_ones():
     rng = np.random.default_rng(9)
     x = rng.standard_normal((5000, 6001), np.float32)
     for view in (cupy.asarray(x), cupy.asfortranarray(cupy.asarray(x))):
-        assert_packed(pack(view, side="a"), x, "float32")
-        assert_packed(pack(view, side="b"), np.ascontiguousarray(x.T), "float32")
+        assert_packed(pack_tiles(view, side="a"), x, "float32")
+        assert_packed(pack_tiles(view, side="b"), np.ascontiguousarray(x.T), "float32")
 
 
 def test_rows_2_to_31_elements_apart():
@@ -128,8 +131,8 @@ def test_rows_2_to_31_elements_apart():
     x = np.random.default_rng(1).standard_normal((3, 70), np.float32)
     far = cupy.zeros((3, 2**31 + 5), np.float32)[:, -70:]
     far[...] = cupy.asarray(x)
-    assert_packed(pack(far, side="a"), x, "float32")
-    assert_packed(pack(far, side="b"), np.ascontiguousarray(x.T), "float32")
+    assert_packed(pack_tiles(far, side="a"), x, "float32")
+    assert_packed(pack_tiles(far, side="b"), np.ascontiguousarray(x.T), "float32")
 
 
 @pytest.mark.parametrize("scheme", ["float32", "tf32"])
@@ -139,7 +142,7 @@ def test_unpacked_is_what_the_parts_carry(side, scheme):
     for rows, k in ((1, 1), (65, 63), (130, 200), (64, 8), (3, 1000)):
         x = numbers("odd", rows, k, rng)
         x[~np.isfinite(x)] = 2.0**-140
-        block = pack(cupy.asarray(x if side == "a" else x.T), side=side, scheme=scheme)
+        block = pack_tiles(cupy.asarray(x if side == "a" else x.T), side=side, scheme=scheme)
         result = cupy.asnumpy(block.unpack())
         result = result if side == "a" else result.T
         parts = split(x, 2 if scheme == "float32" else 1)
@@ -155,7 +158,7 @@ def test_too_many_rests_keep_the_source():
     x = numbers("wide", 600, 700, np.random.default_rng(13))
     assert split(x).rest.astype(bool).sum() > RESIDUAL_CAP
     given = cupy.asarray(x)
-    block = pack(given, side="a")
+    block = pack_tiles(given, side="a")
     assert block.uncarried == split(x).rest.astype(bool).sum()
     given[...] = 0  # the block is a value
     np.testing.assert_array_equal(cupy.asnumpy(block.unpack()), x)
@@ -169,10 +172,10 @@ def test_the_callers_stream_is_used():
         for _ in range(20):
             big += 1  # the stream is busy when packing is launched
         given[...] = cupy.asarray(x)
-        assert_packed(pack(given, side="a"), x, "float32")
+        assert_packed(pack_tiles(given, side="a"), x, "float32")
 
 
 def test_repeated_elements_are_refused():
     row = cupy.zeros((1, 5), np.float32)
     with pytest.raises(ShapeError, match="repeats elements"):
-        pack(cupy.broadcast_to(row, (4, 5)), side="a")
+        pack_tiles(cupy.broadcast_to(row, (4, 5)), side="a")

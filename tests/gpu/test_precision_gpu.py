@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.errors import ArrayTypeError, MultimmError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, KernelError, MultimmError, OptionError, ShapeError
+from multimm.gpu import precision, recall
 from multimm.gpu.choice import last_choice
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -123,6 +124,17 @@ def test_a_few_elements_that_are_not_carried_are_added_on_their_own(side, alpha)
     assert error_u(result / cupy.float32(alpha), x, y) <= 24
 
 
+def test_what_has_overflowed_is_made_no_nan_by_residuals():
+    x, y = normal(M, K), normal(K, N, seed=1)
+    x[5], y[:, 9] = 0, 0
+    x[5, [0, 3]], y[[0, 3], 9] = (-3e38, 1e29), (3e38, 1e31)  # -9e76, and 1e60 not carried
+    a, b = placed(x), placed(y)
+    for result in (gemm(a, b), gemm(pack(a, side="a"), pack(b, side="b"))):
+        assert last_choice().kernel == "sgemm_split"
+        assert result[5, 9] == -np.inf
+        assert not bool(cupy.isnan(result).any())
+
+
 def test_all_terms_of_gemm():
     rng = np.random.default_rng(3)
     x, y, c, p = (
@@ -171,6 +183,35 @@ def test_a_flagged_operand_meets_a_packed_one():
     assert not bool(cupy.isfinite(result[3]).any())
 
 
+@pytest.mark.parametrize("k", [*range(1, 7), 255, 256])
+def test_packed_operands_keep_the_promise_also_of_a_short_k(k):
+    """Parts of 22 bits are off by 8 u for k = 1, where 3 u are promised."""
+    x, y = abs(normal(M, k)), abs(normal(k, N, seed=1))
+    a, b = pack(placed(x), side="a"), pack(placed(y), side="b")
+    for result in (gemm(a, b), gemm(a, placed(y))):
+        assert error_u(result, x, y) <= k + 2
+        assert last_choice().kernel == ("sgemm_ffma" if k < 256 else "sgemm_split")
+
+
+@pytest.mark.parametrize("flagged_first", [True, False])
+def test_a_flagged_operand_decides_for_no_other_product(flagged_first):
+    """Nor does what runs for small plain products decide what is said of flagged ones."""
+    m, n, k = (M, N, K) if flagged_first else (64, 64, 256)
+    x, y = normal(m, k), normal(k, n, seed=1)
+    odd = x.copy()
+    odd[3, 4] = np.nan
+    recall.forget()
+    a, b = pack(placed(odd), side="a"), pack(placed(y), side="b")
+    like_unpacked = cupy.asfortranarray(placed(y))
+    calls = {"flagged": lambda: gemm(a, b),
+             "plain": lambda: multimm.matmul(placed(x), like_unpacked)}  # fmt: skip
+    for name in (sorted(calls) if flagged_first else sorted(calls, reverse=True)) * 2:
+        calls[name]()
+        assert ("operand a has 1 elements" in last_choice().reason) == (name == "flagged")
+        expected = "sgemm_split" if flagged_first and name == "plain" else "sgemm_ffma"
+        assert last_choice().kernel == expected
+
+
 def test_operands_that_were_packed_for_something_else_are_refused():
     a = cupy.ones((1024, 512), "f4")
     packed = pack(a, side="a")
@@ -190,11 +231,14 @@ def test_tf32_of_packed_operands(k):
     assert last_choice().kernel == "sgemm_split"
 
 
-def test_tf32():
-    x, y = normal(M, K), normal(K, N, seed=1)
-    result = multimm.matmul(placed(x), placed(y), precision="tf32")
+@pytest.mark.parametrize("k", [256, K])
+def test_tf32(k):
+    x, y = normal(M, k), normal(k, N, seed=1)
+    a, b = placed(x), placed(y)
+    result = multimm.matmul(a, b, precision="tf32")
     assert last_choice().kernel == "sgemm_split"
-    assert 24 < error_u(result, x, y) <= 2**15 + 2 * K
+    assert 24 < error_u(result, x, y) <= 2**15 + 2 * k
+    assert multimm.verify(a, b, result, precision="tf32")
 
 
 @pytest.mark.parametrize("size", [(M, N, K), (600, 500, 20_000)])
@@ -220,6 +264,26 @@ def test_a_captured_graph_does_what_its_data_need(size):
                 assert bool(cupy.isnan(out[3]).all())
                 assert error_u(cupy.delete(out, 3, 0), cupy.delete(a, 3, 0), b) <= k + 2
                 a[3, 4] = normal(m, k)[3, 4]
+
+
+def test_a_replayed_graph_of_stretches_writes_to_no_memory_of_others(monkeypatch):
+    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 512))
+    a, b = placed(normal(M, 1536)), placed(normal(1536, N, seed=1))
+    out, expected = cupy.empty((M, N), "f4"), gemm(a, b)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        gemm(a, b, out=out)
+        with pytest.raises(KernelError, match="is copied first"):
+            gemm(a[:, :1024:2], b[:512])
+        graph = stream.end_capture()
+        others = [cupy.full(2**power, 7, "f4") for power in range(10, 24) for _ in range(4)]
+        for _ in range(2):
+            out[...] = np.nan
+            graph.launch(stream)
+        stream.synchronize()
+        assert cupy.array_equal(out, expected)
+        assert all(bool((x == 7).all()) for x in others)
 
 
 def test_many_residuals_have_one_order_packed_before_or_not():

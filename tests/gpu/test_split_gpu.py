@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from gpu_arrays import assert_exact, padded
+from gpu_arrays import assert_exact, pack_tiles, padded
 
-from multimm.gpu.packing import pack
 from multimm.gpu.split import multiply
 from multimm.gpu.split_choice import SPLIT_REGISTRY
 from multimm.gpu.split_config import split_slices
@@ -28,7 +27,7 @@ RAGGED = [(1, 1, 1), (2, 3, 63), (64, 64, 64), (65, 127, 65), (129, 1, 300), (30
 
 
 def packed(x, side: str, scheme: str = "float32"):
-    return pack(cupy.asarray(x), side=side, scheme=scheme)
+    return pack_tiles(cupy.asarray(x), side=side, scheme=scheme)
 
 
 def both(a, b, parts: int = 2):

@@ -107,6 +107,15 @@ def test_rows_2_to_31_elements_apart():
         del far
 
 
+def test_rows_and_columns():
+    for shape in ((1, 70_001), (70_001, 1), (3, 1, 700), (5, 700, 1)):
+        x = np.random.default_rng(3).integers(0, 256, shape, np.uint8)
+        for given in (cupy.asarray(x), cupy.asfortranarray(cupy.asarray(x))):
+            result = transpose(given)
+            assert result.flags.c_contiguous
+            np.testing.assert_array_equal(cupy.asnumpy(result), x.swapaxes(-1, -2))
+
+
 def test_the_callers_stream_is_used():
     a = cupy.random.standard_normal((513, 700), dtype=np.float32)
     expected = a.T.copy()
