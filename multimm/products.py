@@ -184,8 +184,8 @@ def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
     step = factors.step
     dtypes = (factors.a.dtype, factors.b.dtype, step.accumulate, step.dtype)
     float32 = all(str(dtype) == "float32" for dtype in dtypes)
-    able = gpu and all(device.packs for device in cluster.devices)
-    return step.precision if able and float32 and step.precision != "ieee" else ""
+    able = gpu and all(step.precision in device.packs for device in cluster.devices)
+    return step.precision if able and float32 else ""
 
 
 def _workers(cluster: ClusterSpec | None, operands: list[Array]) -> tuple[ClusterSpec | None, Held]:

@@ -388,6 +388,34 @@ def test_rates_of_an_unknown_gpu_are_shares_of_its_peaks():
     assert twin.copy_gbps == pytest.approx(H200.copy_gbps, rel=0.02)
     narrow = devices.gpu_device("A100", 5, capability=(8, 0), multiprocessors=132, **limits)
     assert narrow.gflops == twin.gflops / 2
+    assert twin.packs == H200.packs
+    assert twin.packed_gflops == (), "in the ratio that was measured"
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "clock_khz", "packs", "float32", "tf32"),
+    [
+        ((8, 0), 108, 1_410_000, ("float32", "tf32"), 104_000, 312_000),  # A100
+        ((8, 9), 128, 2_520_000, ("tf32",), None, 165_000),  # RTX 4090
+        ((10, 0), 148, 1_965_000, ("float32", "tf32"), 199_000, 596_000),
+        ((7, 5), 40, 1_590_000, (), None, None),
+        ((7, 0), 80, 1_530_000, (), None, None),
+    ],
+)
+def test_tensor_cores_of_other_gpus_are_predicted(
+    capability, multiprocessors, clock_khz, packs, float32, tf32
+):
+    """At a half to three quarters of what they do at most; where they are slow, not used."""
+    device = devices.gpu_device(
+        "one", 5, capability=capability, multiprocessors=multiprocessors, clock_khz=clock_khz,
+        memory_khz=1_000_000, bus_bits=5120, spills=True,
+    )  # fmt: skip
+    assert device.packs == packs
+    rates = dict(device.packed_gflops)
+    assert set(rates) == set(packs)
+    for precision, peak in (("float32", float32), ("tf32", tf32)):
+        if peak:
+            assert 0.5 < rates[precision] / peak < 0.75
 
 
 # -------------------------------------------------------------------- connect

@@ -171,7 +171,7 @@ def test_the_plan_of_a_single_product_says_what_it_is_expected_to_run_on(size, t
         ("tf32", "float32", H200, True),
         ("ieee", "float32", H200, False),
         ("float32", "float64", H200, False),
-        ("float32", "float32", replace(H200, packs=False), False),
+        ("float32", "float32", replace(H200, packs=()), False),
     ],
 )
 def test_what_is_packed_of_shapes_alone(precision, dtype, device, packs):

@@ -102,13 +102,11 @@ class Multimm(OnDask):
         return self._plan.tasks if self._plan else 0
 
     def verify(self, operands: Any, result: da.Array, precision: str) -> None:
-        """Freivalds' check of all of it; TF32 is outside of what it takes for right."""
+        """Freivalds' check of all of it."""
         import multimm
 
-        if precision == "tf32" and self.gpu:
-            return
         a, b = operands
-        if not (outcome := multimm.verify(a, b, result)):
+        if not (outcome := multimm.verify(a, b, result, precision=precision)):
             raise WrongResultError(str(outcome))
 
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:

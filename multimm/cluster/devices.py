@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from multimm.gpu.split_choice import mma_gflops, precisions_that_pay
 from multimm.planning.spec import H200, DeviceSpec
 
 #: Sustained float32 GFLOP/s of one CPU core in a block product; arbitrary (a core with
@@ -27,8 +28,6 @@ SUSTAINED_FLOPS = 0.80
 SUSTAINED_COPY = 0.85
 #: Compute capabilities whose multiprocessors have 64 float32 lanes; the others have 128.
 NARROW_MULTIPROCESSORS = ((6, 0), (7, 0), (7, 2), (7, 5), (8, 0))
-#: The compute capability whose tensor cores take packed blocks.
-PACKING = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,8 @@ def gpu_device(
     spills: bool,
 ) -> DeviceSpec:
     """The spec of a GPU: measured rates where we have them, else a share of the peaks."""
-    packs = capability == PACKING
+    number = 10 * capability[0] + capability[1]
+    packs = precisions_that_pay(number, multiprocessors)
     if name == H200.name:
         return DeviceSpec(name, "gpu", memory_bytes, H200.gflops, H200.copy_gbps, spills, packs)
     lanes = 64 if capability in NARROW_MULTIPROCESSORS else 128
@@ -194,4 +194,5 @@ def gpu_device(
         max(1.0, SUSTAINED_COPY * peak_gbps),
         spills,
         packs,
+        mma_gflops(number, multiprocessors, clock_khz * 1e3),
     )

@@ -144,8 +144,8 @@ def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
     found = {"ieee": _on_workers(client, product_rate, spec.addresses, precision="ieee",
                                  efforts=EFFORT)}  # fmt: skip
     devices = dict(zip(spec.addresses, spec.devices, strict=True))
-    packing = [address for address, device in devices.items() if device.packs]
-    for precision in ("float32", "tf32") if packing else ():
+    for precision in sorted({precision for device in spec.devices for precision in device.packs}):
+        packing = [address for address, device in devices.items() if precision in device.packs]
         found[precision] = _on_workers(
             client, product_rate, packing, precision=precision, efforts=EFFORT
         )

@@ -208,7 +208,7 @@ def models(spec: ClusterSpec) -> str:
 def _device(device: DeviceSpec, found: DeviceRates | None) -> DeviceSpec:
     if found is None:
         return device
-    packed = found.packed_gflops if device.packs else ()
+    packed = tuple(rate for rate in found.packed_gflops if rate[0] in device.packs)
     return replace(device, gflops=found.gflops, packed_gflops=packed, measured=found.measured)
 
 

@@ -10,6 +10,7 @@ import logging
 from typing import NamedTuple
 
 from multimm.errors import KernelError
+from multimm.gpu.registry import CLOCKS_PER_SECOND as H200_CLOCK
 from multimm.gpu.registry import MAX_SUMS, Device, Problem, entry_named, predicted_seconds
 from multimm.gpu.split_config import (
     MAX_SLICES,
@@ -17,13 +18,14 @@ from multimm.gpu.split_config import (
     MMA,
     SLAB,
     TILE_M,
+    WGMMA,
     MmaConfig,
     SplitConfig,
     WgmmaConfig,
     even_slices,
     split_slices,
 )
-from multimm.gpu.tiles import ArchLimits
+from multimm.gpu.tiles import ArchLimits, limits_for
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +195,42 @@ def pays(products: int, device: Device) -> bool:
         return False
     plain = predicted_seconds(Problem(size, size, size), device)
     return split_seconds(size, size, size, products, device) < plain
+
+
+def precisions_that_pay(capability: int, multiprocessors: int) -> tuple[str, ...]:
+    """Return those for which operands are packed on a GPU; none on one that is too old for all."""
+    if capability < MMA:
+        return ()
+    device = Device(limits_for(capability), multiprocessors)
+    return tuple(precision for precision, products in PRODUCTS.items() if pays(products, device))
+
+
+def mma_gflops(
+    capability: int, multiprocessors: int, clock: float
+) -> tuple[tuple[str, float], ...]:
+    """Return predicted rates of large products of packed operands, by precision.
+
+    In GFLOP/s, and only where they pay and sgemm_split_mma computes them: that was never measured.
+
+    Parameters
+    ----------
+    capability, multiprocessors : int
+    clock : float
+        The GPU's highest, in Hz.
+    """
+    if capability == WGMMA or capability < MMA:
+        return ()
+    rate = multiprocessors * CLOCK * clock / H200_CLOCK * _mma_rate(capability) / MMA_RATE / 1e9
+    return tuple(
+        (precision, rate * max(map(_flops_of_a_clock, entries)))
+        for precision in precisions_that_pay(capability, multiprocessors)
+        if (entries := entries_for(limits_for(capability), PRODUCTS[precision]))
+    )
+
+
+def _flops_of_a_clock(entry: SplitEntry) -> float:
+    """Operations of a multiprocessor in a long product on an H200."""
+    return 2 * TILE_M * entry.config.tile_n * SLAB / entry.long_clocks
 
 
 def _fastest(

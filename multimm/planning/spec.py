@@ -113,11 +113,11 @@ class DeviceSpec:
         Rate at which the device reads plus writes its own memory, GB/s.
     spills : bool
         Finished blocks that do not fit are moved out (to host memory or to disk).
-    packs : bool
-        A GPU for whose tensor cores float32 blocks are packed.
+    packs : tuple of str
+        The precisions for which float32 blocks are packed for a GPU's tensor cores.
     packed_gflops : tuple of (str, float)
-        Measured rates of block products of packed operands, by precision. Empty: in the shipped
-        ratio to `gflops`.
+        Rates of block products of packed operands, by precision: measured, or predicted. Where one
+        is missing, it is in the shipped ratio to `gflops`.
     measured : str
         The day on which `gflops` and `packed_gflops` were measured; empty: as shipped.
     """
@@ -128,7 +128,7 @@ class DeviceSpec:
     gflops: float
     copy_gbps: float
     spills: bool = True
-    packs: bool = False
+    packs: tuple[str, ...] = ()
     packed_gflops: tuple[tuple[str, float], ...] = ()
     measured: str = ""
 
@@ -167,7 +167,9 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 
 #: One NVIDIA H200: sustained FP32 rate of our kernel and device copy, both measured there;
 #: spilling to host memory is dask-cuda's default.
-H200 = DeviceSpec("NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=True)
+H200 = DeviceSpec(
+    "NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=("float32", "tf32")
+)
 
 
 #: Of a product on workers of H200s: 11 to 13 ms on two and on four, and where eight of them shared
