@@ -88,8 +88,9 @@ struct Feed {
     const index_t first = work.first_slab(item);
 #pragma unroll
     for (int i = 0; i < PAIRS_OF_TILES; ++i) {
-      from[i] = (i == 0 ? a.at(tile.row * A_TILES, first)
-                        : b.at(tile.col * B_TILES + 2 * (i - 1), first)) +
+      index_t of_b = tile.col * B_TILES + 2 * (i - 1);
+      if (i > 1 && of_b > b.last) of_b = b.last - 1;  // the last pair stands in for those beyond
+      from[i] = (i == 0 ? a.at(tile.row * A_TILES, first) : b.at(of_b, first)) +
                 row() * (2 * ROW_BYTES) + place();
     }
   }

@@ -180,22 +180,22 @@ _COLUMNS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 4}
 _SQUARES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 8, "THREAD_N": 4,
             "MIN_BLOCKS": 1}  # fmt: skip
 
-_FFMA = TileConfig(32, 64, 16, 4, 4, slots=3, group=1, order=0, min_blocks=1)
-_FFMA_TALL = TileConfig(64, 32, 8, 4, 8, slots=3, group=1, order=0, min_blocks=1)
+_FFMA = TileConfig(32, 64, 16, 4, 4, stages=3, group=1, order=0, min_blocks=1)
+_FFMA_TALL = TileConfig(64, 32, 8, 4, 8, stages=3, group=1, order=0, min_blocks=1)
 
 TABLE: tuple[Variant, ...] = (
     ffma("nn", _FFMA),
-    ffma("nn", replace(_FFMA, slots=4), wide="b"),
-    ffma("nn", replace(_FFMA, slots=2), arch=750),
-    ffma("nt", replace(_FFMA, slots=2)),
-    ffma("nn", replace(_FFMA, slots=2), GUARDED=products.CAP, REFUSED=1),
-    ffma("nt", replace(_FFMA_TALL, slots=2, group=2)),
-    ffma("nt", replace(_FFMA, slots=2), LOWER=1),
-    ffma("tn", replace(_FFMA_TALL, slots=2), LOWER=1),
+    ffma("nn", replace(_FFMA, stages=4), wide="b"),
+    ffma("nn", replace(_FFMA, stages=2), arch=750),
+    ffma("nt", replace(_FFMA, stages=2)),
+    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
+    ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
+    ffma("nt", replace(_FFMA, stages=2), LOWER=1),
+    ffma("tn", replace(_FFMA_TALL, stages=2), LOWER=1),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
-    ffma("tn", replace(_FFMA, slots=2), wide="ab", arch=750),
-    ffma("tt", replace(_FFMA, slots=4), wide="a"),
+    ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
+    ffma("tt", replace(_FFMA, stages=4), wide="a"),
     skinny("sgemm_dot", "nn", DotConfig(4, 2, 4, 2, 2, 1)),
     skinny("sgemm_dot", "nt", DotConfig(1, 1, 2, 1, 3, 1)),
     skinny("sgemm_dot", "nt", DotConfig(2, 4, 2, 2, 2, 1), turned=True),
@@ -241,7 +241,7 @@ TABLE: tuple[Variant, ...] = (
     unpack(2),
     residuals(1),
     residuals(2),
-    split_mma(1, 128, 2),
+    split_mma(1, 256, 2),
     split_mma(2, 64, 3),
     split_mma(2, 64, 2, LOWER=1),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
