@@ -89,7 +89,18 @@ def as_blocks(array: Any, name: str) -> Any:
     if not is_dask(array):
         chunks = normalize_chunks("auto", array.shape, limit=BLOCK_BYTES, dtype=array.dtype)
         array = as_array(da.from_array(array, chunks=chunks, name=False, asarray=False), name)
-    return array
+    return _ones_joined(array)
+
+
+def _ones_joined(array: Any) -> Any:
+    """Axes of length 1 in one block each.
+
+    A filter leaves them in chunks such as (0, 0, 1), and Dask's `blockwise`, which broadcasts any
+    axis of that length, reads the first block alone: the empty one.
+    """
+    sizes = zip(array.shape, array.chunks, strict=True)
+    ones = {axis: -1 for axis, (size, own) in enumerate(sizes) if size == 1 and len(own) > 1}
+    return array.rechunk(ones) if ones else array
 
 
 def _matrix(array: Any, name: str, transposed: bool) -> Any:
