@@ -47,8 +47,8 @@ def as_array(x: Any, name: str) -> Array:
     Raises
     ------
     ArrayTypeError
-        For sparse, masked and other array types, for Dask's other collections, and for Dask's
-        array query planning.
+        For sparse, masked and other array types but `numpy.memmap`, for Dask's other collections,
+        and for Dask's array query planning.
     ShapeError
         For Dask arrays with unknown chunk sizes.
     """
@@ -56,7 +56,9 @@ def as_array(x: Any, name: str) -> Array:
         return x
     if is_dask(x):
         return _checked_dask(x, name)
-    if isinstance(x, np.ndarray) or _library(x) == "cupy":
+    if type(x) is np.memmap:
+        return np.asarray(x)  # a view: the arithmetic is an ndarray's, of values in a file
+    if isinstance(x, np.ndarray) or _library(x) == "cupy" or _is_sparse(x):
         _check_block_type(x, name)
         return x
     if hasattr(x, "__array__") and is_dask_collection(x):
@@ -103,19 +105,41 @@ def _checked_dask(x: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
         )
-    _check_block_type(x._meta, f"{name}'s block type")
+    _check_block_type(x._meta, name, lazy=True)
     return x
 
 
-def _check_block_type(block: Any, name: str) -> None:
+def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
     """Only the two dense array types themselves: a subclass means other arithmetic."""
-    kind = f"{type(block).__module__}.{type(block).__name__}"
-    cupy_array = _library(block) == "cupy" and kind.endswith(".ndarray")
+    cupy_array = _library(block) == "cupy" and type(block).__name__ == "ndarray"
     if type(block) is not np.ndarray and not cupy_array:
+        kind = f"{type(block).__module__}.{type(block).__name__}"
         raise ArrayTypeError(
-            f"{name} is {kind}: multimm takes dense numpy.ndarray and cupy.ndarray blocks; "
-            "convert with numpy.asarray, or x.map_blocks(numpy.asarray) for a Dask array"
+            f"{name} {'has blocks of' if lazy else 'is a'} {kind}: multimm multiplies dense arrays "
+            f"of NumPy and CuPy; {_made_dense(block, name, lazy)}"
         )
+
+
+def _made_dense(block: Any, name: str, lazy: bool) -> str:
+    """How to get a dense array of the same values: numpy.asarray would drop a mask in silence."""
+    if isinstance(block, np.ma.MaskedArray):
+        filled = f"dask.array.ma.filled({name}, value)" if lazy else f"{name}.filled(value)"
+        return f"say what stands for masked elements with {filled}"
+    if _is_sparse(block):
+        method = "todense" if _library(block) == "sparse" else "toarray"
+    elif isinstance(block, np.ndarray):
+        called = f"{name}.map_blocks(numpy.asarray)" if lazy else f"numpy.asarray({name})"
+        return f"if an ndarray's arithmetic is meant, convert with {called}"
+    else:
+        return "convert it to one of these"
+    # Without a dtype Dask would try the method on an array that is dense already, and fail.
+    each = f".map_blocks(lambda block: block.{method}(), dtype={name}.dtype)"
+    return f"convert with {name}{each if lazy else f'.{method}()'}"
+
+
+def _is_sparse(x: Any) -> bool:
+    """Of PyData's library, of SciPy or of CuPy."""
+    return type(x).__module__.startswith(("sparse.", "scipy.sparse.", "cupyx.scipy.sparse."))
 
 
 def _library(x: Any) -> str:
