@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-import warnings
 from itertools import product
 from types import SimpleNamespace
 
@@ -308,24 +306,6 @@ def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
         assert placement.NAME in cluster.scheduler.plugins
         for worker in cluster.workers.values():
             assert {Departed.name, TransferCounter.name} <= set(worker.plugins)
-
-
-def test_an_asynchronous_client_is_told_what_to_await():
-    async def main():
-        async with (
-            in_threads(2, asynchronous=True) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            x, a = matrix(18)
-            with pytest.warns(RuntimeWarning, match="await client.register_plugin"):
-                c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
-            await client.register_plugin(placement.BlockPlacement())
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # planned before the workers were known
-                return x @ x, await client.compute(c)
-
-    expected, result = asyncio.run(main())
-    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("change", [-1, 2])

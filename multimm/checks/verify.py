@@ -32,7 +32,7 @@ import dask.array as da
 import numpy as np
 
 from multimm.checks.judge import ROWS
-from multimm.checks.operands import Job, draws, prepare
+from multimm.checks.operands import Job, check_waits, draws, prepare
 from multimm.checks.sweep import Place, hidden_columns, recompute, sweep
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
@@ -137,6 +137,8 @@ def verify(
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError
         For operands that do not fit together, before anything is computed.
+    ClusterError
+        For Dask operands in the event loop of an asynchronous client, where nothing may wait.
 
     Notes
     -----
@@ -168,6 +170,8 @@ def verify(
     """
     rounds, seed = draws(rounds, seed)
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
+    if lazy:
+        check_waits()
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
