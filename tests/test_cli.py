@@ -445,9 +445,10 @@ def test_plan_refuses_in_one_line(cli, args, texts):
 
 
 def test_plan_that_does_not_fit_is_shown_and_refused(cli):
-    result = cli("plan", "65536x65536", "65536x65536", "--workers", 2, "--memory-limit", "1MB")
+    few = "--workers", 2, "--memory-limit", "1GB", "--blocks", 16384
+    result = cli("plan", "65536x65536", "65536x65536", *few)
     assert "memory " in result.stdout
-    assert_one_line(result, 2, "may use 600 kB")
+    assert_one_line(result, 2, "may use 600 MB")
 
 
 def test_help_and_version(cli):

@@ -95,8 +95,20 @@ async def _register(client: Client, plugins: Plugins) -> None:
             if isinstance(plugin, WorkerPlugin):
                 with suppress(Exception):
                     await client.unregister_worker_plugin(name)
-            # distributed re-raises here whatever went wrong on a worker, of any class.
-            raise ClusterError(
-                f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
-                "versions of multimm, dask and distributed on scheduler, workers and client"
-            ) from error
+            raise refusal(error) from error
+
+
+def refusal(error: Exception) -> ClusterError:
+    """What to do about an error that distributed raises here for a worker or the scheduler."""
+    # It raises whatever went wrong there, of any class: imports and unpickling fail with many.
+    # Its own error for a connection that ended is an OSError.
+    if isinstance(error, OSError):
+        return ClusterError(
+            f"a worker or the scheduler was lost while multimm's plugins were loaded ({error}): "
+            "processes end so where memory is short; give each worker more (memory_limit=), and "
+            "see the workers' logs"
+        )
+    return ClusterError(
+        f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
+        "versions of multimm, dask and distributed on scheduler, workers and client"
+    )
