@@ -150,15 +150,10 @@ def test_no_verify_says_nothing_about_correctness(factors, cli, address, tmp_pat
 def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
     output = put(tmp_path / "c.npy", integers(2, 2))
     args = ("matmul", *factors, "-o", output, "--scheduler", address)
-    assert_one_line(cli(*args), 2, "exists already")
+    assert_one_line(cli(*args), 2, "exists already", "overwrite=True", "--overwrite")
     np.testing.assert_array_equal(get(output), integers(2, 2))
     assert cli(*args, "--overwrite").exit_code == 0
     assert get(output).shape == (40, 50)
-    # The output may be one of the inputs: it is replaced after it was read.
-    square = put(tmp_path / "s.npy", integers(20, 20))
-    same = cli("matmul", square, square, "-o", square, "--overwrite", "--scheduler", address)
-    assert same.exit_code == 0
-    np.testing.assert_array_equal(get(square), integers(20, 20) @ integers(20, 20))
 
 
 def test_plans_of_gram_products_and_of_many_nodes(cli):
