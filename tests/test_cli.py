@@ -426,8 +426,11 @@ def test_plan_of_integers_and_transposes(cli):
     [
         (["3x4", "5x6"], ["A's 4 columns must equal B's 5 rows"]),
         (["3x4", "no.npy"], ["no.npy: no such file"]),
-        (["3x4", "4x5x6"], ["supported are"]),
-        (["3x4", "4x5", "--gpus", "-1"], ["workers=-1"]),
+        (["3x4", "4x5x6"], ["4x5x6: ", "supported are", "a shape is 65536x65536"]),
+        (["1e6x10", "10x3"], ["1e6x10: ", "a shape is 65536x65536"]),
+        (["3.5x4", "4x3"], ["3.5x4: ", "a shape is 65536x65536"]),
+        (["abc", "--gram"], ["abc: ", "a shape is 65536x65536"]),
+        (["3x4", "4x5", "--gpus", "-1"], ["--gpus -1: at least 0"]),
         (["3x4", "4x5", "--dtype", "cat"], ["--dtype cat"]),
         (["3x4", "4x5", "--dtype", "object"], ["object"]),
         (["3x4", "4x5", "--chunks", "0"], ["--chunks 0"]),

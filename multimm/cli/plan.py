@@ -79,7 +79,8 @@ def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
     """A matrix on paper, or the one in a file."""
     import numpy as np
 
-    from multimm.errors import DTypeError, OptionError
+    from multimm.errors import DTypeError, FileFormatError, OptionError
+    from multimm.files import locate
     from multimm.io import open_array
     from multimm.planning.grid import regular
     from multimm.planning.spec import MatrixSpec
@@ -88,6 +89,10 @@ def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")
     match = re.fullmatch(r"(\d+)[xX](\d+)", text)
     if match is None:
+        try:
+            locate(text)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error}; a shape is 65536x65536, two integers") from None
         return open_array(text, chunks=chunks)
     try:
         itemsize = np.dtype(dtype).itemsize
