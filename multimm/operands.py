@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import sys
 from typing import Any
 
@@ -111,13 +112,16 @@ def _checked_dask(x: Any, name: str) -> Any:
 
 def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
     """Only the two dense array types themselves: a subclass means other arithmetic."""
-    cupy_array = _library(block) == "cupy" and type(block).__name__ == "ndarray"
-    if type(block) is not np.ndarray and not cupy_array:
+    if not _is_dense(block):
         kind = f"{type(block).__module__}.{type(block).__name__}"
         raise ArrayTypeError(
             f"{name} {'has blocks of' if lazy else 'is a'} {kind}: multimm multiplies dense arrays "
             f"of NumPy and CuPy; {_made_dense(block, name, lazy)}"
         )
+
+
+def _is_dense(x: Any) -> bool:
+    return type(x) is np.ndarray or (_library(x) == "cupy" and type(x).__name__ == "ndarray")
 
 
 def _made_dense(block: Any, name: str, lazy: bool) -> str:
@@ -218,12 +222,37 @@ def check_added(c: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> N
 
 def plain_scalar(scalar: Any) -> complex:
     """A Python scalar, so that it never raises the arrays' precision."""
-    value = scalar.item() if isinstance(scalar, np.generic) else scalar
-    if isinstance(value, np.inexact):  # long doubles have no Python type of their own
-        value = complex(value) if isinstance(value, np.complexfloating) else float(value)
+    value = as_number(scalar)
     if not isinstance(value, int | float | complex):
-        raise OptionError(f"alpha and beta are numbers, got {type(scalar).__name__} {scalar!r}")
+        shape = getattr(scalar, "shape", ())
+        given = f"of shape {shape}" if shape else repr(scalar)
+        raise OptionError(
+            f"alpha and beta are numbers, got {type(scalar).__name__} {given}: give one that "
+            "float() or complex() takes, or a NumPy or CuPy array of 0 dimensions"
+        )
     return value
+
+
+def as_number(scalar: Any) -> Any:
+    """A number of any library as Python's int, float or complex; anything else as it is.
+
+    Also the one in an array of 0 dimensions. A CuPy array is waited for.
+    """
+    if type(scalar) in (bool, int, float, complex):
+        return scalar
+    value = scalar
+    if isinstance(value, np.generic) or (_is_dense(value) and value.ndim == 0):
+        value = value.item()
+    if not isinstance(value, numbers.Number) or isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        # Fractions are real, decimals no more than numbers; long doubles have no Python type.
+        real = isinstance(value, numbers.Real) or not isinstance(value, numbers.Complex)
+        return float(value) if real else complex(value)  # type: ignore[arg-type, call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return scalar
 
 
 def current_client() -> Any:

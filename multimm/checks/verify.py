@@ -34,6 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, check_waits, draws, prepare
 from multimm.checks.sweep import Place, hidden_columns, recompute, sweep
+from multimm.operands import as_number
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -172,7 +173,8 @@ def verify(
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
     if lazy:
         check_waits()
-    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds)
+    scale = as_number(alpha), as_number(beta)
+    job = prepare(a, b, c, c0, (trans_a, trans_b), scale, rounds)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
     with dask.config.set({} if lazy else {"scheduler": "synchronous"}):
