@@ -65,8 +65,8 @@ def matmul(
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (..., m, n)
-        Lazy if an operand is a Dask array; else of the operands' kind, computed at once.
-        NumPy's result dtype, whatever the chunks.
+        Lazy if an operand is a Dask array; else of the operands' kind, computed at once. Of two
+        NumPy vectors a scalar. NumPy's result dtype, whatever the chunks.
 
     Raises
     ------
@@ -111,7 +111,10 @@ def matmul(
     )
     if a.ndim == 1:
         result = result[..., 0, :]
-    return result[..., 0] if b.ndim == 1 else result
+    if b.ndim == 1:
+        result = result[..., 0]
+    # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
+    return result if result.ndim else result[()]
 
 
 def gemm(

@@ -202,6 +202,20 @@ def test_numpy_and_lists_in_numpy_out():
     same_bits(c.compute(), np.matmul(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "complex64"])
+def test_two_vectors_of_numpy_make_a_scalar(dtype):
+    x = np.ones(3, dtype)
+    right = np.matmul(x, x)
+    result = multimm.matmul(x, x)
+    assert type(result) is type(right)
+    assert result == right
+    assert type(multimm.matmul([1.0, 2.0], [3.0, 4.0])) is np.float64
+    lazy = multimm.matmul(da.from_array(x, 2), x)
+    assert isinstance(lazy, da.Array)
+    assert lazy.ndim == 0
+    assert type(multimm.matmul(x[None], x)) is np.ndarray
+
+
 def test_memory_maps_are_arrays(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(3, 4))
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
