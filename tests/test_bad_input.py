@@ -12,6 +12,7 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
+from multimm.planning.spec import MatrixSpec
 
 pytestmark = pytest.mark.usefixtures("no_compute")
 
@@ -285,6 +286,20 @@ def test_options(call, options, named):
     x = da.ones((4, 4), chunks=2)
     with refused(OptionError, *named):
         call(x, x, **options)
+
+
+@pytest.mark.parametrize("cluster", [4, "tcp://host:8786", object()])
+def test_plan_takes_a_cluster_as_a_value(cluster):
+    x = da.ones((4, 4), chunks=2)
+    with refused(OptionError, f"cluster={cluster!r}", "describe(client)"):
+        multimm.plan(x, x.T, cluster=cluster)
+
+
+@pytest.mark.parametrize("shape", [(3.5, 4), (3, -4), (2, "3"), (True, 3), (-1, 3, 4), (None, 3)])
+def test_shapes_on_paper(shape):
+    with refused(ShapeError, str(shape), "integers, 0 or more"):
+        MatrixSpec(shape)
+    assert MatrixSpec((np.int64(3), np.uint8(0))).shape == (3, 0)
 
 
 def test_integers_of_numpy_are_integers():
