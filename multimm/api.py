@@ -65,8 +65,8 @@ def matmul(
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (..., m, n)
-        Lazy if an operand is a Dask array; else of the operands' kind, computed at once.
-        NumPy's result dtype, whatever the chunks.
+        Lazy if an operand is a Dask array; else of the operands' kind, computed at once. Of two
+        NumPy vectors a scalar. NumPy's result dtype, whatever the chunks.
 
     Raises
     ------
@@ -111,7 +111,10 @@ def matmul(
     )
     if a.ndim == 1:
         result = result[..., 0, :]
-    return result[..., 0] if b.ndim == 1 else result
+    if b.ndim == 1:
+        result = result[..., 0]
+    # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
+    return result if result.ndim else result[()]
 
 
 def gemm(
@@ -133,8 +136,9 @@ def gemm(
     Parameters
     ----------
     alpha, beta : scalar
-        Take the arrays' precision, like Python scalars in NumPy: 2 leaves integers integers, 2.0
-        makes them float64. Factors of bool are 0 and 1, which leave it bool, or floats. With
+        Numbers of any library, or arrays of 0 dimensions; fractions and decimals count as floats.
+        They take the arrays' precision, like Python scalars in NumPy: 2 leaves integers integers,
+        2.0 makes them float64. Factors of bool are 0 and 1, which leave it bool, or floats. With
         ``alpha == 0`` A and B are not read, with ``beta == 0`` C is not.
     a : array, shape (m, k), or (k, m) with `trans_a`
     b : array, shape (k, n), or (n, k) with `trans_b`
@@ -166,9 +170,9 @@ def gemm(
            [25., 36.]])
     """
     check_precision(precision)
+    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     if check_promise(a, b, precision, trans_a, trans_b):
-        return _packed_gemm(plain_scalar(alpha), a, b, plain_scalar(beta), c, trans_a, trans_b,
-                            precision)  # fmt: skip
+        return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
     a, b = pair(a, b)
     options = products.options(blocks, slabs, p_k)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
@@ -177,7 +181,6 @@ def gemm(
     c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
-    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     dtype = gemm_dtype(
         alpha, reference.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import sys
 from typing import Any
 
@@ -47,8 +48,8 @@ def as_array(x: Any, name: str) -> Array:
     Raises
     ------
     ArrayTypeError
-        For sparse, masked and other array types, for Dask's other collections, and for Dask's
-        array query planning.
+        For sparse, masked and other array types but `numpy.memmap`, for Dask's other collections,
+        and for Dask's array query planning.
     ShapeError
         For Dask arrays with unknown chunk sizes.
     """
@@ -56,7 +57,9 @@ def as_array(x: Any, name: str) -> Array:
         return x
     if is_dask(x):
         return _checked_dask(x, name)
-    if isinstance(x, np.ndarray) or _library(x) == "cupy":
+    if type(x) is np.memmap:
+        return np.asarray(x)  # a view: the arithmetic is an ndarray's, of values in a file
+    if isinstance(x, np.ndarray) or _library(x) == "cupy" or _is_sparse(x):
         _check_block_type(x, name)
         return x
     if hasattr(x, "__array__") and is_dask_collection(x):
@@ -103,19 +106,44 @@ def _checked_dask(x: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
         )
-    _check_block_type(x._meta, f"{name}'s block type")
+    _check_block_type(x._meta, name, lazy=True)
     return x
 
 
-def _check_block_type(block: Any, name: str) -> None:
+def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
     """Only the two dense array types themselves: a subclass means other arithmetic."""
-    kind = f"{type(block).__module__}.{type(block).__name__}"
-    cupy_array = _library(block) == "cupy" and kind.endswith(".ndarray")
-    if type(block) is not np.ndarray and not cupy_array:
+    if not _is_dense(block):
+        kind = f"{type(block).__module__}.{type(block).__name__}"
         raise ArrayTypeError(
-            f"{name} is {kind}: multimm takes dense numpy.ndarray and cupy.ndarray blocks; "
-            "convert with numpy.asarray, or x.map_blocks(numpy.asarray) for a Dask array"
+            f"{name} {'has blocks of' if lazy else 'is a'} {kind}: multimm multiplies dense arrays "
+            f"of NumPy and CuPy; {_made_dense(block, name, lazy)}"
         )
+
+
+def _is_dense(x: Any) -> bool:
+    return type(x) is np.ndarray or (_library(x) == "cupy" and type(x).__name__ == "ndarray")
+
+
+def _made_dense(block: Any, name: str, lazy: bool) -> str:
+    """How to get a dense array of the same values: numpy.asarray would drop a mask in silence."""
+    if isinstance(block, np.ma.MaskedArray):
+        filled = f"dask.array.ma.filled({name}, value)" if lazy else f"{name}.filled(value)"
+        return f"say what stands for masked elements with {filled}"
+    if _is_sparse(block):
+        method = "todense" if _library(block) == "sparse" else "toarray"
+    elif isinstance(block, np.ndarray):
+        called = f"{name}.map_blocks(numpy.asarray)" if lazy else f"numpy.asarray({name})"
+        return f"if an ndarray's arithmetic is meant, convert with {called}"
+    else:
+        return "convert it to one of these"
+    # Without a dtype Dask would try the method on an array that is dense already, and fail.
+    each = f".map_blocks(lambda block: block.{method}(), dtype={name}.dtype)"
+    return f"convert with {name}{each if lazy else f'.{method}()'}"
+
+
+def _is_sparse(x: Any) -> bool:
+    """Of PyData's library, of SciPy or of CuPy."""
+    return type(x).__module__.startswith(("sparse.", "scipy.sparse.", "cupyx.scipy.sparse."))
 
 
 def _library(x: Any) -> str:
@@ -194,12 +222,37 @@ def check_added(c: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> N
 
 def plain_scalar(scalar: Any) -> complex:
     """A Python scalar, so that it never raises the arrays' precision."""
-    value = scalar.item() if isinstance(scalar, np.generic) else scalar
-    if isinstance(value, np.inexact):  # long doubles have no Python type of their own
-        value = complex(value) if isinstance(value, np.complexfloating) else float(value)
+    value = as_number(scalar)
     if not isinstance(value, int | float | complex):
-        raise OptionError(f"alpha and beta are numbers, got {type(scalar).__name__} {scalar!r}")
+        shape = getattr(scalar, "shape", ())
+        given = f"of shape {shape}" if shape else repr(scalar)
+        raise OptionError(
+            f"alpha and beta are numbers, got {type(scalar).__name__} {given}: give one that "
+            "float() or complex() takes, or a NumPy or CuPy array of 0 dimensions"
+        )
     return value
+
+
+def as_number(scalar: Any) -> Any:
+    """A number of any library as Python's int, float or complex; anything else as it is.
+
+    Also the one in an array of 0 dimensions. A CuPy array is waited for.
+    """
+    if type(scalar) in (bool, int, float, complex):
+        return scalar
+    value = scalar
+    if isinstance(value, np.generic) or (_is_dense(value) and value.ndim == 0):
+        value = value.item()
+    if not isinstance(value, numbers.Number) or isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        # Fractions are real, decimals no more than numbers; long doubles have no Python type.
+        real = isinstance(value, numbers.Real) or not isinstance(value, numbers.Complex)
+        return float(value) if real else complex(value)  # type: ignore[arg-type, call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return scalar
 
 
 def current_client() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from multimm.cluster.describe import described, listed_with, local
+from multimm.errors import OptionError
 from multimm.gpu import reference
 from multimm.graph import tasks
 from multimm.graph.build import build
@@ -115,6 +116,11 @@ def planned(
 
     `c` is what is added; None where it is not read.
     """
+    if cluster is not None and not isinstance(cluster, ClusterSpec):
+        raise OptionError(
+            f"cluster={cluster!r}: give a ClusterSpec, such as multimm.cluster.describe(client), "
+            "multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
+        )
     gpu = any(on_gpu(x) for x in factors.arrays)
     added = [] if c is None or isinstance(c, MatrixSpec) else [c]
     found, held = _workers(cluster, factors.arrays + added)

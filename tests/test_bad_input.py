@@ -5,12 +5,14 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
+from multimm.planning.spec import MatrixSpec
 
 pytestmark = pytest.mark.usefixtures("no_compute")
 
@@ -148,36 +150,81 @@ def test_unknown_chunk_sizes():
         multimm.gemm(1, x, x, 1, unknown)
 
 
-def test_masked_blocks():
-    masked = np.ma.masked_less(np.arange(9.0).reshape(3, 3), 4)
-    lazy = da.ma.masked_less(da.ones((3, 3)), 4)
-    for array in (masked, lazy):
-        for call in (multimm.matmul, gemm):
-            with refused(ArrayTypeError, "MaskedArray", "asarray"):
-                call(array, np.ones((3, 3)))
-            with refused(ArrayTypeError, "MaskedArray"):
-                call(np.ones((3, 3)), array)
-        with refused(ArrayTypeError, "MaskedArray"):
-            multimm.transpose(array)
-
-
-def test_sparse_matrices():
-    scipy = pytest.importorskip("scipy.sparse")
+def refusal(array, name="a"):
+    """What each call says about it."""
     dense = np.ones((3, 3))
-    for kind in (scipy.csr_matrix, scipy.csr_array, scipy.coo_array):
-        sparse = kind(dense)
-        with refused(ArrayTypeError, kind.__name__):
-            multimm.matmul(sparse, dense)
-        with refused(ArrayTypeError, kind.__name__):
-            multimm.matmul(da.ones((3, 3)), sparse)
-        blocks = da.ones((3, 3)).map_blocks(kind, meta=kind(np.zeros((0, 0))))
-        with refused(ArrayTypeError, kind.__name__):
-            multimm.matmul(blocks, dense)
+    calls = {
+        "a": [
+            lambda: multimm.matmul(array, dense),
+            lambda: gemm(array, da.ones((3, 3))),
+            lambda: multimm.transpose(array),
+            lambda: multimm.plan(array, dense),
+            lambda: multimm.verify(array, dense, dense),
+        ],
+        "b": [lambda: multimm.matmul(dense, array)],
+        "c": [lambda: multimm.gemm(1, dense, dense, 1, array)],
+    }
+    messages = set()
+    for call in calls[name]:
+        with pytest.raises(ArrayTypeError) as caught:
+            call()
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    return messages.pop()
+
+
+def advised(array):
+    """The operand as the message for it says to convert it."""
+    advice = refusal(array).rpartition(" with ")[2]
+    return eval(advice, {"a": array, "dask": dask, "numpy": np, "value": 7})
+
+
+def test_masked_blocks():
+    eager = np.ma.masked_less(np.arange(9.0).reshape(3, 3), 4)
+    lazy = da.ma.masked_less(da.arange(9.0, chunks=9).reshape(3, 3), 4)
+    for name in "abc":
+        assert f"{name} is a numpy.ma.MaskedArray" in refusal(eager, name)
+        assert f"{name}.filled(value)" in refusal(eager, name)
+        assert f"{name} has blocks of numpy.ma.MaskedArray" in refusal(lazy, name)
+        assert f"dask.array.ma.filled({name}, value)" in refusal(lazy, name)
+    for array in (eager, lazy):
+        assert "asarray" not in refusal(array)  # it drops the mask, and hidden values count
+        with dask.config.set(scheduler="synchronous"):
+            filled = np.asarray(multimm.matmul(advised(array), np.eye(3)))
+        np.testing.assert_array_equal(filled, [[7, 7, 7], [7, 4, 5], [6, 7, 8]])
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csr_array", "coo_array"])
+def test_sparse_matrices(kind):
+    kind = getattr(pytest.importorskip("scipy.sparse"), kind)
+    eager = kind(np.eye(3))
+    lazy = da.eye(3, chunks=2).map_blocks(kind, meta=kind(np.zeros((0, 0))))
+    for array in (eager, lazy):
+        for name in "abc":
+            assert kind.__name__ in refusal(array, name)
+        with dask.config.set(scheduler="synchronous"):
+            dense = np.asarray(multimm.matmul(advised(array), np.eye(3)))
+        np.testing.assert_array_equal(dense, np.eye(3))
+
+
+def test_sparse_arrays_of_pydata_are_refused_before_they_are_converted():
+    class GCXS:
+        """As much as the checks look at."""
+
+        shape, ndim, dtype = (3, 3), 2, np.dtype(float)
+
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("Cannot convert a sparse array to dense automatically")
+
+    GCXS.__module__ = "sparse.numba_backend._compressed.compressed"
+    assert "GCXS" in refusal(GCXS())
+    assert "a.todense()" in refusal(GCXS())
 
 
 def test_other_array_types():
-    with refused(ArrayTypeError, "matrix"):
-        multimm.matmul(np.ones((3, 3)).view(np.matrix), np.ones((3, 3)))
+    matrix = np.eye(3).view(np.matrix)
+    assert "a is a numpy.matrix" in refusal(matrix)
+    assert type(advised(matrix)) is np.ndarray
     for nothing in (None, "text", {1: 2}, object()):
         with refused((ArrayTypeError, DTypeError)):
             multimm.matmul(nothing, np.ones((3, 3)))
@@ -239,6 +286,20 @@ def test_options(call, options, named):
     x = da.ones((4, 4), chunks=2)
     with refused(OptionError, *named):
         call(x, x, **options)
+
+
+@pytest.mark.parametrize("cluster", [4, "tcp://host:8786", object()])
+def test_plan_takes_a_cluster_as_a_value(cluster):
+    x = da.ones((4, 4), chunks=2)
+    with refused(OptionError, f"cluster={cluster!r}", "describe(client)"):
+        multimm.plan(x, x.T, cluster=cluster)
+
+
+@pytest.mark.parametrize("shape", [(3.5, 4), (3, -4), (2, "3"), (True, 3), (-1, 3, 4), (None, 3)])
+def test_shapes_on_paper(shape):
+    with refused(ShapeError, str(shape), "integers, 0 or more"):
+        MatrixSpec(shape)
+    assert MatrixSpec((np.int64(3), np.uint8(0))).shape == (3, 0)
 
 
 def test_integers_of_numpy_are_integers():

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Security, wait
+from distributed.comm import CommClosedError
 
 import multimm
 import multimm.cluster as mc
@@ -27,6 +28,7 @@ from multimm.cluster.describe import Answer, answer, listed, spec_of
 from multimm.cluster.devices import Gpu
 from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.errors import ClusterError, OptionError
+from multimm.graph.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
 
 GIB = 2**30
@@ -129,6 +131,8 @@ def test_what_this_process_holds_is_exempt_from_collection_until_close():
         ({"gpus": 0, "protocol": "ucxx"}, "for GPU workers"),
         ({"gpus": 0, "memory_limit": "many"}, "memory_limit='many'"),
         ({"gpus": 0, "memory_limit": 0}, "memory_limit=0"),
+        ({"gpus": 0, "memory_limit": "100MB"}, "memory_limit='100MB': .* at least 120 MB"),
+        ({"workers": 10**6}, "1000000 workers, 0 MB .* fewer"),
         ({"gpus": 0, "security": Security(), "protocol": "ucxx"}, "UCXX has no TLS"),
     ],
 )
@@ -515,6 +519,22 @@ def test_blocks_fetched_together_all_count(client):
     reset_received_bytes(client)
     client.submit(touch, *made, workers=[second], pure=False).result()
     assert received_bytes(client)[second] == 10 * 2**20
+
+
+def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkeypatch):
+    def lost(*_, **__):
+        raise CommClosedError("in <TCP (closed) Scheduler Broadcast>: Stream is closed")
+
+    from multimm.cluster import client as clients
+
+    said = "lost while .* Stream is closed.*memory_limit="
+    monkeypatch.setattr("multimm.cluster.transport.obstacles", lost)
+    with pytest.raises(ClusterError, match=said):
+        clients.prepare(client, overlap=True)
+    with Client(client.scheduler.address) as other:
+        monkeypatch.setattr(other, "register_plugin", lost)
+        with pytest.raises(ClusterError, match=said):
+            install(other)
 
 
 def test_replicas_count_and_scattered_data_does_not(client):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from decimal import Decimal
+from fractions import Fraction
 
 import dask
 import dask.array as da
@@ -210,6 +212,32 @@ def test_scalars_do_not_raise_the_precision(scalar):
     assert multimm.gemm(scalar, da.from_array(x, 2), x, scalar, x).dtype == np.float32
 
 
+@pytest.mark.parametrize(
+    ("scalar", "plain"),
+    [
+        (Fraction(5, 2), 2.5),
+        (Decimal("2.5"), 2.5),
+        (np.array(2.5, np.float32), 2.5),
+        (np.array(2), 2),
+        (np.array(True), True),
+        (np.array(1j, np.complex64), 1j),
+        (np.array(Fraction(5, 2)), 2.5),
+        (ml_dtypes.bfloat16(2.5), 2.5),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_numbers_of_any_library_count_as_pythons(scalar, plain, dtype):
+    x = np.eye(3, dtype=dtype)
+    right = multimm.gemm(plain, x, x, plain, x)
+    same_bits(multimm.gemm(scalar, x, x, scalar, x), right)
+    same_bits(multimm.gemm(scalar, da.from_array(x, 2), x, scalar, x).compute(), right)
+    options = {"alpha": scalar, "beta": scalar}
+    plain_options = {"alpha": plain, "beta": plain}
+    assert multimm.plan(x, x, c=x, **options) == multimm.plan(x, x, c=x, **plain_options)
+    assert multimm.verify(x, x, right, c0=x, **options)
+
+
 def test_complex_scalars():
     x = np.ones((3, 3), np.float32)
     result = multimm.gemm(np.clongdouble(1j), da.from_array(x, 2), x, 1, x)
@@ -308,8 +336,11 @@ def test_verified(lazy):
         ({"beta": 1, "c": np.ones((3, 6))}, ShapeError, r"\(3, 6\)"),
         ({"beta": 1, "c": np.ones(5)}, ShapeError, r"\(5,\)"),
         ({"beta": 1, "c": np.full((3, 7), None)}, DTypeError, "object"),
-        ({"alpha": np.ones(3)}, OptionError, "alpha"),
+        ({"alpha": np.ones(3)}, OptionError, r"alpha .* of shape \(3,\): .* 0 dimensions"),
+        ({"beta": np.ones((3, 7)), "c": np.ones((3, 7))}, OptionError, r"alpha and beta .*\(3, 7"),
+        ({"beta": np.ones((3, 7))}, OptionError, r"beta .* \(3, 7\)"),
         ({"alpha": "2"}, OptionError, "alpha"),
+        ({"alpha": Fraction(10**400)}, OptionError, "alpha"),
         ({"beta": None, "c": np.ones((3, 7))}, OptionError, "beta"),
     ],
 )

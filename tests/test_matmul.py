@@ -202,6 +202,33 @@ def test_numpy_and_lists_in_numpy_out():
     same_bits(c.compute(), np.matmul(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "complex64"])
+def test_two_vectors_of_numpy_make_a_scalar(dtype):
+    x = np.ones(3, dtype)
+    right = np.matmul(x, x)
+    result = multimm.matmul(x, x)
+    assert type(result) is type(right)
+    assert result == right
+    assert type(multimm.matmul([1.0, 2.0], [3.0, 4.0])) is np.float64
+    lazy = multimm.matmul(da.from_array(x, 2), x)
+    assert isinstance(lazy, da.Array)
+    assert lazy.ndim == 0
+    assert type(multimm.matmul(x[None], x)) is np.ndarray
+
+
+def test_memory_maps_are_arrays(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(12.0).reshape(3, 4))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert type(x) is np.memmap
+    product = multimm.matmul(x, x.T)
+    assert type(product) is np.ndarray
+    same_bits(product, np.asarray(x) @ np.asarray(x).T)
+    lazy = da.from_array(np.asarray(x), 2)
+    same_bits(multimm.matmul(x.T, lazy).compute(), x.T @ x)
+    same_bits(multimm.gemm(1, lazy, x, 1, x @ x.T, trans_b=True).compute(), 2 * (x @ x.T))
+    assert multimm.verify(x, x.T, product)
+
+
 def test_arrays_of_any_layout():
     rng = np.random.default_rng(4)
     big = integers(rng, (60, 80), "f4")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-import warnings
 from itertools import product
 from types import SimpleNamespace
 
@@ -21,7 +19,7 @@ import multimm
 from multimm.cluster.describe import listed
 from multimm.cluster.transfers import TransferCounter
 from multimm.errors import ClusterError
-from multimm.graph import placement
+from multimm.graph import heirs, placement
 from multimm.graph.block_task import BlockTask
 from multimm.graph.departed import Departed
 from multimm.graph.install import install
@@ -310,26 +308,8 @@ def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
             assert {Departed.name, TransferCounter.name} <= set(worker.plugins)
 
 
-def test_an_asynchronous_client_is_told_what_to_await():
-    async def main():
-        async with (
-            in_threads(2, asynchronous=True) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            x, a = matrix(18)
-            with pytest.warns(RuntimeWarning, match="await client.register_plugin"):
-                c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
-            await client.register_plugin(placement.BlockPlacement())
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # planned before the workers were known
-                return x @ x, await client.compute(c)
-
-    expected, result = asyncio.run(main())
-    np.testing.assert_array_equal(result, expected)
-
-
 @pytest.mark.parametrize("change", [-1, 2])
-def test_cluster_resized_between_call_and_compute(change):
+def test_cluster_resized_between_call_and_compute(change, caplog):
     with in_threads(3) as cluster, Client(cluster) as client:
         x, a = matrix(19)
         c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
@@ -338,9 +318,26 @@ def test_cluster_resized_between_call_and_compute(change):
             if len(workers_of(client)) == 3 + change:
                 break
             time.sleep(0.02)
-        with pytest.warns(RuntimeWarning, match=f"planned for 3 workers .* runs on {3 + change}"):
+        said = f"planned for 3 workers .* runs on {3 + change}"
+        with pytest.warns(RuntimeWarning, match=said) as warned:
             result = compute_and_listen(c)
         np.testing.assert_array_equal(result, x @ x)
+        # The scheduler is in this process: what it logs would be said a second time.
+        loud = [r for r in caplog.records if r.name.startswith("multimm") and r.levelno > 20]
+        assert (len(warned), loud) == (1, [])
+
+
+@pytest.mark.parametrize(("others", "level"), [([], "WARNING"), (["Client-1"], "INFO")])
+def test_what_no_client_hears_is_in_the_schedulers_log(others, level, caplog):
+    events = []
+    clients = dict.fromkeys(["fire-and-forget", *others])  # the first is none, and always there
+    scheduler = SimpleNamespace(clients=clients, log_event=lambda topics, _: events.append(topics))
+    with caplog.at_level("INFO"):
+        heirs.tell(scheduler, "said once")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        (level, "said once")
+    ]
+    assert events == [["warn", "multimm"]]
 
 
 def test_planned_before_there_was_a_worker():

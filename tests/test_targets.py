@@ -130,6 +130,22 @@ def test_the_command_loses_no_factors(tmp_path, refused, suffix):
     np.testing.assert_array_equal(held(path, "x"), MATRIX)
 
 
+@pytest.mark.parametrize("suffix", ["npy", "h5", "zarr"])
+def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix):
+    for name in "ab":
+        with io.Output(tmp_path / f"{name}.{suffix}") as output:
+            output.store(MATRIX)
+            output.commit()
+    a, b, link = (tmp_path / f"{name}.{suffix}" for name in ("a", "b", "link"))
+    link.symlink_to(b)
+    for output, factor in ((a, "A"), (b, "B"), (link, "B")):
+        error = refused("matmul", a, b, "-o", output, "--overwrite")
+        assert f"-o {output}: this is {factor} itself" in error
+        assert "choose another name" in error
+    if suffix == "h5":
+        assert "A itself" in refused("matmul", a, b, "-o", f"{a}:C", "--overwrite")
+
+
 # What no matrix file holds --------------------------------------------------------------
 
 

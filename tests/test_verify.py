@@ -589,6 +589,32 @@ def test_transposes_scalars_and_broadcast_c0(typical):
     assert not verify(a, b, z.conj(), alpha=1 + 2j)
 
 
+def behind_empty(array):
+    """In the chunks that a filter and `compute_chunk_sizes` may leave."""
+    return da.from_array(array, chunks=tuple((0, 0, size) for size in array.shape), name=False)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((5, 1), (1, 3)),
+        ((1, 4), (4, 3)),
+        ((4, 3), (3, 1)),
+        ((1, 4, 3), (3, 2)),
+        ((1, 1), (6, 1, 1)),
+    ],
+)
+def test_axes_of_length_1_behind_empty_chunks(shape_a, shape_b):
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=shape_a), rng.normal(size=shape_b)
+    c, c0 = a @ b, rng.normal(size=(1, 1))
+    operands = behind_empty(a), behind_empty(b)
+    assert verify(*operands, behind_empty(c))
+    assert verify(*operands, multimm.matmul(*operands))
+    assert verify(*operands, 2 * c + 3 * c0, alpha=2, beta=3, c0=behind_empty(c0))
+    assert "off by 1e-09" in verify(*operands, behind_empty(c + 1e-9)).reason
+
+
 def test_empty_products():
     assert verify(np.ones((0, 3)), np.ones((3, 2)), np.ones((0, 2)))
     assert verify(np.ones((2, 0)), np.ones((0, 3)), np.zeros((2, 3)))

@@ -11,9 +11,9 @@ import numpy as np
 from dask.array.core import normalize_chunks
 
 from multimm.checks.rule import Rule, make_rule, rank, row_rule
-from multimm.errors import MultimmError, OptionError, ShapeError, integer
+from multimm.errors import ClusterError, MultimmError, OptionError, ShapeError, integer
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
-from multimm.operands import as_array, check_same_device, is_dask, plain_scalar
+from multimm.operands import as_array, check_same_device, current_client, is_dask, plain_scalar
 
 DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
@@ -83,6 +83,17 @@ def draws(rounds: Any, seed: Any) -> tuple[int, int]:
     return count, first
 
 
+def check_waits() -> None:
+    """Raise `ClusterError` in the event loop of the client that would compute: nothing may wait."""
+    client = current_client()
+    if client is not None and client.asynchronous:
+        raise ClusterError(
+            "verify waits for what it computes, which an asynchronous client in its event loop "
+            "cannot: run `await asyncio.to_thread(multimm.verify, a, b, c)`, or use a synchronous "
+            "client"
+        )
+
+
 def as_blocks(array: Any, name: str) -> Any:
     """`array` as a Dask array of NumPy or CuPy blocks, of a numeric dtype and known chunks."""
     array = as_array(array, name)
@@ -90,7 +101,18 @@ def as_blocks(array: Any, name: str) -> Any:
     if not is_dask(array):
         chunks = normalize_chunks("auto", array.shape, limit=BLOCK_BYTES, dtype=array.dtype)
         array = as_array(da.from_array(array, chunks=chunks, name=False, asarray=False), name)
-    return array
+    return _ones_joined(array)
+
+
+def _ones_joined(array: Any) -> Any:
+    """Axes of length 1 in one block each.
+
+    A filter leaves them in chunks such as (0, 0, 1), and Dask's `blockwise`, which broadcasts any
+    axis of that length, reads the first block alone: the empty one.
+    """
+    sizes = zip(array.shape, array.chunks, strict=True)
+    ones = {axis: -1 for axis, (size, own) in enumerate(sizes) if size == 1 and len(own) > 1}
+    return array.rechunk(ones) if ones else array
 
 
 def _matrix(array: Any, name: str, transposed: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,6 +71,8 @@ def matmul(
         return
     if output is None:
         raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
+    if overwrite:
+        files.check_apart(output, dataset_c)
     # The output is the outer one: it is cleaned up when no worker can write into it any more.
     with (
         Output(output, dataset=dataset_c, overwrite=overwrite) as target,
@@ -107,6 +110,21 @@ class InputFiles:
             if array.ndim != 2:
                 raise ShapeError(f"{path}: shape {array.shape}; a matrix of 2 dimensions is needed")
         multimm.plan(*arrays, **product, cluster=multimm.cluster.local())
+
+    def check_apart(self, output: str, dataset: str | None) -> None:
+        """Raise where the output would replace one of them: --overwrite is for old results."""
+        from multimm.files import locate
+
+        out = locate(output, dataset)
+        for name, (path, own) in zip("AB", self.paths, strict=True):
+            place = locate(path, own)
+            # Of other datasets in the same file the output itself says that they would be lost.
+            same = out.dataset is None or place.dataset in (None, out.dataset)
+            if same and os.path.realpath(place.path) == os.path.realpath(out.path):
+                raise OptionError(
+                    f"-o {output}: this is {name} itself, which --overwrite would replace by the "
+                    "product; choose another name"
+                )
 
     def plan(self, client: Client, product: dict[str, Any]) -> MatmulPlan:
         """The plan for the client's workers."""

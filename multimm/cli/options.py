@@ -143,6 +143,8 @@ class Workers:
         if self.workers is None and self.gpus != 0:
             if self.memory_limit is not None:
                 raise OptionError("--memory-limit is for CPU workers: give --workers as well")
+            if self.gpus is not None and self.gpus < 0:
+                raise OptionError(f"--gpus {self.gpus}: at least 0 is needed; 0 for CPU workers")
             return ClusterSpec.homogeneous(
                 H200, 1 if self.gpus is None else self.gpus, NVLINK, threads
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.options import DEBUG, PRODUCT, WORKERS, Workers, add
-from multimm.errors import OptionError
+from multimm.errors import FileFormatError, OptionError
 
 if TYPE_CHECKING:
     from multimm.planning.spec import ClusterSpec, MatrixSpec
@@ -75,6 +75,7 @@ def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -
 
 def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
     """A matrix on paper, or the one in a file."""
+    from multimm.files import locate
     from multimm.io import open_array
     from multimm.operands import named_dtype
     from multimm.planning.grid import regular
@@ -84,6 +85,10 @@ def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")
     match = re.fullmatch(r"(\d+)[xX](\d+)", text)
     if match is None:
+        try:
+            locate(text)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error}; a shape is 65536x65536, two integers") from None
         return open_array(text, chunks=chunks)
     shape = int(match[1]), int(match[2])
     blocks = tuple(regular(size, chunks or max(size, 1)) for size in shape)

@@ -5,8 +5,8 @@ Plugins that run on the workers are in `transfers`, `transport` and `warm`, func
 there in `describe` and `probes`; what products need there comes from `multimm.graph.install`.
 """
 
-from multimm.cluster.connect import connect
+from multimm.cluster.connect import connect, prepare
 from multimm.cluster.describe import describe, local
 from multimm.cluster.start import start
 
-__all__ = ["connect", "describe", "local", "start"]
+__all__ = ["connect", "describe", "local", "prepare", "start"]

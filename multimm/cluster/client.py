@@ -68,16 +68,19 @@ def prepare(client: Client, *, overlap: bool = False) -> None:
     Raises
     ------
     ClusterError
-        Where the scheduler or a worker cannot load them.
+        Where the scheduler or a worker cannot load them, or is lost meanwhile.
     """
     from multimm.cluster.transfers import TransferCounter
     from multimm.cluster.transport import Overlap
     from multimm.cluster.warm import WarmUp
-    from multimm.graph.install import install
+    from multimm.graph.install import install, refusal
 
     install(client, TransferCounter(), *((Overlap(), WarmUp()) if overlap else ()))
     if overlap:
-        _get_ready(client)
+        try:
+            _get_ready(client)
+        except OSError as error:
+            raise refusal(error) from error
 
 
 def _get_ready(client: Client) -> None:

@@ -53,20 +53,62 @@ def connect(
         certificate.
     """
     scheme = _check(address, timeout, security)
-    from multimm.cluster.client import ClusterClient, prepare
+    from multimm.cluster import client as clients
 
     try:
-        client = ClusterClient(address, timeout=timeout, security=security)
+        client = clients.ClusterClient(address, timeout=timeout, security=security)
     except Exception as error:
         # TimeoutError and OSError from sockets, ValueError for a transport that is not
         # installed, TypeError for wrong credentials: one answer for all of them.
         raise ClusterError(_reason(address, scheme, timeout, error)) from error
     try:
-        prepare(client, overlap=overlap)
+        clients.prepare(client, overlap=overlap)
     except BaseException:
         client.close()
         raise
     return client
+
+
+async def prepare(client: Client) -> None:
+    """Install multimm's plugins on the cluster of an asynchronous client, before its products.
+
+    With a synchronous client the first product does so, and `start` and `connect` do. In an event
+    loop a product cannot wait for it: without this it warns, and Dask alone places its blocks.
+    Once for each client is enough, and once more after its scheduler was started again.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Running, best made as ``await Client(cluster, asynchronous=True)`` with a cluster object:
+        of one that was given an address the workers are not known, and products are planned for
+        one. A synchronous client is served, too.
+
+    Raises
+    ------
+    OptionError
+        If `client` is none.
+    ClusterError
+        The client is closed, or the scheduler or a worker cannot load the plugins.
+
+    Examples
+    --------
+    >>> import asyncio, dask.array as da, multimm
+    >>> from distributed import Client
+    >>> async def main():
+    ...     async with Client(processes=False, asynchronous=True, dashboard_address=":0") as client:
+    ...         await multimm.cluster.prepare(client)
+    ...         x = da.ones((4, 4), chunks=2)
+    ...         return await client.compute(multimm.matmul(x, x).sum())
+    >>> print(asyncio.run(main()))
+    64.0
+    """
+    if not hasattr(client, "asynchronous"):  # without importing distributed
+        raise OptionError(f"client={client!r}: give a distributed.Client")
+    if client.status != "running":
+        raise ClusterError(f"the client is {client.status}: prepare it while it is connected")
+    from multimm.graph import install
+
+    await install.prepare(client)
 
 
 def _check(address: str, timeout: float, security: Security | None) -> str:

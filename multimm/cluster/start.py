@@ -82,7 +82,8 @@ def start(
         Tasks that one worker runs at the same time. Each CPU worker's BLAS gets an even
         share of the cores, divided by this, unless ``OMP_NUM_THREADS`` and its like are set.
     memory_limit : int or str, optional
-        Host memory of one worker, bytes or such as ``"2GB"``, past which Dask spills to disk.
+        Host memory of one worker, bytes or such as ``"2GB"``, past which Dask spills to disk; at
+        least 120 MB, which a worker process needs for itself.
         Default: an even share of nine tenths of what this host has free; for GPU workers at
         least a quarter of their GPU's memory, unless a container or a batch job has less.
     protocol : {"ucxx", "tcp"}, optional

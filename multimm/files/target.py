@@ -35,7 +35,10 @@ def check(place: Location, *, overwrite: bool) -> None:
     if not path.exists():
         return
     if not overwrite:
-        raise FileFormatError(f"{path}: exists already; choose another name, or overwrite it")
+        raise FileFormatError(
+            f"{path}: exists already; choose another name, or have it replaced with "
+            "overwrite=True (--overwrite)"
+        )
     if not FORMATS[place.suffix].owns(path):
         what = "directory" if path.is_dir() else "file"
         raise FileFormatError(

@@ -19,8 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def tell(scheduler: Scheduler, message: str) -> None:
-    """Show a warning on the scheduler and in every connected client."""
-    logger.warning(message)
+    """Show a warning in every connected client; where there is none, in the scheduler's log."""
+    # A scheduler in the client's process would say it a second time: Python itself prints
+    # warnings of loggers that nobody has configured.
+    heard = any(name != "fire-and-forget" for name in scheduler.clients)
+    logger.log(logging.INFO if heard else logging.WARNING, message)
     payload = {"message": pickle.dumps(message), "category": pickle.dumps(RuntimeWarning)}
     scheduler.log_event(["warn", "multimm"], payload)
 

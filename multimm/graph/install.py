@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ from multimm.graph.placement import BlockPlacement
 if TYPE_CHECKING:
     from distributed import Client
 
+Plugins = dict[str, Any]  #: by name
+
 #: By client: the identity of its scheduler, and the plugins that it has registered there, or was
 #: told to. A client outlives its scheduler, and connects to the next one at the same address.
-_served: WeakKeyDictionary[Client, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
+_served: WeakKeyDictionary[Client, tuple[str, Plugins]] = WeakKeyDictionary()
 
 
 def install(client: Client, *more: Any) -> None:
@@ -28,7 +31,7 @@ def install(client: Client, *more: Any) -> None:
     ----------
     client : distributed.Client
         A synchronous client is served at once. An asynchronous one cannot be waited for here:
-        a warning says what to await.
+        a warning says what to await, `prepare`.
     *more : distributed.SchedulerPlugin or distributed.WorkerPlugin
         Others, with names; they are registered again with the next scheduler, too.
 
@@ -37,38 +40,75 @@ def install(client: Client, *more: Any) -> None:
     ClusterError
         Where the scheduler or a worker cannot load the plugins.
     """
-    # What the client was told when it connected: to ask would take a millisecond.
-    scheduler = client._scheduler_identity.get("id", "")
+    scheduler, plugins = wanted = _wanted(client, more)
     before, had = _served.get(client, ("", {}))
-    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed())}
-    plugins = plugins | {plugin.name: plugin for plugin in more}
     if scheduler == before and plugins.keys() == had.keys():
         return
     if client.asynchronous:
         warnings.warn(
-            "this client is asynchronous, so multimm cannot place blocks by itself: run "
-            "`await client.register_plugin(multimm.graph.placement.BlockPlacement())` once; "
-            "until then results are right but move more bytes",
+            f"this client is asynchronous, so multimm cannot install its plugins "
+            f"({', '.join(plugins)}) by itself: run `await multimm.cluster.prepare(client)` once, "
+            "before the first product; until then results are right, but blocks are placed by "
+            "Dask alone, which moves more bytes",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=_callers_level(),
         )
     else:
-        _register(client, plugins)
-    _served[client] = scheduler, plugins
+        client.sync(_register, client, plugins)
+    _served[client] = wanted
 
 
-def _register(client: Client, plugins: dict[str, Any]) -> None:
-    """Register plugins by name; what a cluster has already stays as it is."""
+async def prepare(client: Client) -> None:
+    """`install`, for who can wait: with an asynchronous client, in its event loop."""
+    if not client.asynchronous:
+        return install(client)
+    wanted = _wanted(client, ())
+    # Also where `install` has warned and holds the client for served: what is there stays.
+    await _register(client, wanted[1])
+    _served[client] = wanted
+
+
+def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
+    """The scheduler, and what it is to have: also what the client had with the one before."""
+    # What the client was told when it connected: to ask would take a millisecond.
+    scheduler = client._scheduler_identity.get("id", "")
+    _, had = _served.get(client, ("", {}))
+    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed())}
+    return scheduler, plugins | {plugin.name: plugin for plugin in more}
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of the first frame outside multimm and dask, for a warning one above."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("multimm.", "dask.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+async def _register(client: Client, plugins: Plugins) -> None:
+    """Register plugins by name, in the client's event loop; what a cluster has stays as it is."""
     for name, plugin in plugins.items():
         try:
-            client.register_plugin(plugin)
+            await client.register_plugin(plugin)
         except Exception as error:
             # The scheduler keeps what a worker has refused, and would call the next try a success.
             if isinstance(plugin, WorkerPlugin):
                 with suppress(Exception):
-                    client.unregister_worker_plugin(name)
-            # distributed re-raises here whatever went wrong on a worker, of any class.
-            raise ClusterError(
-                f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
-                "versions of multimm, dask and distributed on scheduler, workers and client"
-            ) from error
+                    await client.unregister_worker_plugin(name)
+            raise refusal(error) from error
+
+
+def refusal(error: Exception) -> ClusterError:
+    """What to do about an error that distributed raises here for a worker or the scheduler."""
+    # It raises whatever went wrong there, of any class: imports and unpickling fail with many.
+    # Its own error for a connection that ended is an OSError.
+    if isinstance(error, OSError):
+        return ClusterError(
+            f"a worker or the scheduler was lost while multimm's plugins were loaded ({error}): "
+            "processes end so where memory is short; give each worker more (memory_limit=), and "
+            "see the workers' logs"
+        )
+    return ClusterError(
+        f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
+        "versions of multimm, dask and distributed on scheduler, workers and client"
+    )

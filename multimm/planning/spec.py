@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, product
 from math import prod
 
-from multimm.errors import OptionError, ShapeError
+from multimm.errors import OptionError, ShapeError, integer
 
 #: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
 #: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
@@ -51,6 +51,10 @@ class MatrixSpec:
         object.__setattr__(self, "chunks", tuple(map(tuple, self.chunks)))
         if len(self.shape) < 2:
             raise ShapeError(f"a matrix has at least 2 dimensions, got shape {self.shape}")
+        sizes = tuple(map(integer, self.shape))
+        if any(size is None or size < 0 for size in sizes):
+            raise ShapeError(f"a matrix of shape {self.shape}: sizes are integers, 0 or more")
+        object.__setattr__(self, "shape", sizes)
         if not self.chunks:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):

@@ -1,0 +1,96 @@
+"""Clients in event loops: what a product cannot do there by itself, and what to await."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client
+
+import multimm
+from multimm.errors import ClusterError, OptionError
+from multimm.graph import install, placement
+from multimm.graph.departed import Departed
+
+
+def matrix():
+    x = np.random.default_rng(18).integers(-3, 4, (60, 60)).astype(np.float64)
+    return x, da.from_array(x, chunks=12)
+
+
+@asynccontextmanager
+async def in_a_loop():
+    """A cluster and a client that belong to the event loop of a test."""
+    async with (
+        in_threads(2, asynchronous=True) as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        yield cluster, client
+
+
+def plugins_of(cluster):
+    return [set(holder.plugins) for holder in (cluster.scheduler, *cluster.workers.values())]
+
+
+def test_an_asynchronous_client_is_told_what_to_await():
+    async def main():
+        async with in_a_loop() as (cluster, client):
+            x, a = matrix()
+            for call in (lambda: a @ a, lambda: multimm.matmul(a, a)):
+                with pytest.warns(RuntimeWarning) as said, multimm.accelerate():
+                    c = call()
+                [warning] = said
+                assert warning.filename == __file__  # not a place in multimm or in Dask
+                for name in ("await multimm.cluster.prepare", placement.NAME, Departed.name):
+                    assert name in str(warning.message)
+                install._served.clear()
+            await multimm.cluster.prepare(client)
+            on_scheduler, *on_workers = plugins_of(cluster)
+            assert placement.NAME in on_scheduler
+            assert all(Departed.name in found for found in on_workers)
+            return x @ x, await client.compute(c)
+
+    expected, result = asyncio.run(main())
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_an_asynchronous_client_that_is_prepared_warns_of_nothing():
+    async def main():
+        async with in_a_loop() as (cluster, client):
+            await multimm.cluster.prepare(client)
+            first = cluster.scheduler.plugins[placement.NAME]
+            await multimm.cluster.prepare(client)
+            assert cluster.scheduler.plugins[placement.NAME] is first
+            x, a = matrix()
+            return x @ x, await client.compute(multimm.matmul(a, a))
+
+    expected, result = asyncio.run(main())  # warnings are errors
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_synchronous_clients_are_prepared_and_closed_ones_are_not():
+    with in_threads(1) as cluster, Client(cluster) as client:
+        asyncio.run(multimm.cluster.prepare(client))
+        assert placement.NAME in cluster.scheduler.plugins
+    with pytest.raises(ClusterError, match="the client is closed"):
+        asyncio.run(multimm.cluster.prepare(client))
+    with pytest.raises(OptionError, match="client=None"):
+        asyncio.run(multimm.cluster.prepare(None))
+
+
+def test_verify_says_at_the_call_that_it_waits():
+    async def main():
+        async with in_a_loop() as (_, client):
+            await multimm.cluster.prepare(client)
+            _, a = matrix()
+            c = multimm.matmul(a, a)
+            with pytest.raises(ClusterError, match=r"await asyncio\.to_thread\(multimm\.verify"):
+                multimm.verify(a, a, c)
+            assert multimm.verify(np.eye(3), np.eye(3), np.eye(3))  # computed in this process
+            assert await asyncio.to_thread(multimm.verify, a, a, c)
+
+    asyncio.run(main())
