@@ -72,7 +72,7 @@ def matmul(
     ------
     ShapeError
         Shapes that do not fit, 0-d operands, unknown chunk sizes; from tasks, of a block that is
-        not what its array's chunks say.
+        not what its array's chunks say, where the shape of a result, or of what is cut, shows it.
     DTypeError
         Dtypes without a matrix product, such as object and strings; from tasks, of a block that
         its array's dtype cannot hold.

@@ -118,6 +118,15 @@ def test_a_block_that_would_make_one_of_c_too_small(client):
     assert line.startswith("block (1, 1, ")
 
 
+def test_a_block_of_fewer_matrices_than_its_chunks_say_is_not_repeated(client):
+    """Who broadcasts the result later would not notice."""
+    whole = da.ones((4, 20, 20), chunks=20, dtype="float32")
+    fewer = whole.map_blocks(lambda x: x[:1], name="fewer", meta=whole._meta)
+    b = da.ones((20, 20), chunks=20, dtype="float32")
+    line = failure(multimm.matmul(fewer, b), ShapeError)
+    assert "the result has shape (1, 20, 20), planned are (4, 20, 20)" in line
+
+
 def test_gram_products_and_c_name_their_blocks_too(client):
     ones = da.ones((60, 60), chunks=20, dtype="float32")
     spoilt = spoil(masked)

@@ -153,9 +153,8 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     register_with_dask()
     with cupy.cuda.Device(a.device.id):
         x, source = source_of(a, side, trans)
-        if (
-            scheme == "float32" and source.k < SPLIT_K
-        ):  # of so few terms parts of 22 bits lose too much
+        # In a sum of few terms parts of 22 bits lose too much.
+        if scheme == "float32" and source.k < SPLIT_K:
             return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
         packing = prepared([source], scheme, x.data.device_id)
         head = cupy.empty(packing.head_bytes, np.uint8)

@@ -43,11 +43,11 @@ class Place(NamedTuple):
 class BlockTask(Task):
     """A task with a place, whose key survives Dask's fusion.
 
-    Where it makes a block of C, it knows how many rows and columns: a kernel does not.
+    Where it makes a block of C, it knows its shape: a kernel does not.
     """
 
     place: Place
-    shape: tuple[int, int] | None
+    shape: tuple[int, ...] | None
 
     __slots__ = ("place", "shape")
     # The annotations make dask treat both as parts of the task when it copies one.
@@ -59,7 +59,7 @@ class BlockTask(Task):
         /,
         *args: Any,
         place: Place,
-        shape: tuple[int, int] | None = None,
+        shape: tuple[int, ...] | None = None,
         **kwargs: Any,
     ) -> None:
         self.place, self.shape = place, shape
@@ -74,7 +74,7 @@ class BlockTask(Task):
         """Run the task; an error says which block it was to make, of which ones, and where."""
         try:
             block = super().__call__(values)  # type: ignore[no-untyped-call]
-            if self.shape is not None and block.shape[-2:] != self.shape:
+            if self.shape is not None and block.shape != self.shape:
                 raise ShapeError(
                     f"the result has shape {block.shape}, planned are {self.shape}: a block of an "
                     "operand is not what the operand's chunks say"

@@ -188,8 +188,8 @@ class Builder:
             place = place._replace(inputs=(*place.inputs, *inputs))
             if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
                 func, args["verb"] = multiply_pieces, func
-        i, j = at[-2:]
-        shape = self.layout.m_blocks[i], self.layout.n_blocks[j]
+        sides = *self.layout.batch_blocks, self.layout.m_blocks, self.layout.n_blocks
+        shape = tuple(blocks[i] for blocks, i in zip(sides, at, strict=True))
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
 
     def _addend(self, c: Operand, index: Index, place: Place) -> Factor:
