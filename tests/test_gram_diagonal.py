@@ -11,9 +11,9 @@ from stand_in import GPUArray, gpu, standing_in
 
 import multimm
 from multimm.gpu import compiled, residuals, slices, split
+from multimm.gpu.pack_reference import pack_reference
 from multimm.gpu.packed import PackedBlock, Residuals
 from multimm.gpu.registry import Device
-from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for, tiles_of
 from multimm.graph import gram_tasks
 from multimm.graph.block_task import BlockTask

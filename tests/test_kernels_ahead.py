@@ -17,9 +17,9 @@ from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.compiled import IF_REFUSED, LOWER
 from multimm.gpu.layout import Stack
 from multimm.gpu.loads import alike, load_paths
+from multimm.gpu.pack_reference import pack_reference
 from multimm.gpu.registry import INSTEAD, Device, Problem, choose
 from multimm.gpu.split_choice import choose_split
-from multimm.gpu.split_reference import pack_reference
 from multimm.gpu.tiles import limits_for
 from multimm.graph import kernels
 

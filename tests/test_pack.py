@@ -22,11 +22,11 @@ import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu import pack_config, packed, packed_dask, packing
 from multimm.gpu.compile import compile_text
-from multimm.gpu.pack_config import cut_for
-from multimm.gpu.packed import PARTS, PackedBlock, Residuals, check_pair
+from multimm.gpu.pack_config import PARTS, cut_for
+from multimm.gpu.pack_reference import joined, pack_reference, split, swizzled
+from multimm.gpu.packed import PackedBlock, Residuals, check_pair
 from multimm.gpu.packing import Packing, pack, prepared, source_of
 from multimm.gpu.source import kernel_text
-from multimm.gpu.split_reference import joined, pack_reference, split, swizzled
 
 
 class Kernel:

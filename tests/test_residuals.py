@@ -10,10 +10,10 @@ import pytest
 from stand_in import fake_cupy, gpu, laid_out, memory
 
 from multimm.gpu import residuals
+from multimm.gpu.pack_reference import joined, pack_reference, split, swizzled
 from multimm.gpu.packed import Residuals
 from multimm.gpu.registry import Device
 from multimm.gpu.residuals import add_residuals
-from multimm.gpu.split_reference import joined, pack_reference, split, swizzled
 from multimm.gpu.tiles import limits_for
 
 

@@ -11,11 +11,11 @@ from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import compiled, slices, split
+from multimm.gpu.pack_reference import pack_reference, swizzled
 from multimm.gpu.registry import Device
 from multimm.gpu.split import multiply
 from multimm.gpu.split_choice import SPLIT_REGISTRY, lower_slices, split_config_named
 from multimm.gpu.split_config import split_slices
-from multimm.gpu.split_reference import pack_reference, swizzled
 from multimm.gpu.tiles import limits_for, tiles_of
 
 H200 = Device(limits_for(90), 132)

@@ -24,8 +24,9 @@ from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.report import split_tables
 from multimm.gpu.choice import FFMA, SPLIT, Choice, note
-from multimm.gpu.split_reference import joined, wgmma_model
-from multimm.gpu.split_reference import split as split_parts
+from multimm.gpu.pack_reference import joined
+from multimm.gpu.pack_reference import split as split_parts
+from multimm.gpu.wgmma_model import wgmma_model
 
 TOY_CAP = 40  #: elements that a toy product leaves to single updates
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu import split_choice, split_config
+from multimm.gpu.pack_config import ROW_ALIGN, SLAB
 from multimm.gpu.registry import MAX_SUMS, Device
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import (
@@ -26,13 +27,13 @@ from multimm.gpu.split_config import (
     MAX_SLICES,
     MIN_SLABS,
     SHARED_BYTES,
-    SLAB,
     MmaConfig,
     WgmmaConfig,
     split_slices,
     stretch_of,
 )
 from multimm.gpu.tiles import ARCHITECTURES, limits_for
+from multimm.planning import partition
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -94,9 +95,11 @@ def test_the_kernel_has_the_same_constants():
     text = kernel_text("sgemm_split.cu", CONFIGS[0].defines())
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
     assert int(found["TILE_M"]) == split_config.TILE_M
-    for name in ("SLAB", "TILE_ROWS", "MULTIPLY_REGISTERS"):
-        ours = getattr(split_config, name.replace("MULTIPLY_", ""))
-        assert int(found[name]) == ours, name
+    assert int(found["SLAB"]) == SLAB
+    assert int(found["TILE_ROWS"]) == split_config.TILE_ROWS
+    assert int(found["MULTIPLY_REGISTERS"]) == split_config.REGISTERS
+    # Plans, which know no kernels, count with the same.
+    assert (partition.PACKED_ROWS, partition.PACKED_K) == (ROW_ALIGN, SLAB)
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
 

@@ -160,7 +160,6 @@ def test_banded_grid_visits_every_tile_once(config, m, n, band):
 def test_budgets_by_hand():
     config = TileConfig(128, 256, 32, 16, 8, 3, 2, 0, 1)
     assert config.threads == 8 * 32
-    assert config.accumulators_per_thread == 128
     assert (config.lanes_m, config.lanes_n) == (4, 8)
     assert config.shared_bytes == 3 * 2 * 32 * (132 + 260) * 4
     assert config.registers_per_thread == 255  # 65536 / 256 threads is one too many

@@ -250,21 +250,3 @@ def prepare(
             logger.debug("launch grid=%s block=%d sizes=%s", grid, threads, head)
             calls.append(_Call(grid, args, offsets))
     return Launches(kernel, (threads, 1, 1), shared_bytes, addresses, tuple(calls))
-
-
-def launch(
-    kernel: Any,
-    tiles: int,
-    threads: int,
-    head: tuple[float, ...],
-    stacks: Sequence[Stack],
-    axes: Sequence[Axis],
-    signature: Sequence[type],
-    itemsize: int,
-    shared_bytes: int = 0,
-) -> None:
-    """`prepare` and launch at once."""
-    prepared = prepare(
-        kernel, tiles, threads, head, stacks, axes, signature, itemsize, shared_bytes
-    )
-    prepared([stack.pointer for stack in stacks])

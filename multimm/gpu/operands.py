@@ -91,9 +91,9 @@ def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     return stack
 
 
-def common_alignment(*lengths: int, limit: int = 16) -> int:
-    """The largest power of two, up to `limit`, that divides all lengths and addresses."""
-    bits = limit
+def common_alignment(*lengths: int) -> int:
+    """The largest power of two, up to 16, that divides all lengths and addresses."""
+    bits = 16
     for length in lengths:
         bits |= length
     return bits & -bits

@@ -1,6 +1,6 @@
-"""How kernels/split_pack.cu cuts an operand into tasks: integers only.
+"""How packed operands are laid out, and how kernels/split_pack.cu cuts one into tasks: integers.
 
-Figures are what was fastest on an H200 (132 multiprocessors, 50 MB of L2).
+Figures of the latter are what was fastest on an H200 (132 multiprocessors, 50 MB of L2).
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from multimm.gpu.split_reference import ROW_ALIGN, SLAB
-
+SLAB = 64  #: of k; tiles are as high as they are wide
+ROW_ALIGN = 128  #: rows are padded to a multiple
+#: How many FP16 numbers stand for a float32, by precision.
+PARTS = {"float32": 2, "tf32": 1}
 PANEL = 64  #: rows
 #: Residuals that a block may have; with more it keeps its source instead. Normal data has a handful
 #: in 16384 x 16384, lognormal data of sigma 1 some 100. Arbitrary, but so many still cost little

@@ -14,12 +14,9 @@ import numpy as np
 
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
 from multimm.gpu.compiled import kernel_for
-from multimm.gpu.pack_config import RESIDUAL_CAP
-from multimm.gpu.split_reference import PARTS, ROW_ALIGN, SLAB
+from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
 
 Array = Any
-
-__all__ = ["PARTS", "RESIDUAL_CAP", "ROW_ALIGN", "SLAB", "PackedBlock", "Residuals", "check_pair"]
 
 _THREADS = 256
 

@@ -19,9 +19,8 @@ from multimm.gpu.choice import SPLIT_K
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
-from multimm.gpu.pack_config import BLOCKS, PANEL, RESIDUAL_CAP, Cut, cut_for
+from multimm.gpu.pack_config import BLOCKS, PANEL, PARTS, RESIDUAL_CAP, SLAB, Cut, cut_for
 from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
-from multimm.gpu.split_reference import PARTS, SLAB
 from multimm.gpu.workspace import copied
 
 logger = logging.getLogger(__name__)

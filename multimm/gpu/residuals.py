@@ -9,9 +9,8 @@ import numpy as np
 
 from multimm.gpu.compiled import device_of, kernel_for
 from multimm.gpu.operands import describe
-from multimm.gpu.pack_config import RESIDUAL_CAP
-from multimm.gpu.packed import PARTS, PackedBlock
-from multimm.gpu.split_reference import SLAB
+from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP, SLAB
+from multimm.gpu.packed import PackedBlock
 
 Array = Any
 

@@ -29,10 +29,11 @@ from multimm.gpu.compiled import LOWER, UNLESS_REFUSED, device_of, kernel_for
 from multimm.gpu.launch import addressable
 from multimm.gpu.layout import ProductShape, check_addend, check_lower
 from multimm.gpu.operands import check_arrays, check_out
+from multimm.gpu.pack_config import ROW_ALIGN, SLAB
 from multimm.gpu.recall import Run
 from multimm.gpu.slices import Operands, can_be_added, slice_step, summed
 from multimm.gpu.split_choice import choose_split, slices_of, split_config_named
-from multimm.gpu.split_config import PACKED_ROWS, SLAB, TILE_ROWS, SplitConfig
+from multimm.gpu.split_config import TILE_ROWS, SplitConfig
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ def _check_packed(a: Packed, b: Packed) -> tuple[int, int]:
         tiles, exponents = x.tiles, x.exponents
         if tiles is None:
             raise ArrayTypeError(f"packed {side} has no tiles: multiply its source")
-        rows, slabs = -(-x.rows // PACKED_ROWS) * PACKED_ROWS, -(-x.k // SLAB)
+        rows, slabs = -(-x.rows // ROW_ALIGN) * ROW_ALIGN, -(-x.k // SLAB)
         parts = tiles.shape[2] if tiles.ndim == 5 else 2
         wanted = (rows // TILE_ROWS, slabs, parts, TILE_ROWS, SLAB)
         if (tiles.shape, exponents.shape) != (wanted, (rows,)) or parts not in (1, 2):

@@ -10,13 +10,13 @@ import logging
 from typing import NamedTuple
 
 from multimm.errors import KernelError
+from multimm.gpu.pack_config import SLAB
 from multimm.gpu.registry import CLOCKS_PER_SECOND as H200_CLOCK
 from multimm.gpu.registry import MAX_SUMS, Device, Problem, entry_named, predicted_seconds
 from multimm.gpu.split_config import (
     MAX_SLICES,
     MIN_SLABS,
     MMA,
-    SLAB,
     TILE_M,
     WGMMA,
     MmaConfig,

@@ -11,16 +11,14 @@ from typing import ClassVar
 
 from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
-from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.pack_config import RESIDUAL_CAP, SLAB
 from multimm.gpu.tiles import ArchLimits, tiles_of
 
-#: k of a packed tile, rows of it, and its bytes of float16.
-SLAB, TILE_ROWS = 64, 64
+#: Rows of a packed tile, and its bytes of float16.
+TILE_ROWS = SLAB
 TILE_BYTES = TILE_ROWS * SLAB * 2
 #: Rows of D that a thread block computes.
 TILE_M = 128
-#: Rows of a packed operand are filled up to a multiple of this.
-PACKED_ROWS = 128
 #: Compute capabilities: the only one with wgmma, and the first one with mma of these shapes.
 WGMMA, MMA = 90, 80
 #: Registers of a thread of sgemm_split that multiplies, and what it needs besides its sums.

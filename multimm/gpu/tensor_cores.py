@@ -21,8 +21,7 @@ import numpy as np
 from multimm.gpu import launch, packing, residuals, split
 from multimm.gpu.choice import FFMA, Choice, note
 from multimm.gpu.layout import ProductShape
-from multimm.gpu.pack_config import RESIDUAL_CAP
-from multimm.gpu.packed import PARTS
+from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP
 from multimm.gpu.packing import Packing, Source, source_of
 from multimm.gpu.recall import Run
 from multimm.gpu.residuals import Adding, Lists

@@ -132,11 +132,6 @@ class TileConfig:
         return self.block_m // self.thread_m * (self.block_n // self.thread_n)
 
     @property
-    def accumulators_per_thread(self) -> int:
-        """Values of D that one thread sums."""
-        return self.thread_m * self.thread_n
-
-    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block, both operands padded as if they were stored along k."""
         float_bytes, padding = 4, 4

@@ -10,7 +10,7 @@ import numpy as np
 from cuda_on_cpu.operands import Far, Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
-from multimm.gpu.split_reference import joined, pack_reference, row_exponents, split
+from multimm.gpu.pack_reference import joined, pack_reference, row_exponents, split
 
 THREADS = 256
 _BUFFERS = 7  # of an operand

@@ -10,7 +10,7 @@ from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.packing import THREADS, places
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.split_reference import PackedReference, joined, pack_reference, split
+from multimm.gpu.pack_reference import PackedReference, joined, pack_reference, split
 
 #: m, n, k, and how many elements of A and of B are to be too small for their rows.
 _SHAPES = (

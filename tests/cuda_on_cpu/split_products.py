@@ -10,7 +10,7 @@ import numpy as np
 from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.split_reference import pack_reference
+from multimm.gpu.pack_reference import pack_reference
 from multimm.gpu.tiles import tiles_of
 
 THREADS, TILE_M, SLAB = 256, 128, 64

@@ -12,8 +12,8 @@ from gpu_arrays import pack_tiles
 from multimm.errors import ShapeError
 from multimm.gpu import pack_config, packing
 from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.pack_reference import pack_reference, split
 from multimm.gpu.packing import prepared, source_of
-from multimm.gpu.split_reference import pack_reference, split
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

@@ -32,10 +32,10 @@ from multimm.gpu.compiled import device_of
 from multimm.gpu.copies import Move, copy_all
 from multimm.gpu.launch import addressable, gemm
 from multimm.gpu.layout import ProductShape
+from multimm.gpu.pack_config import PARTS
 from multimm.gpu.registry import REGISTRY
 from multimm.gpu.split import multiply
 from multimm.gpu.split_choice import SPLIT_REGISTRY, entries_for
-from multimm.gpu.split_reference import PARTS
 from multimm.gpu.tensor_cores import prepared
 from multimm.gpu.transpose import transpose
 

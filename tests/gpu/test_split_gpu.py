@@ -12,7 +12,7 @@ from gpu_arrays import assert_exact, pack_tiles, padded
 from multimm.gpu.split import multiply
 from multimm.gpu.split_choice import SPLIT_REGISTRY
 from multimm.gpu.split_config import split_slices
-from multimm.gpu.split_reference import wgmma_model
+from multimm.gpu.wgmma_model import wgmma_model
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

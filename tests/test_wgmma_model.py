@@ -12,20 +12,11 @@ from cuda_on_cpu.packing import numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multimm.gpu.pack_config import SLAB
+from multimm.gpu.pack_reference import joined, pack_reference, row_exponents, split, swizzled
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import SPLIT_REGISTRY
-from multimm.gpu.split_reference import (
-    SLAB,
-    Scheme,
-    bfloat16,
-    joined,
-    pack_reference,
-    row_exponents,
-    split,
-    swizzled,
-    wgmma,
-    wgmma_model,
-)
+from multimm.gpu.wgmma_model import Scheme, bfloat16, wgmma, wgmma_model
 
 U = 2.0**-24
 SCHEMES = (Scheme(), Scheme(step=64), Scheme(separate=False, step=64))
