@@ -306,7 +306,7 @@ def test_heirs_are_on_another_host_unless_those_have_more_to_do():
         [f"tcp://10.77.0.{host}:{port}" for port in ports]
         for host, ports in ((2, (1, 2, 3)), (3, (4,)))
     )
-    product = Product(Grid(2, 2, 1), [*here, *there])
+    product = Product("T", Grid(2, 2, 1), [*here, *there])
     able = sorted({*here, *there} - {here[0]})
     assert product.replace({here[0]}, able)
     assert product.workers == [*there, *here[1:], *there]

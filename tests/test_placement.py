@@ -265,7 +265,7 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
         raise RuntimeError("planned failure")
 
     x, a = matrix(17)
-    monkeypatch.setattr(placement.BlockPlacement, "_pin", broken)
+    monkeypatch.setattr(placement, "pin_tasks", broken)
     c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
     with pytest.warns(RuntimeWarning, match="planned failure"):
         result = compute_and_listen(c)
@@ -353,8 +353,8 @@ def test_a_worker_that_joins_concerns_products_that_have_room_for_it_alone(monke
     """Whatever is pinned of the others need not be looked at: 0.1 s for 100,000 tasks."""
     followed = []
     monkeypatch.setattr(placement, "follow", lambda _, products, __: followed.extend(products))
-    full = Product(Grid(2, 2, 1), ["w0", "w1", "w2", "w3"])
-    crowded = Product(Grid(2, 2, 1), ["w0", "w1", "w0", "w1"])
+    full = Product("full", Grid(2, 2, 1), ["w0", "w1", "w2", "w3"])
+    crowded = Product("crowded", Grid(2, 2, 1), ["w0", "w1", "w0", "w1"])
     plugin = placement.BlockPlacement()
     plugin.products = {"full": full, "crowded": crowded}
     plugin.add_worker(SimpleNamespace(workers=dict.fromkeys(["w0", "w1", "w2", "w3", "w4"])), "w4")
