@@ -26,8 +26,7 @@ from multimm.operands import (
 )
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import ClusterSpec, MatrixSpec
-
-Scalar = complex
+from multimm.products import Scalar
 
 
 def matmul(
@@ -72,7 +71,7 @@ def matmul(
     ------
     ShapeError
         Shapes that do not fit, 0-d operands, unknown chunk sizes; from tasks, of a block that is
-        not what its array's chunks say, where the shape of a result, or of what is cut, shows it.
+        not what its array's chunks say.
     DTypeError
         Dtypes without a matrix product, such as object and strings; from tasks, of a block that
         its array's dtype cannot hold.

@@ -112,19 +112,33 @@ def test_a_block_that_would_make_one_of_c_too_small(client):
     low = a.map_blocks(block, name="low", meta=a._meta)
     line = failure(multimm.matmul(low, b, blocks=20), ShapeError)
     assert ") of C, from ('low', 1, 0) and (" in line
-    assert "the result has shape (1, 20), planned are (20, 20)" in line
+    assert "a block of an operand has shape (1, 20), its array's chunks say (20, 20)" in line
     stack = da.stack([a, low])
     line = failure(multimm.matmul(stack, b, blocks=20), ShapeError)
     assert line.startswith("block (1, 1, ")
+    line = failure(multimm.gemm(1, a, b, 1, da.hstack([low, low]), blocks=20), ShapeError)
+    assert line.startswith("block (1, ")
 
 
-def test_a_block_of_fewer_matrices_than_its_chunks_say_is_not_repeated(client):
-    """Who broadcasts the result later would not notice."""
-    whole = da.ones((4, 20, 20), chunks=20, dtype="float32")
-    fewer = whole.map_blocks(lambda x: x[:1], name="fewer", meta=whole._meta)
-    b = da.ones((20, 20), chunks=20, dtype="float32")
-    line = failure(multimm.matmul(fewer, b), ShapeError)
-    assert "the result has shape (1, 20, 20), planned are (4, 20, 20)" in line
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "change", "b_too"),
+    [
+        ((40, 20), (20, 40), lambda x: x[..., :1], True),  # k on both sides, of x @ x.T
+        ((40, 40), (40, 40), lambda x: x[..., :1], True),  # in slabs
+        ((2, 40, 20), (2, 20, 40), lambda x: x[:1], False),  # one matrix for all of a stack
+        ((2, 40, 20), (20, 40), lambda x: x[:1], False),
+    ],
+)
+def test_blocks_that_are_wrong_alike_are_found(client, a_shape, b_shape, change, b_too):
+    """The result has the right shape: who forgot chunks= in map_blocks would not notice."""
+    a = da.ones(a_shape, chunks=(2, 20, 20)[-len(a_shape) :], dtype="float32")
+    wrong = a.map_blocks(change, name=f"wrong-{a_shape}", meta=a._meta)
+    b = da.ones(b_shape, chunks=(2, 20, 20)[-len(b_shape) :], dtype="float32")
+    b = wrong.swapaxes(-1, -2) if b_too else b
+    c = multimm.matmul(wrong, b, blocks=20, slabs=20)
+    line = failure(c, ShapeError)
+    assert "a block of an operand has shape (" in line
+    assert "its array's chunks say (" in line
 
 
 def test_gram_products_and_c_name_their_blocks_too(client):
@@ -194,7 +208,9 @@ def test_other_schedulers_run_no_workers():
     b = da.ones((60, 60), chunks=20, dtype="float32")
     with pytest.raises(ShapeError) as caught:
         multimm.matmul(spoil(short), b, blocks=20, slabs=20).compute(scheduler="threads")
-    assert ", failed: ShapeError: a (20, 19)" in told(caught.value)
+    assert ", failed: ShapeError: a block of an operand has shape (20, 19), its" in told(
+        caught.value
+    )
 
 
 def test_what_is_no_task_of_a_worker_s_names_none(client):

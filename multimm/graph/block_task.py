@@ -12,10 +12,12 @@ from dask._task_spec import Task
 
 from multimm.errors import ShapeError
 from multimm.failures import note
+from multimm.gpu.layout import Shape
 from multimm.planning.grid import Coordinate, Grid
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
+Sizes = tuple[tuple[Key, Shape], ...]  #: of blocks, by key
 Inputs = tuple[tuple[Key, Coordinate], ...]  #: blocks that a task needs, and where they are kept
 
 #: What stands for row and column in the order of tasks that make what a step's products and sums
@@ -43,13 +45,14 @@ class Place(NamedTuple):
 class BlockTask(Task):
     """A task with a place, whose key survives Dask's fusion.
 
-    Where it makes a block of C, it knows its shape: a kernel does not.
+    It knows what shapes the blocks should have that it is given as they are in their arrays. No
+    kernel does: of two that are wrong alike, the result looks right.
     """
 
     place: Place
-    shape: tuple[int, ...] | None
+    sizes: Sizes
 
-    __slots__ = ("place", "shape")
+    __slots__ = ("place", "sizes")
     # The annotations make dask treat both as parts of the task when it copies one.
 
     def __init__(
@@ -59,10 +62,10 @@ class BlockTask(Task):
         /,
         *args: Any,
         place: Place,
-        shape: tuple[int, ...] | None = None,
+        sizes: Sizes = (),
         **kwargs: Any,
     ) -> None:
-        self.place, self.shape = place, shape
+        self.place, self.sizes = place, sizes
         super().__init__(key, func, *args, **kwargs)
 
     @property
@@ -73,13 +76,10 @@ class BlockTask(Task):
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""
         try:
-            block = super().__call__(values)  # type: ignore[no-untyped-call]
-            if self.shape is not None and block.shape != self.shape:
-                raise ShapeError(
-                    f"the result has shape {block.shape}, planned are {self.shape}: a block of an "
-                    "operand is not what the operand's chunks say"
-                )
-            return block
+            for key, planned in self.sizes:
+                if key in values:  # who renames a graph's keys does not know of these
+                    check_shape(values[key], planned)
+            return super().__call__(values)  # type: ignore[no-untyped-call]
         except Exception as error:
             note(error, self.key, (key for key, _ in self.place.inputs))
             raise
@@ -87,5 +87,14 @@ class BlockTask(Task):
     def copy(self) -> BlockTask:
         """The same task again."""
         return type(self)(
-            self.key, self.func, *self.args, place=self.place, shape=self.shape, **self.kwargs
+            self.key, self.func, *self.args, place=self.place, sizes=self.sizes, **self.kwargs
+        )
+
+
+def check_shape(block: Block, planned: Shape) -> None:
+    """Raise `ShapeError` for a block that is not what its array's chunks say."""
+    found = getattr(block, "shape", planned)  # what is no array says so itself
+    if found != planned:
+        raise ShapeError(
+            f"a block of an operand has shape {found}, its array's chunks say {planned}"
         )

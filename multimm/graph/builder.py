@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import List, Task, TaskRef
 
-from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -39,7 +39,7 @@ from multimm.graph.tasks import (
 )
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
-from multimm.planning.recut import Index
+from multimm.planning.recut import Index, size_of
 from multimm.planning.spec import ClusterSpec
 
 Verb = Callable[..., Block]
@@ -50,6 +50,7 @@ class Factor(NamedTuple):
 
     ref: TaskRef | Task  #: to the block, or what makes it of others
     inputs: Inputs  #: those blocks, and where each is at home
+    sizes: Sizes = ()  #: of those that are an array's own and used as they are
 
 
 def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
@@ -105,7 +106,10 @@ class Builder:
             slabs = range(first, min(first + layout.slabs_per_task, end))
             key = self.keys.chain(batch, i, j, slabs[-1])
             factors = [self._factors(batch, i, j, row, s) for s in slabs]
-            inputs = tuple(chain(*(x.inputs for x in chain(*factors))))
+            inputs, sizes = (
+                tuple(chain(*(getattr(x, name) for x in chain(*factors))))
+                for name in ("inputs", "sizes")
+            )
             order = (layout.wave(row), first - start, row, j)
             place = self._place(layout.owner(row, j, part), order, inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
@@ -118,7 +122,7 @@ class Builder:
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_pieces, more | {"verb": func}
-            self._add(key, verb, [*last, previous], place, (*batch, i, j), **more)
+            self._add(key, verb, [*last, previous], place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
     def _factors(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Factor, ...]:
@@ -176,7 +180,14 @@ class Builder:
         )
 
     def _add(
-        self, key: Key, func: Verb, operands: list[Any], place: Place, at: Index, **more: Any
+        self,
+        key: Key,
+        func: Verb,
+        operands: list[Any],
+        place: Place,
+        at: Index,
+        sizes: Sizes = (),
+        **more: Any,
     ) -> None:
         """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
@@ -184,13 +195,11 @@ class Builder:
         if last:
             args["step"] = self.step
         if last and self.c is not None:
-            args["c"], inputs = self._addend(self.c, at, place)
-            place = place._replace(inputs=(*place.inputs, *inputs))
+            args["c"], inputs, own = self._addend(self.c, at, place)
+            place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
             if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
                 func, args["verb"] = multiply_pieces, func
-        sides = *self.layout.batch_blocks, self.layout.m_blocks, self.layout.n_blocks
-        shape = tuple(blocks[i] for blocks, i in zip(sides, at, strict=True))
-        self.made[key] = BlockTask(key, func, *operands, **args, place=place, shape=shape)
+        self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)
 
     def _addend(self, c: Operand, index: Index, place: Place) -> Factor:
         """C's block for one of the result, with the tasks that cut it where it lies."""
@@ -200,7 +209,7 @@ class Builder:
         step, name = place.order[:2], self.keys.name("cut-c")
         found = brought(c, index, place.owner, step, name, self._place)
         self.made |= found.tasks
-        return Factor(found.ref, found.inputs)
+        return Factor(found.ref, found.inputs, found.sizes)
 
     def _operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Factor:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
@@ -210,6 +219,7 @@ class Builder:
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
         key = operand.key(index)
+        sizes: Sizes = ()
         if operand.reader is not None:
             key = (self.keys.name(operand.role), wave, *index)
             if key not in self.made:
@@ -221,10 +231,12 @@ class Builder:
             found = self._of_others(operand, index, home, order)
             if not layout.cut_once:
                 return found
-            ((key, home),) = found.inputs
+            ((key, home),), sizes = found.inputs, found.sizes
+        else:
+            sizes = ((key, size_of(operand.own_chunks, index)),)
         if operand.role in layout.packed:
-            key = self._packed(operand.role, key, (wave, *index), home, order)
-        return Factor(TaskRef(key), ((key, home),))
+            key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
+        return Factor(TaskRef(key), ((key, home),), sizes)
 
     def _of_others(self, operand: Operand, index: Index, home: Coordinate, order: Index) -> Factor:
         """A block of the array's own ones: made once, or given to each product in pieces."""
@@ -244,19 +256,21 @@ class Builder:
         found = brought(operand, index, home, step, name, self._place)
         self.made |= found.tasks
         if found.own:
-            return Factor(found.ref, found.inputs)
+            return Factor(found.ref, found.inputs, found.sizes)
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
         place = self._place(home, (*step, *JOIN), found.inputs)
         self.made[key] = BlockTask(key, join, found.parts, place=place)
         return Factor(TaskRef(key), ((key, home),))
 
-    def _packed(self, role: str, source: Key, at: Index, home: Coordinate, order: Index) -> Key:
+    def _packed(
+        self, role: str, source: Key, at: Index, home: Coordinate, order: Index, sizes: Sizes
+    ) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""
         key = (self.keys.name(f"packed-{role}"), *at)
         if key not in self.made:
             place = self._place(home, order, ((source, home),))
             self.made[key] = BlockTask(
-                key, pack, TaskRef(source), role=role, step=self.step, place=place
+                key, pack, TaskRef(source), role=role, step=self.step, place=place, sizes=sizes
             )
         return key
 
@@ -293,5 +307,5 @@ class Builder:
             end = last[rank]
             # Where others have a wave more, the last gates stand behind this worker's last task.
             kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
-            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "shape": end.shape}
+            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "sizes": end.sizes}
             self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)

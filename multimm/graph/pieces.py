@@ -14,11 +14,10 @@ from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 
-from multimm.errors import ShapeError
 from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
-from multimm.graph.block_task import Block, Key
+from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.tasks import is_gpu, stream_for
 from multimm.planning.grid import Blocks
@@ -79,14 +78,6 @@ class Pieces:
         for block, size in zip(self.blocks, self.sizes, strict=True):
             check_shape(block, size)
         return module_of(block=self.blocks[0]).empty(shape, self.blocks[0].dtype)
-
-
-def check_shape(block: Block, planned: Shape) -> None:
-    """Raise `ShapeError` for a block that is not what its array's chunks say."""
-    if block.shape != planned:
-        raise ShapeError(
-            f"a block of an operand has shape {block.shape}, its array's chunks say {planned}"
-        )
 
 
 def copied(moves: Sequence[Move]) -> Block:

@@ -18,7 +18,7 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
-from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.declared import DType
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import Pieces, made_of
@@ -62,6 +62,11 @@ class Brought(NamedTuple):
         """Whether the block is one of the array's."""
         piece = self.pieces[0]
         return piece.whole and piece.shape == shape_of(self.where)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the block, if it is one of the array's; pieces know their own."""
+        return ((self.pieces[0].key, self.pieces[0].size),) if self.own else ()
 
     @property
     def parts(self) -> Task:
