@@ -133,9 +133,15 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
 
 
 @pytest.mark.parametrize(
-    ("target", "more"), [("sm_80", {}), ("sm_80", {"LOWER": 1}), ("sm_90", {}), ("sm_120", {})]
+    ("config", "target", "more"),
+    [
+        *((config, "sm_80", {}) for config in MMA),
+        (MMA[1], "sm_80", {"LOWER": 1}),
+        (MMA[1], "sm_90", {}),
+        (MMA[3], "sm_120", {}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("config", MMA, ids=str)
 def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
     made = compiling.compile_text(kernel_text(config.file, config.defines() | more), target)
     usage = made.usage[config.entry]

@@ -46,7 +46,7 @@ class Product:
         return -(-self.slabs // self.step) if self.step else 1
 
 
-def _products(tile_n: int, cap: int) -> tuple[Product, ...]:
+def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
     m, n = TILE_M, tile_n
     return (
         Product(1, 1, 1),
@@ -58,7 +58,7 @@ def _products(tile_n: int, cap: int) -> tuple[Product, ...]:
         Product(5, 7, 9, 0.0, 0.0, True),
         Product(100, n, 64 * 5 - 9, 2.0, step=2, blocks=2),
         Product(9 * m, 2, 64, blocks=4),  # more rows of tiles than walk as one band
-        Product(3, 5, 64 * 131 + 7, blocks=1, p=True),  # longer than any sum lives
+        Product(3, 5, 64 * longest + 7, blocks=1, p=True),
         Product(20, 30, 70, counts=(0, cap, 0, cap)),
         Product(20, 30, 70, counts=(0, 0, 0, cap + 1)),
         Product(20, 30, 70, counts=(1, 0, 0, 0)),
@@ -67,7 +67,9 @@ def _products(tile_n: int, cap: int) -> tuple[Product, ...]:
 
 def split_cases(defines: Mapping[str, int]) -> Iterator[Case]:
     """Products that meet every edge of a tile; of squares the lower tiles alone."""
-    made = _products(defines["TILE_N"], defines["CAP"])
+    # Longer than any sum lives: PROMOTE slabs of one part, FLUSH of two.
+    longest = 49 if defines["PARTS"] == 1 else 129
+    made = _products(defines["TILE_N"], defines["CAP"], longest)
     if "LOWER" in defines:
         made = (Product(1, 1, 1), Product(300, 300, 70, 2.0, 3.0, True, True, extra=1),
                 Product(140, 140, 64 * 5, step=2, blocks=2))  # fmt: skip
