@@ -25,10 +25,10 @@
 // is put aside take 192.
 //
 // On an H200, 8192, operands packed before, sustained at the power limit: 111 TFLOP/s at 1890 MHz,
-// and 315 in tf32 (recorded). Measured on H200s alone. In trials copies behind the barrier, before the first
-// products, took 6 % longer. No faster: the next rows of A loaded ahead, `fresh` of all rows at a
-// time; 5 or 7 slots in place of 3. Slower: the next stage's B loaded before the barrier (-13 %,
-// its registers spill).
+// and 315 in tf32 (recorded). It was measured on H200s alone. In trials copies behind the barrier,
+// before the first products, took 6 % longer. No faster: the next rows of A loaded ahead, `fresh` of
+// all rows at a time; 5 or 7 slots in place of 3. Slower: the next stage's B loaded before the
+// barrier (-13 %, its registers spill).
 
 // What MmaConfig.defines() sets; an editor, which sees this file alone, gets "mma_wide".
 #ifdef __CLANGD__
@@ -61,7 +61,7 @@ constexpr int PART_BYTES = (TILE_M + TILE_N) * ROW_BYTES, STAGE_BYTES = PARTS * 
 // Packed rows come in multiples of 128, so of two tiles that follow each other both are stored.
 constexpr int PAIRS_OF_TILES = 1 + (B_TILES + 1) / 2;
 
-static_assert(B_TILES == 1 || B_TILES % 2 == 0, "B is copied by pairs of packed tiles, or one by one");
+static_assert(B_TILES == 1 || B_TILES % 2 == 0, "B is copied by pairs of packed tiles, or one");
 static_assert(THREADS == TILE_ROWS * PIECES, "a thread copies a piece of each packed tile");
 static_assert(WARP_N % 16 == 0, "B is read 16 rows at a time");
 static_assert(SLOTS >= 2, "a stage is copied while another one is multiplied");
