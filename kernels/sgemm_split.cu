@@ -287,17 +287,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const index_t col = tile.col * TILE_N + thread % 4 * 2;
       const bool read = alpha != 0.0f;
       return Finish<SUMS>{read ? ea + row : nullptr,
-                    read ? eb + col : nullptr,
-                    c ? c + row * ldc + col : nullptr,
-                    p ? p + row * ldp + col : nullptr,
-                    d + work.slice(item) * stride_d + row * ldd + col,
-                    ldc,
-                    ldp,
-                    ldd,
-                    clip(m - row, TILE_M),
-                    clip(n - col, TILE_N),
-                    alpha,
-                    beta};
+                          read ? eb + col : nullptr,
+                          c ? c + row * ldc + col : nullptr,
+                          p ? p + row * ldp + col : nullptr,
+                          d + work.slice(item) * stride_d + row * ldd + col,
+                          ldc,
+                          ldp,
+                          ldd,
+                          clip(m - row, TILE_M),
+                          clip(n - col, TILE_N),
+                          alpha,
+                          beta};
     };
     Place place{0, 0};
 #pragma unroll 1

@@ -220,11 +220,11 @@ def mma_gflops(
     """
     if capability == WGMMA or capability < MMA:
         return ()
+    limits = limits_for(capability)
     rate = multiprocessors * CLOCK * clock / H200_CLOCK * _mma_rate(capability) / MMA_RATE / 1e9
     return tuple(
-        (precision, rate * max(map(_flops_of_a_clock, entries)))
+        (precision, rate * max(map(_flops_of_a_clock, entries_for(limits, PRODUCTS[precision]))))
         for precision in precisions_that_pay(capability, multiprocessors)
-        if (entries := entries_for(limits_for(capability), PRODUCTS[precision]))
     )
 
 
