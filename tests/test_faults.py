@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
@@ -31,6 +32,7 @@ from multimm.graph.product import Product
 from multimm.io import open_array
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
+from multimm.planning.in_portions import in_portions
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -196,6 +198,26 @@ def test_a_worker_killed_among_operands_in_other_chunks():
         np.testing.assert_array_equal(future.result(timeout=120), expected())
         killer.thread.join()
         assert killer.victims, "all was cut before the worker was killed"
+        assert len(cluster.scheduler.workers) == 2
+
+
+def test_a_worker_killed_while_portions_of_c_are_made():
+    """What is joined of them, and what they are made of, is made again."""
+    with workers(3) as (cluster, client):
+        a = da.random.default_rng(0).integers(-8, 9, (18000, 512), chunks=(200, 512))
+        b = da.random.default_rng(1).integers(-8, 9, (512, 16))  # no BLAS: slow
+        large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30)
+        problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64", 8, 8)
+        spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000_000, 50.0, 20.0), 3)
+        plan = replace(plan_matmul(problem, spec), layout=next(in_portions(problem, spec)))
+        install(client)
+        killer = Killer(cluster, client, [2], only="multimm-portion-")
+        step = tasks.Step("int64", "int64")
+        c = client.compute(build(plan, a, b, None, step, np.empty((0, 0), "int64")))
+        wanted = a.compute(scheduler="threads") @ b.compute(scheduler="threads")
+        np.testing.assert_array_equal(c.result(timeout=120), wanted)
+        killer.thread.join()
+        assert killer.victims, "the product was over before the worker was killed"
         assert len(cluster.scheduler.workers) == 2
 
 

@@ -201,8 +201,8 @@ def with_regular_blocks(
     from multimm.files.graph import regular
 
     layout = plan.layout
-    if regular(layout.m_blocks) and regular(layout.n_blocks):
+    if all(map(regular, layout.sides)):
         return product, plan
-    blocks = max(layout.m_blocks), max(layout.n_blocks)
+    blocks = tuple(map(max, layout.sides))
     product = product | {"blocks": blocks, "slabs": max(layout.slabs), "p_k": plan.grid.p_k}
     return product, multimm.plan(a, b, **product)

@@ -15,7 +15,6 @@ from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step
-from multimm.planning.order import as_stored
 from multimm.planning.plan import MatmulPlan
 
 
@@ -58,8 +57,6 @@ def build(
     graph = Builder(layout, cluster, operands, addend, step, keys)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(graph.tasks(), owners, cluster.workers)
-    problem = layout.problem
-    sides = as_stored(layout.m_blocks, problem.rows), as_stored(layout.n_blocks, problem.columns)
-    chunks = (*layout.batch_blocks, *sides)
+    chunks = (*layout.batch_blocks, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     return da.Array(high, keys.name("matmul"), chunks, meta=meta)

@@ -23,7 +23,7 @@ from multimm.graph.gram_tasks import (
 )
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
-from multimm.graph.pieces import multiply_pieces, pieces
+from multimm.graph.pieces import made_of, multiply_pieces, pieces
 from multimm.graph.recut import brought, join
 from multimm.graph.tasks import (
     Step,
@@ -37,6 +37,7 @@ from multimm.graph.tasks import (
     transpose,
     wait_for,
 )
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.recut import Index, size_of
@@ -90,6 +91,9 @@ class Builder:
                     self._mirror(batch, i, j)
         if layout.stream:
             self._keep_gates()
+        if isinstance(layout, GatheredLayout):
+            for strip, across in layout.joined:
+                self._gather(layout, strip, across)
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
@@ -173,6 +177,25 @@ class Builder:
             key = (name, *batch, j, i)
             self.made[key] = BlockTask(key, transpose, source, place=place)
 
+    def _gather(self, layout: GatheredLayout, strip: int, across: int) -> None:
+        """Join a block of C from the portions that workers have made of it."""
+        sides, by_columns = layout.sides, layout.by_columns
+        at = layout.cell(strip, across)
+        where = tuple(slice(0, blocks[i]) for blocks, i in zip(sides, at, strict=True))
+        keys, cuts, sizes = [], [], []
+        for portion, inside, to in layout.spans(strip):
+            i, j = layout.cell(portion, across)
+            keys.append(self.keys.sum((), i, j))
+            sizes.append((layout.m_blocks[i], layout.n_blocks[j]))
+            cut, goes_to = (
+                (where[0], span) if by_columns else (span, where[1]) for span in (inside, to)
+            )
+            cuts.append((cut, goes_to))
+        key: Key = (self.keys.name("matmul"), *at)
+        place = self._place(layout.keeper_of(strip), (0, layout.steps, *at))
+        portions = made_of(keys, cuts, sizes, where)
+        self.made[key] = BlockTask(key, join, portions, place=place)
+
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         on = self.cluster
         return Place(
@@ -191,7 +214,7 @@ class Builder:
     ) -> None:
         """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
-        last = key[0] == self.keys.name("matmul")
+        last = key[0] in (self.keys.name("matmul"), self.keys.name("portion"))
         if last:
             args["step"] = self.step
         if last and self.c is not None:
@@ -218,10 +241,9 @@ class Builder:
         home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
-        key = operand.key(index)
         sizes: Sizes = ()
         if operand.reader is not None:
-            key = (self.keys.name(operand.role), wave, *index)
+            key: Key = (self.keys.name(operand.role), wave, *index)
             if key not in self.made:
                 gate = layout.gate(home, wave, s) if layout.stream else None
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
@@ -229,10 +251,11 @@ class Builder:
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
         elif operand.in_pieces:
             found = self._of_others(operand, index, home, order)
-            if not layout.cut_once:
+            if not layout.cuts_apart(operand.role):
                 return found
             ((key, home),), sizes = found.inputs, found.sizes
         else:
+            key = operand.key(index)
             sizes = ((key, size_of(operand.own_chunks, index)),)
         if operand.role in layout.packed:
             key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
@@ -242,7 +265,7 @@ class Builder:
         """A block of the array's own ones: made once, or given to each product in pieces."""
         at = operand.role, index
         if at not in self.others:
-            if self.layout.cut_once:
+            if self.layout.cuts_apart(operand.role):
                 self.others[at] = self._joined(operand, index, home, order[:2])
             else:
                 where, dtype = operand.where(index), operand.array.dtype

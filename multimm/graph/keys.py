@@ -9,6 +9,7 @@
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
     (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
     (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
+    (multimm-portion-T, i, j)                              of a block of C, which is joined
     (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
 
 Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multimm.graph.block_task import Key
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.layout import Layout
 from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
@@ -60,5 +62,14 @@ class Keys:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
         if self.layout.mirrors and self.adds:
             return (self.name("half"), *batch, i, j)
+        if isinstance(self.layout, GatheredLayout):
+            return self._portion(self.layout, i, j)
         p = self.layout.problem
         return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))
+
+    def _portion(self, layout: GatheredLayout, i: int, j: int) -> Key:
+        """The key of a portion of a block of C; C's own key if it is all of the block."""
+        strip, across = layout.strip_of(i, j)
+        if len(layout.strips[strip]) == 1:
+            return (self.name("matmul"), *layout.cell(strip, across))
+        return (self.name("portion"), i, j)

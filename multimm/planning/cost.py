@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import product
 
 from multimm.planning import traffic
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Terms, crowd
@@ -53,7 +54,15 @@ SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 #: What one thread of a worker does.
 IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
 #: What comes before the first block product, after the last, or stops all.
-AROUND = ("starting", "from step to step", "first blocks", "last sums", "mirroring", "spilling")
+AROUND = (
+    "starting",
+    "from step to step",
+    "first blocks",
+    "last sums",
+    "mirroring",
+    "joining C",
+    "spilling",
+)
 #: What runs side by side still gets in each other's way: this share of all but the longest
 #: is added. Arbitrary; it makes the chooser prefer fewer bytes among equally fast plans.
 FRICTION = 0.1
@@ -81,9 +90,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
     switches = ceil_div(tasks, cluster.workers) / cluster.threads * SWITCH[device.kind]
-    mirrors = layout.mirrors and layout.finishing > 0
-    cut_first = layout.cut_once and bool(layout.cut_again)  # C is not waited for
-    steps = bool(layout.packed) + cut_first + levels + mirrors
+    cut_first = bool(layout.cut_apart)  # C is not waited for
+    steps = bool(layout.packed) + cut_first + levels + (layout.finishing > 0)
     products = flops / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     return {
@@ -98,7 +106,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": _waiting(layout, cluster, alone),
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
-        "mirroring": mirrored / copying,
+        "mirroring": mirrored / copying if layout.mirrors else 0.0,
+        "joining C": _joining(layout, cluster),
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
 
@@ -113,6 +122,17 @@ def _sums(layout: Layout) -> tuple[int, int, int]:
         fetched += (at_once - 1) * blocks
         parts, levels = ceil_div(parts, layout.fan_in), levels + 1
     return levels, fetched, fetched * block
+
+
+def _joining(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds from the last portion to the last block of C: those of one block travel then."""
+    if not isinstance(layout, GatheredLayout) or not layout.joined:
+        return 0.0
+    out, device, workers = layout.problem.out_bytes, cluster.slowest, cluster.workers
+    rows, columns = layout.sides
+    travels = max(rows) * max(columns) * out * (1 - 1 / workers) / link_rate(layout, cluster)
+    copied = 2 * layout.most_joined * out / (device.copy_gbps * 1e9)  # read and written
+    return travels + copied + (1 + PART * (workers - 1)) * cluster.link.latency_s
 
 
 def _packing(layout: Layout, cluster: ClusterSpec) -> float:
@@ -194,7 +214,7 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
     keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
     lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b
-    cut, away = layout.cut_again if grid.workers > 1 else (), 1 - 1 / grid.workers
+    cut, away = layout.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
     come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
     come_b = size_b * (away if keeps_b and "b" in cut else keeps_b < columns)
     if cut:

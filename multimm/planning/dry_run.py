@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from multimm.planning import traffic
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Blocks
 from multimm.planning.memory import Terms
 from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
@@ -63,14 +64,19 @@ def _cluster_line(plan: MatmulPlan) -> str:
 
 def _blocks_line(plan: MatmulPlan) -> str:
     layout = plan.layout
-    within = layout.cut_again if not layout.cut_once else ()
+    rows, columns = layout.sides
+    within = layout.cut_within
+    portions = ""
+    if isinstance(layout, GatheredLayout):
+        portions = f", made in {layout.blocks} portions where {names(within)} lies, and joined"
+        within = ()
     cut = f", {names(within)} cut by every product" if within else ""
     packed = ", packed by every product" if layout.on_tensor_cores else ""
     if layout.packed:
         are = "it is" if len(layout.packed) == 1 else "they are"
         packed = f", {names(layout.packed)} packed where {are} kept"
     return (
-        f"C in {blocks_text(layout.m_blocks)} x {blocks_text(layout.n_blocks)}, "
+        f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
         f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
     )
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from multimm.planning.grid import Coordinate, Merge, ceil_div, merges, most_dealt
+from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges, most_dealt
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW, Partition
 from multimm.planning.stacks import (
@@ -75,6 +75,12 @@ class Layout(Partition):
             found[row, j] = sum(place) + before[place]
             before[place] += 1
         return found
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of the result's blocks, as stored."""
+        p = self.problem
+        return as_stored(self.m_blocks, p.rows), as_stored(self.n_blocks, p.columns)
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each block of C, as stored; empty for stacks and where Dask decides."""
@@ -164,7 +170,7 @@ class Layout(Partition):
             crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
         else:
             crossed = self.grid.p_m
-        cut = role in self.cut_again and (self.cut_once or self.lies_beyond(role))
+        cut = role in self.cut_again and (self.cuts_apart(role) or self.lies_beyond(role))
         return self.stream or crossed > 1 or cut or role in self.elsewhere
 
     @cached_property

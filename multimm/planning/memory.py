@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
@@ -23,6 +24,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     result = each * layout.share_result
     slabs = _slabs(layout, each)
     stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
+    stay |= _joined(layout)
     finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
     spill = finished | _at_home(layout, each, slabs) | _cut_before(layout, cluster)
     if p.c is not None:
@@ -85,6 +87,13 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
     return {"sums received": elements * layout.problem.sum_bytes}
 
 
+def _joined(layout: Layout) -> Terms:
+    """Of portions of C's blocks that others have made: no more than what is joined of them."""
+    if not isinstance(layout, GatheredLayout):
+        return {}
+    return {"portions of C received": layout.most_joined * layout.problem.out_bytes}
+
+
 def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads pack or join for a product, and of the C that they add."""
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
@@ -92,8 +101,7 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     if p.packable:
         sides = sum(edges.values()) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
-    if not layout.cut_once:
-        cut = "aa" if layout.mirrors else layout.cut_again  # which serves both sides
+    if cut := layout.cut_within * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         terms["operands being joined"] = cluster.threads * slab * sides
     if p.c is not None:
@@ -119,7 +127,7 @@ def _at_home(layout: Layout, each: int, slabs: Terms) -> Terms:
 def _cut_before(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of the operands that tasks of their own bring into other blocks: what they come in."""
     terms: Terms = {}
-    for role in layout.cut_again if layout.cut_once else ():
+    for role in layout.cut_apart:
         spec, name = layout.spec(role), role.upper()
         terms[f"{name} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
         if layout.grid.workers > 1:  # bundles, at one end or the other

@@ -41,11 +41,11 @@ def by_owner(problem: Problem) -> Problem | None:
     known = [spec for spec in (a, b.T) if spec.owners]
     if not known:
         return None
-    owners = _owners_of_columns(max(known, key=lambda spec: spec.nbytes))
+    owners = owners_of_columns(max(known, key=lambda spec: spec.nbytes))
     order = tuple(sorted(range(len(owners)), key=owners.__getitem__))
-    if _as_stored(order):
+    if unchanged(order):
         return None
-    return replace(problem, a=_sorted(a, order), b=_sorted(b.T, order).T, order=order)
+    return replace(problem, a=in_order(a, order), b=in_order(b.T, order).T, order=order)
 
 
 def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Grid]]:
@@ -59,18 +59,18 @@ def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Gr
         return
     a, b, c = problem.a.T, problem.b, problem.c
     if rows := _in_place(a, None if c is None else c.T, workers):
-        c_rows = None if c is None else _sorted(c.T, rows).T
-        yield replace(problem, a=_sorted(a, rows).T, c=c_rows, rows=rows), Grid(workers, 1, 1)
+        c_rows = None if c is None else in_order(c.T, rows).T
+        yield replace(problem, a=in_order(a, rows).T, c=c_rows, rows=rows), Grid(workers, 1, 1)
     if columns := _in_place(b, c, workers):
-        c = None if c is None else _sorted(c, columns)
-        yield replace(problem, b=_sorted(b, columns), c=c, columns=columns), Grid(1, workers, 1)
+        c = None if c is None else in_order(c, columns)
+        yield replace(problem, b=in_order(b, columns), c=c, columns=columns), Grid(1, workers, 1)
 
 
 def _in_place(spec: MatrixSpec, c: MatrixSpec | None, workers: int) -> Order:
     """Its columns in turn of the workers that they lie on; empty where they are, or C's others."""
-    order = _in_turn(_owners_of_columns(spec), workers) if spec.owners else ()
+    order = _in_turn(owners_of_columns(spec), workers) if spec.owners else ()
     alike = c is None or c.chunks[1] == spec.chunks[1]
-    return order if alike and not _as_stored(order) else ()
+    return order if alike and not unchanged(order) else ()
 
 
 def stored_at(order: Order, i: int) -> int:
@@ -84,7 +84,8 @@ def as_stored(values: Sequence[Any], order: Order) -> tuple[Any, ...]:
     return tuple(values[i] for i in places)
 
 
-def _as_stored(order: Order) -> bool:
+def unchanged(order: Order) -> bool:
+    """Whether blocks are in the order in which they are stored."""
     return order == tuple(range(len(order)))
 
 
@@ -103,7 +104,7 @@ def _in_turn(owners: Sequence[int], workers: int) -> Order:
     return tuple((own[i % workers] or beyond).popleft() for i in range(len(owners)))
 
 
-def _owners_of_columns(spec: MatrixSpec) -> tuple[int, ...]:
+def owners_of_columns(spec: MatrixSpec) -> tuple[int, ...]:
     """The worker of each block of columns; empty unless each lies on one."""
     columns = len(spec.chunks[1])
     first = spec.owners[:columns]
@@ -111,7 +112,7 @@ def _owners_of_columns(spec: MatrixSpec) -> tuple[int, ...]:
     return first if all(spec.owners[row : row + columns] == first for row in rows) else ()
 
 
-def _sorted(spec: MatrixSpec, order: Order) -> MatrixSpec:
+def in_order(spec: MatrixSpec, order: Order) -> MatrixSpec:
     """A matrix with its blocks of columns in another order."""
     rows, columns = spec.chunks
     starts = range(0, len(spec.owners), len(columns))

@@ -185,6 +185,20 @@ class Partition:
             if not readable[role] and self._comes_otherwise(role)
         )
 
+    def cuts_apart(self, role: str) -> bool:
+        """Whether an operand that comes in other blocks is cut and joined by tasks of its own."""
+        return self.cut_once
+
+    @property
+    def cut_apart(self) -> tuple[str, ...]:
+        """Those of `cut_again` that tasks of their own cut and join."""
+        return tuple(role for role in self.cut_again if self.cuts_apart(role))
+
+    @property
+    def cut_within(self) -> tuple[str, ...]:
+        """Those of `cut_again` that each product joins for itself."""
+        return tuple(role for role in self.cut_again if not self.cuts_apart(role))
+
     @cached_property
     def cuts_c(self) -> bool:
         """Whether the C that is added comes in other blocks than the result's."""
@@ -206,7 +220,7 @@ class Partition:
         for role in self.cut_again:
             spec, blocks = self.spec(role), self.operand_chunks(role)
             beyond = self.lies_beyond(role)
-            if self.cut_once:
+            if role in self.cut_apart:
                 found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond))
             else:
                 found.append(recut.within(spec, blocks, uses[role], beyond=beyond))
@@ -246,7 +260,9 @@ class Partition:
     @cached_property
     def padding(self) -> float:
         """By how much packed blocks are larger than their sources, at most."""
-        rows = max(1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks})
+        rows = max(
+            1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size
+        )
         return rows * max(1 + -size % PACKED_K / size for size in set(self.slabs))
 
     def shares(self, role: str) -> tuple[Share, ...]:

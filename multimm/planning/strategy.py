@@ -32,12 +32,13 @@ from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
+from multimm.planning.in_portions import in_portions
 from multimm.planning.layout import Layout
 from multimm.planning.order import by_owner, where_they_lie
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
-from multimm.planning.search import NEARLY, Rank, candidates, rank_of, refined
+from multimm.planning.search import NEARLY, Rank, candidates, rank_of, ranked, refined
 from multimm.planning.spec import ClusterSpec
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -46,6 +47,10 @@ from multimm.planning.spec import ClusterSpec
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
+
+#: A plan gives way to one whose portions of C travel if it takes so many times as long: C's rows
+#: are then in other blocks than A's. Arbitrary.
+KEPT = 1.25
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +113,13 @@ def plan_matmul(
             reason = f"operands stay where they lie; {human(rank.moved)} move"
             if not rank.too_large:
                 plan = _moving_less(replace(in_place, reason=reason), plan)
+    # 6. or one of few, large portions of C that are made there, and then travel.
+    if ranks := ranked(in_portions(problem, cluster), cluster):
+        found = _chosen(ranks, cluster, precision)
+        rank = ranks[found.layout]
+        reason = f"portions of C travel in place of a larger operand; {human(rank.moved)} move"
+        if not rank.too_large and KEPT * found.seconds < plan.seconds:
+            plan = replace(found, reason=reason)
     return plan
 
 

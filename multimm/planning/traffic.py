@@ -8,6 +8,7 @@ from itertools import chain, product, starmap
 from math import prod
 from typing import NamedTuple
 
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, ceil_div, divisors
 from multimm.planning.layout import Layout
@@ -80,7 +81,8 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     total: Counter[int] = Counter()
     wraps = layout.grid.workers > workers
     operands = (_count_gram,) if isinstance(layout, GramLayout) else (_count_a, _count_b)
-    for home, users, size in chain.from_iterable(f(layout) for f in (*operands, _count_sums)):
+    made = _count_portions if isinstance(layout, GatheredLayout) else _count_sums
+    for home, users, size in chain.from_iterable(f(layout) for f in (*operands, made)):
         if wraps:
             home, users = home % workers, {rank % workers for rank in users}
         total.update(dict.fromkeys(users - {home}, size))
@@ -110,6 +112,7 @@ def of_products(layout: Layout, workers: int) -> Moved:
     idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
     if (
         layout.elsewhere
+        or isinstance(layout, GatheredLayout)
         or (idle and not layout.mirrors)
         or (stacked and (layout.waves > 1 or layout.mirrors))
     ):
@@ -251,3 +254,13 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
             keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
             for sender in merge.senders:
                 yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
+
+
+def _count_portions(layout: GatheredLayout) -> Iterator[Transfer]:
+    """Portions of C's blocks travel to the worker that joins them; k is in one part."""
+    for strip, across in layout.joined:
+        keeper = layout.grid.rank(layout.keeper_of(strip))
+        for portion in layout.strips[strip]:
+            row, column = layout.cell(portion, across)
+            size = layout.m_blocks[row] * layout.n_blocks[column] * layout.problem.out_bytes
+            yield layout.grid.rank(layout.owner(row, column, 0)), {keeper}, size

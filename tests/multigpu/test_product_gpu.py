@@ -13,6 +13,7 @@ from distributed import wait
 
 import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.planning.gathered import GatheredLayout
 
 pytestmark = pytest.mark.gpu
 
@@ -105,3 +106,30 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
         assert plan.bytes_recut > 0
         assert received == plan.bytes_received + plan.bytes_recut
         assert multimm.verify(a, b, c)
+
+
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision):
+    """Portions of C travel, and are joined; so much as was planned."""
+    with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
+        a, b = tall((2**18, 4096), 1024, 9), tall((4096, 1024), 4096, 10)
+        addresses = sorted(client.scheduler_info(-1)["workers"])
+        a = [client.persist(a.blocks[i], workers=addresses[i % 2]) for i in range(a.numblocks[0])]
+        a, b = da.concatenate(a).persist(), b.persist()
+        wait([a, b])
+        plan = multimm.plan(a, b, precision=precision)
+        assert isinstance(plan.layout, GatheredLayout)
+        assert plan.layout.joined
+        reset_received_bytes(client)
+        c = multimm.matmul(a, b, precision=precision).persist()
+        wait(c)
+        assert sum(received_bytes(client).values()) == plan.bytes_moved
+        assert multimm.verify(a, b, c, precision=precision)
+
+
+def tall(shape, rows, seed):
+    import cupy
+
+    rng = da.random.default_rng(cupy.random.default_rng(seed))
+    return rng.standard_normal(shape, chunks=(rows, shape[1]), dtype="float32")

@@ -1,0 +1,260 @@
+"""Tall matrices in small chunks, multiplied where they lie: portions of C, and C joined of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting, scattered
+from distributed import futures_of, wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.graph.build import build
+from multimm.graph.tasks import Step
+from multimm.planning import strategy, traffic
+from multimm.planning.gathered import GatheredLayout
+from multimm.planning.in_portions import in_portions
+from multimm.planning.order import as_stored, stored_at
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+TALL, WIDE = (2**20, 8192), (8192, 1024)
+IN_TURN = (0, 1, 2, 3) * 64
+NEARLY = (1, 0, 2, 3, 0, 1, 3, 2) * 32
+BANDS = (0,) * 64 + (2,) * 64 + (1,) * 64 + (3,) * 64
+
+
+def gpus(workers=4):
+    return ClusterSpec.homogeneous(H200, workers)
+
+
+def in_rows(owners, shape=TALL):
+    """A matrix in blocks of rows, each on a worker."""
+    rows = shape[0] // len(owners)
+    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
+
+
+def times(a, **more):
+    return Problem(a, MatrixSpec(WIDE, owners=(0,)), pack="tf32", **more)
+
+
+# --------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("owners", [IN_TURN, NEARLY])
+def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
+    plan = plan_matmul(times(in_rows(owners)), gpus(), precision="tf32")
+    layout = plan.layout
+    assert isinstance(layout, GatheredLayout)
+    assert plan.tasks <= 40
+    assert not plan.bytes_recut
+    of_c = 2**20 * 1024 * 4 * 3 / 4
+    assert plan.bytes_received == of_c + 3 * 8192 * 1024 * 4
+    assert sum(plan.received.values()) == plan.bytes_received == plan.bytes_moved
+    assert layout.sides == ((2**18,) * 4, (1024,))
+    assert layout.result_owners(4) == (0, 1, 2, 3)
+    text = str(plan)
+    assert "C in 4 of 262144 x 1 of 1024, made in 16 portions where A lies, and joined" in text
+    assert "portions of C travel in place of a larger operand; 3.32 GB move" in text
+    assert "cut by every product" not in text
+
+
+def test_whose_rows_are_neighbours_makes_blocks_that_need_not_be_joined():
+    plan = plan_matmul(times(in_rows(BANDS)), gpus(), precision="tf32")
+    layout = plan.layout
+    assert isinstance(layout, GatheredLayout)
+    assert not layout.joined
+    assert plan.tasks == layout.blocks == len(layout.sides[0])
+    assert layout.result_owners(4)[:: plan.tasks // 4] == (0, 2, 1, 3)
+    assert plan.bytes_moved == 3 * 8192 * 1024 * 4
+    assert plan.time_terms["joining C"] == 0
+
+
+def test_columns_of_a_wide_matrix_too():
+    b = in_rows(NEARLY).T
+    problem = Problem(MatrixSpec((1024, 8192), owners=(0,)), b, pack="tf32")
+    plan = plan_matmul(problem, gpus(), precision="tf32")
+    assert isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.by_columns
+    assert plan.layout.sides == ((1024,), (2**18,) * 4)
+    rows = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
+    assert plan.seconds == rows.seconds
+    assert plan.bytes_moved == rows.bytes_moved
+
+
+def test_large_chunks_are_multiplied_one_by_one_and_c_keeps_them():
+    plan = plan_matmul(times(in_rows(NEARLY[:32])), gpus(), precision="tf32")
+    assert not isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.sides[0] == (2**15,) * 32
+
+
+def test_where_c_is_wider_than_a_the_portions_would_be_more_than_a():
+    wide = Problem(in_rows(NEARLY, (2**18, 1024)), MatrixSpec((1024, 2**15), owners=(0,)))
+    plan = plan_matmul(wide, gpus())
+    assert not isinstance(plan.layout, GatheredLayout)
+
+
+def test_what_is_too_large_is_not_taken(monkeypatch):
+    ranked = strategy.ranked
+
+    def judged(*args):
+        return {x: rank._replace(too_large=too_large) for x, rank in ranked(*args).items()}
+
+    monkeypatch.setattr(strategy, "ranked", judged)
+    for too_large in (False, True):
+        strategy.plan_matmul.cache_clear()
+        plan = plan_matmul(times(in_rows(NEARLY)), gpus())
+        assert isinstance(plan.layout, GatheredLayout) is not too_large
+    strategy.plan_matmul.cache_clear()
+
+
+def test_only_blocks_of_rows_that_lie_on_one_worker_each():
+    a = in_rows(NEARLY)
+    parts = MatrixSpec(TALL, chunks=((2**13,) * 128, (4096,) * 2), owners=(0, 1, 2, 3) * 64)
+    for problem in (
+        times(parts),
+        times(replace(a, owners=())),
+        times(in_rows(NEARLY[:8])),
+        times(a, c=MatrixSpec((2**20, 1024))),
+        times(a, rereadable=(False, True)),
+        Problem(a, MatrixSpec((3, 8192, 16), chunks=((3,), (8192,), (16,)))),
+        Problem(a, a.T, gram=True),
+    ):
+        assert not list(in_portions(problem, gpus()))
+    assert list(in_portions(times(a), gpus()))
+    empty = MatrixSpec((0, 8192), chunks=((0, 0), (8192,)), owners=(0, 1))
+    assert not list(in_portions(times(empty), gpus()))
+    assert not list(in_portions(times(in_rows((0,) * 256)), gpus(1)))
+    assert not list(in_portions(times(a), gpus(2)))  # some lies beyond
+
+
+def test_memory_counts_portions_and_what_is_joined_of_them():
+    plan = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
+    of_c = 2**20 * 1024 * 4 / 4  # of each worker
+    assert plan.memory_terms["partial sums"] >= of_c
+    assert plan.memory_terms["portions of C received"] == of_c
+    assert plan.spill_terms["C finished"] == of_c
+    assert plan.memory_terms["operands being joined"] == max(plan.layout.m_blocks) * 8192 * 4
+
+
+# -------------------------------------------------------------------- the graph
+
+LENGTHS = st.lists(st.integers(0, 5), min_size=6, max_size=24).filter(any)
+
+
+@given(LENGTHS, st.data(), st.integers(2, 4), st.booleans())
+def test_products_are_right_wherever_the_rows_lie(rows, data, workers, by_columns):
+    owners = data.draw(
+        st.lists(st.integers(0, workers - 1), min_size=len(rows), max_size=len(rows))
+    )
+    rng = np.random.default_rng(0)
+    x = rng.integers(-8, 9, (sum(rows), 6)).astype("float32")
+    y = rng.integers(-8, 9, (6, 5)).astype("float32")
+    a, b = da.from_array(x, chunks=(tuple(rows), 6)), da.from_array(y, chunks=(3, 2))
+    large = MatrixSpec(x.shape, chunks=a.chunks, owners=tuple(owners))
+    small = MatrixSpec(y.shape, chunks=b.chunks)
+    want = 2 * (x @ y)
+    problem = Problem(small.T, large.T) if by_columns else Problem(large, small)
+    for layout in in_portions(problem, gpus(workers)):
+        plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
+        counted = traffic.received(layout, workers)
+        assert plan.bytes_received == sum(counted.values())
+        step = Step("float32", "float32", alpha=2, trans_a=by_columns, trans_b=by_columns)
+        stored = (b, a) if by_columns else (a, b)
+        result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
+        got = result.compute(scheduler="sync")
+        np.testing.assert_array_equal(got, want.T if by_columns else want)
+        names = [key[0].split("-")[1] for key in result.__dask_graph__().layers[result.name]]
+        assert names.count("portion") + names.count("matmul") == plan.tasks
+        assert len(layout.result_owners(workers)) in (0, result.npartitions)
+        check_spans(layout, rows)
+
+
+def check_spans(layout, rows):
+    """Each chunk goes from its place in a portion to its place in C."""
+    p, lengths = layout.problem, layout.n_blocks if layout.by_columns else layout.m_blocks
+    order = p.columns if layout.by_columns else p.rows
+    numbers = np.arange(sum(rows))
+    chunks = np.split(numbers, [*accumulate(rows)][:-1])
+    portions = np.concatenate([chunks[stored_at(order, i)] for i in range(len(chunks))])
+    portions = np.split(portions, [*accumulate(lengths)][:-1])
+    joined = []
+    for strip, length in enumerate(layout.sides[layout.by_columns]):
+        whole = np.full(length, -1)
+        for portion, inside, to in layout.spans(strip):
+            assert portion in layout.strips[strip]
+            whole[to] = portions[portion][inside]
+        joined.append(whole)
+    np.testing.assert_array_equal(np.concatenate(joined), numbers)
+    in_plan = p.b.chunks[1] if layout.by_columns else p.a.chunks[0]
+    assert as_stored(in_plan, order) == tuple(rows)
+
+
+# ------------------------------------------------------------------- on workers
+
+OWNERS = tuple(int(i) for i in np.random.default_rng(0).integers(0, 3, 90))
+
+
+@pytest.fixture(scope="module")
+def client():
+    with counting(3) as client:
+        yield client
+
+
+def received(client, c):
+    """A product in memory, and what travelled for it."""
+    reset_received_bytes(client)
+    c = c.persist()
+    wait(c)
+    return c, sum(received_bytes(client).values())
+
+
+def integers(*shape, seed=0):
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_what_travels_is_what_was_planned(client, by_columns):
+    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    a = scattered(client, x, 400, OWNERS)
+    b = scattered(client, y, 512, (0,))
+    operands = (b.T, a.T) if by_columns else (a, b)
+    plan = multimm.plan(*operands)
+    assert isinstance(plan.layout, GatheredLayout)
+    c, moved = received(client, multimm.matmul(*operands))
+    assert moved == plan.bytes_moved == plan.bytes_received
+    assert moved < 36000 * 24 * 4 + 2 * y.nbytes < x.nbytes / 4
+    assert c.chunks[by_columns] == plan.layout.sides[by_columns]
+    np.testing.assert_array_equal(c.compute(), (x @ y).T if by_columns else x @ y)
+
+
+def test_a_small_operand_in_several_blocks(client):
+    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    a, b = scattered(client, x, 400, OWNERS), scattered(client, y, 128, (0, 2, 1, 0))
+    plan = multimm.plan(a, b)
+    assert isinstance(plan.layout, GatheredLayout)
+    c, moved = received(client, multimm.matmul(a, b))
+    assert moved <= plan.bytes_moved
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_c_lies_where_the_next_product_takes_it_to_lie(client):
+    x, y, z = integers(36000, 512), integers(512, 64, seed=1), integers(64, 512, seed=2)
+    a = scattered(client, x, 400, OWNERS)
+    b, d = scattered(client, y, 512, (0,)), scattered(client, z, 64, (1,))
+    first = multimm.matmul(a, b)
+    planned = multimm.plan(a, b).layout
+    assert isinstance(planned, GatheredLayout)
+    assert multimm.plan(first, d).layout.problem.a.owners == planned.result_owners(3)
+    c, _ = received(client, first)
+    addresses = sorted(client.scheduler_info(-1)["workers"])
+    found = [client.who_has([future])[future.key] for future in futures_of(c)]
+    assert tuple(addresses.index(*where) for where in found) == planned.result_owners(3)
+    np.testing.assert_array_equal(multimm.matmul(c, d).compute(), x @ y @ z)
