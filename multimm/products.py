@@ -14,6 +14,7 @@ from multimm.errors import OptionError
 from multimm.gpu import reference
 from multimm.graph import tasks
 from multimm.graph.build import build
+from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, as_array, as_dask, current_client, is_dask, named_dtype, on_gpu
@@ -188,10 +189,11 @@ def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | 
 def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
     """The precision for which operand blocks are packed, empty where they never are."""
     step = factors.step
-    dtypes = (factors.a.dtype, factors.b.dtype, step.accumulate, step.dtype)
-    float32 = all(str(dtype) == "float32" for dtype in dtypes)
-    able = gpu and all(step.precision in device.packs for device in cluster.devices)
-    return step.precision if able and float32 else ""
+    dtypes = (factors.a.dtype, factors.b.dtype, step.dtype)
+    narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
+    scheme = scheme_of(step.precision, factors.a.dtype, factors.b.dtype)
+    able = gpu and all(scheme in device.packs for device in cluster.devices)
+    return scheme if able and narrow else ""
 
 
 def _workers(cluster: ClusterSpec | None, operands: list[Array]) -> tuple[ClusterSpec | None, Held]:

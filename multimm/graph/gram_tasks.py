@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from multimm.gpu.reference import aligned, module_of
 from multimm.graph.block_task import Block
-from multimm.graph.declared import as_declared
 from multimm.graph.tasks import (
     Step,
     add,
+    declared,
     finished,
     gemm,
     is_gpu,
@@ -43,7 +43,7 @@ def multiply_diagonal(
 
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
     """`multiply_diagonal` in the order of the current stream."""
-    a = as_declared(a, step.dtype_a)
+    a = declared(a, step.dtype_a)
     if is_packed(a) or (is_gpu(a) and own_kernel(a, a, None, step)):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:

@@ -17,9 +17,10 @@ from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.ahead import compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.gram_tasks import multiply_diagonal
+from multimm.graph.narrow import FLOAT32
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import join
-from multimm.graph.tasks import FLOAT32, Step, add, multiply, pack, transpose
+from multimm.graph.tasks import Step, add, multiply, pack, transpose
 from multimm.operands import PRECISIONS
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of

@@ -11,16 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from multimm.failures import named
 from multimm.gpu import reference
 from multimm.gpu.packed import PackedBlock
 from multimm.graph.block_task import Block
 from multimm.graph.declared import DType, as_declared
+from multimm.graph.narrow import as_float32, is_narrow, scheme_of
 from multimm.graph.streams import own_stream
-
-FLOAT32 = np.dtype("float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,13 @@ def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step
 
 def link(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
     """`multiply` in the order of the current stream."""
-    a, b = as_declared(a, step.dtype_a), as_declared(b, step.dtype_b)
+    a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
     return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False)
+
+
+def declared(block: Block, dtype: DType) -> Block:
+    """`as_declared`, but packed blocks stay as they are: they are float32, whatever they were."""
+    return block if is_packed(block) else as_declared(block, dtype)
 
 
 def gemm(
@@ -106,19 +108,22 @@ def gemm(
     if is_packed(a) or is_packed(b) or (is_gpu(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import precision
 
-        return precision.gemm(
-            a,
-            b,
-            precision=step.precision,
+        scheme = scheme_of(step.precision, a.dtype, b.dtype)
+        left = as_float32(a)
+        sums = precision.gemm(
+            left,
+            left if b is a else as_float32(b),
+            precision=scheme,
             trans_a=step.trans_a,
             trans_b=step.trans_b,
             alpha=step.alpha,
             beta=step.beta,
-            c=c,
+            c=as_float32(c),
             partial=partial,
             tuned=tuned,
             lower=lower,
         )
+        return sums if step.dtype == "float32" else sums.astype(step.dtype)
     return reference.gemm(
         a,
         b,
@@ -139,28 +144,31 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
     Parameters
     ----------
     block : array
-        float32, on a GPU or, on a cluster that has lost its GPUs, not.
+        float32 or narrower, on a GPU or, on a cluster that has lost its GPUs, not.
     role : {"a", "b"}
     step : Step
         Says whether the block is stored transposed, and the precision.
     """
-    declared = step.dtype_a if role == "a" else step.dtype_b
+    dtype = step.dtype_a if role == "a" else step.dtype_b
     if not is_gpu(block):
-        return as_declared(block, declared)
+        return as_declared(block, dtype)
     from multimm.gpu import precision
 
     trans = step.trans_a if role == "a" else step.trans_b
     with stream_for(block):
-        block = as_declared(block, declared)
-        return precision.packed(block, side=role, trans=trans, scheme=step.precision)
+        block = as_float32(as_declared(block, dtype))
+        scheme = scheme_of(step.precision, step.dtype_a, step.dtype_b)
+        return precision.packed(block, side=role, trans=trans, scheme=scheme)
 
 
 def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
-    """Our kernels compute float32; cupy.matmul serves every other dtype well."""
+    """Our kernels compute float32, and what it holds; cupy.matmul serves every other dtype well."""
     return (
-        step.accumulate == step.dtype == "float32"
-        and a.dtype == b.dtype == FLOAT32
-        and (c is None or c.dtype == FLOAT32)
+        step.accumulate == "float32"
+        and is_narrow(step.dtype)
+        and is_narrow(a.dtype)
+        and is_narrow(b.dtype)
+        and (c is None or is_narrow(c.dtype))
         and a.ndim >= 2
         and b.ndim >= 2
         and not isinstance(step.alpha, complex)
@@ -180,7 +188,8 @@ def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
         from multimm.gpu.add import add_partials
 
         beta = 0.0 if c is None else step.beta
-        return add_partials(parts, alpha=step.alpha, beta=beta, c=c)
+        sums = add_partials(parts, alpha=step.alpha, beta=beta, c=as_float32(c))
+        return sums if step.dtype == "float32" else sums.astype(step.dtype)
     return reference.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
 
 

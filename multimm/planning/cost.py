@@ -145,13 +145,14 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
     for role in layout.roles:
         edges, spec = sides[role]
         once, count = role in layout.packed, len(edges)
+        widened = 2 * p.sum_bytes if spec.itemsize < p.sum_bytes else 0  # written and read
         elements = max(edges) * max(layout.slabs)
         # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
-        moved = WITHIN_BYTES * (spec.itemsize + p.packed_itemsize) * elements
+        moved = WITHIN_BYTES * (spec.itemsize + p.packed_itemsize + widened) * elements
         seconds += _most(within, layout, cluster) * moved / rate
-        moved = PACK_BYTES * spec.itemsize * elements
+        moved = PACK_BYTES * max(spec.itemsize, p.sum_bytes) * elements
         seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
 

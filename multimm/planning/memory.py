@@ -95,12 +95,16 @@ def _joined(layout: Layout) -> Terms:
 
 
 def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
-    """Of blocks that threads pack or join for a product, and of the C that they add."""
+    """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     if p.packable:
         sides = sum(edges.values()) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
+    other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
+    if other:
+        sides = sum(edges[role] for role in other) * p.sum_bytes
+        terms["operands being converted"] = cluster.threads * slab * sides
     if cut := layout.cut_within * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         terms["operands being joined"] = cluster.threads * slab * sides

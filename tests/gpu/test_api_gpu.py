@@ -10,6 +10,7 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError
+from multimm.gpu import last_choice
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -59,6 +60,46 @@ def test_other_dtypes_follow_numpy(dtypes):
     expected = np.matmul(x, y)
     same(multimm.matmul(cupy.asarray(x), cupy.asarray(y)), expected)
     same(multimm.matmul(on_gpu(x, 16), on_gpu(y, 23)).compute(scheduler="sync"), expected)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float16"), ("float16", "float32")])
+@pytest.mark.parametrize("p_k", [1, 2])
+def test_half_precision_runs_on_tensor_cores_and_is_summed_in_float32(dtypes, p_k):
+    """One product of 11 bits has all of a float16; without it FP32 multiply-adds took six times."""
+    rng = np.random.default_rng(12)
+    x = rng.standard_normal((1500, 4096)).astype(dtypes[0])
+    y = rng.standard_normal((4096, 1100)).astype(dtypes[1])
+    exact, terms = x.astype(float) @ y.astype(float), abs(x).astype(float) @ abs(y).astype(float)
+    halves = set(dtypes) == {"float16"}
+    rounding = 2.0**-11 * abs(exact) if halves else 0
+    direct = multimm.matmul(cupy.asarray(x), cupy.asarray(y))
+    chosen = last_choice()
+    assert chosen.kernel.startswith("sgemm_split"), chosen
+    assert chosen.precision == ("tf32" if halves else "float32")
+    lazy = multimm.matmul(on_gpu(x, 1024), on_gpu(y, 1024), p_k=p_k, slabs=2048)
+    added = multimm.gemm(
+        2, cupy.asarray(x.T), cupy.asarray(y), -1, cupy.asarray(exact.astype(dtypes[1])),
+        trans_a=True,
+    )  # fmt: skip
+    for found, want in ((direct, exact), (lazy.compute(scheduler="sync"), exact), (added, exact)):
+        assert found.dtype == np.result_type(*dtypes)
+        off = abs(cupy.asnumpy(found).astype(float) - want)
+        assert not (off > 4096 * 2.0**-24 * 3 * terms + 3 * rounding).any()
+    # Within what sums in float32 leave: far below what rounding to 11 bits would.
+    in_float32 = cupy.asnumpy(multimm.gemm(1.0, *(cupy.asarray(z) for z in (x, y)), 0.0,
+                                           cupy.zeros((1500, 1100), "float32")))  # fmt: skip
+    assert in_float32.dtype == np.float32
+    assert abs(in_float32 - exact).max() <= 2.0**-18 * terms.max()
+    assert multimm.verify(cupy.asarray(x), cupy.asarray(y), direct)
+
+
+def test_gram_products_of_half_precision():
+    x = np.random.default_rng(13).integers(-3, 4, (5000, 1300)).astype("float16")
+    lazy = multimm.matmul(on_gpu(x, 1024).T, on_gpu(x, 1024), slabs=2048)
+    result = cupy.asnumpy(lazy.compute(scheduler="sync"))
+    want = x.T.astype(float) @ x.astype(float)
+    assert (abs(result - want) <= 2.0**-11 * abs(want)).all()
+    np.testing.assert_array_equal(result, result.T)
 
 
 @pytest.mark.parametrize("trans_a", [False, True])

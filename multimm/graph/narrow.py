@@ -1,0 +1,38 @@
+"""Operands of float16 and bfloat16, whose products are summed in float32.
+
+Our kernels multiply float32, which holds both exactly. Their significands have no more than the 11
+bits of one tensor-core product of `tf32`, so that one is all that `float32` takes for them: its
+operands are exact, and what is left is the rounding of sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from multimm.graph.block_task import Block
+
+FLOAT32 = np.dtype("float32")
+HALVES = ("float16", "bfloat16")
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether float32 holds a floating-point dtype, given by itself or by its name."""
+    return dtype == FLOAT32 or str(dtype) in HALVES
+
+
+def as_float32(block: Block) -> Block:
+    """A block of a narrower dtype converted; None and what is packed stay what they are."""
+    dtype = getattr(block, "dtype", FLOAT32)
+    return block if dtype == FLOAT32 else block.astype(FLOAT32)
+
+
+def scheme_of(precision: str, a: Any, b: Any) -> str:
+    """What operands of these dtypes are packed for, to keep a promise.
+
+    >>> scheme_of("float32", "float16", "float16"), scheme_of("ieee", "float16", "float16")
+    ('tf32', 'ieee')
+    """
+    halves = str(a) in HALVES and str(b) in HALVES
+    return "tf32" if halves and precision == "float32" else precision
