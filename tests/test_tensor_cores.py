@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class Kernels:
         self.ran = []
         self.packed = []  # rows of each operand
         self.allocated, self.room = [], 10**9
+        self.arrays = []
         self.defines = {}
 
     def load(self, text, entry, *_):
@@ -90,7 +92,9 @@ class Kernels:
         if size > self.room:
             raise OutOfMemoryError
         self.allocated.append(size)
-        return gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+        array = gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+        self.arrays.append(weakref.ref(array))
+        return array
 
 
 class Stream:
@@ -262,6 +266,22 @@ def test_without_memory_for_slices_once_operands_are_packed(kernels, monkeypatch
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert ["should its operands be refused" in sentence for sentence in said] == [False, True] * 2
     assert all("in one piece, slower and with other bits" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("most", [10**6, 0])
+def test_no_more_memory_is_kept_for_who_asks_than_is_needed(kernels, monkeypatch, most, refused):
+    monkeypatch.setattr(tensor_cores, "KEPT_BYTES", most)
+    x, y = integers(130, 200), integers(200, 70)
+    y[3, 5] = np.inf if refused else 1
+    with np.errstate(invalid="ignore"):
+        run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    (left,) = (array for array in (ref() for ref in kernels.arrays) if array is not None)
+    assert left.nbytes == 32 if most == 0 else 32 < left.nbytes < most
+    del left
+    reason = "operand b has 1 elements that are not finite"
+    assert last_choice() == (Choice(FFMA, "float32", reason) if refused else CHOICE)
+    assert not any(ref() is not None for ref in kernels.arrays), "nobody needs it any more"
 
 
 def test_what_a_captured_graph_will_do_depends_on_its_data(kernels, monkeypatch):

@@ -11,6 +11,7 @@ So the host never waits, and a captured graph does for each data what that data 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ Array = Any
 
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
 _ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
+
+#: Of a larger head, which products of 8192 squares have, a copy of what packing has counted is kept
+#: until somebody asks for it: one more call. Arbitrary.
+KEPT_BYTES = 2**20
 
 
 def prepared(
@@ -150,7 +155,17 @@ class _Product:
             note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
                                              "are carried by FP16 parts"))  # fmt: skip
         else:
-            note(self.choice, lambda: _why_refused(head, stream))
+            note(self.choice, functools.partial(_why_refused, self._counted(head, stream), stream))
+
+    def _counted(self, head: Array, stream: Any) -> Array:
+        """What the head begins with, in little memory: until the next product it stays taken."""
+        if self.packing.head_bytes <= KEPT_BYTES:
+            return head
+        import cupy
+
+        counts, _ = workspace((8,), self.device)
+        cupy.cuda.runtime.memcpyAsync(counts.data.ptr, head.data.ptr, 32, _ON_DEVICE, stream.ptr)
+        return counts
 
     def _without_packing(self, pointers: Sequence[int], stream: Any) -> None:
         """Compute by what comes instead, as if both operands were refused."""
@@ -170,10 +185,10 @@ class _Product:
         return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
 
 
-def _why_refused(head: Array, stream: Any) -> str | None:
+def _why_refused(counted: Array, stream: Any) -> str | None:
     """Wait for the stream, and read what packing has counted: why an operand was refused."""
-    with head.device, stream:
-        counts = head[:8].get(stream=stream).view(np.uint64)
+    with counted.device, stream:
+        counts = counted[:8].get(stream=stream).view(np.uint64)
     return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
 
 
