@@ -50,7 +50,7 @@ struct Packed {
         swizzled(static_cast<int>(row % TILE), inside / VECTOR);
     float sum = value_of(from[0]);
     if (PARTS == 2) sum += value_of(from[TILE_ELEMENTS]) * LOW_UNIT;
-    return scaled(sum, power_of_two(exponents[row]));
+    return taken_back(sum, power_of_two(exponents[row]));
   }
 };
 

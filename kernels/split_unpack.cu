@@ -3,8 +3,9 @@
 //   tiles[R/64][S][PARTS][64][64], exponents[R]   see split_pack.cu
 //   y   rows x k, row-major, rows k elements apart
 //
-// The sum of the parts is a float32, and so is what it becomes: nothing is rounded. What the parts
-// did not carry, and have 0 for, is put in its place after that. Each is one thread's work:
+// The sum of the parts is a float32, and so is what it becomes: nothing is rounded, but that what
+// one part has rounded up to 2^128 becomes the largest float32. What the parts did not carry, and
+// have 0 for, is put in its place after that. Each is one thread's work:
 //
 //   unpack          8 neighbours along k of a row: 16 bytes of each part, 32 of y
 //   put_residuals   one residual
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (PARTS == 2) add_part(sums, from + TILE_ELEMENTS, true, LOW_UNIT);
     const int left = clip(k - k0, VECTOR);
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) sums[e] = scaled(sums[e], up);
+    for (int e = 0; e < VECTOR; ++e) sums[e] = taken_back(sums[e], up);
     if (wide && left == VECTOR) {
       __stcs(reinterpret_cast<float4*>(to), make_float4(sums[0], sums[1], sums[2], sums[3]));
       __stcs(reinterpret_cast<float4*>(to) + 1, make_float4(sums[4], sums[5], sums[6], sums[7]));

@@ -9,6 +9,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster
 
@@ -39,6 +40,17 @@ def counting(workers: int) -> Iterator[Client]:
     ):
         install(client, TransferCounter())
         yield client
+
+
+def counting_client(workers: int) -> Any:
+    """A fixture: such a client for all tests of a module."""
+
+    @pytest.fixture(scope="module", name="client")
+    def client() -> Iterator[Client]:
+        with counting(workers) as client:
+            yield client
+
+    return client
 
 
 def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -> da.Array:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -200,6 +201,11 @@ def fake_cupy() -> ModuleType:
         ),
     )
     return module
+
+
+def no_memory(*_: object) -> NoReturn:
+    """In the place of a `workspace`: as RMM has it; CuPy's error is a kind of this one."""
+    raise MemoryError
 
 
 @contextlib.contextmanager

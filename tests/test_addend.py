@@ -9,8 +9,9 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting
+from clusters import counting_client
 from distributed import wait
+from small import integers
 
 import multimm
 from multimm.cluster.describe import listed
@@ -30,15 +31,7 @@ ADDED = Step("float32", "float32", alpha=2, beta=3)
 SIZE = 96
 
 
-def integers(shape, seed):
-    """Small, so that every order of summation gives the same bits."""
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
-
-
-@pytest.fixture(scope="module")
-def client():
-    with counting(4) as client:
-        yield client
+client = counting_client(4)
 
 
 def cuts(d):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from commands import command
 from distributed import Client, LocalCluster
 from foreign_files import get, names, put
+from small import integers
 
 import multimm
 from multimm.cli import Commands, main
@@ -23,11 +24,6 @@ from multimm.cluster.describe import listed
 from multimm.errors import KernelError, MultimmError
 
 FORMATS = ["npy", "zarr", "h5"]
-
-
-def integers(*shape, seed=0):
-    """float32 whose products are exact in any order."""
-    return np.random.default_rng(seed).integers(-5, 5, shape).astype("float32")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +44,7 @@ def cli():
 @pytest.fixture
 def factors(tmp_path):
     """A and B as .npy files, and the folder is otherwise empty."""
-    return put(tmp_path / "a.npy", integers(40, 30)), put(tmp_path / "b.npy", integers(30, 50))
+    return put(tmp_path / "a.npy", integers((40, 30))), put(tmp_path / "b.npy", integers((30, 50)))
 
 
 def assert_one_line(result, code, *texts):
@@ -65,7 +61,7 @@ def assert_one_line(result, code, *texts):
 
 @pytest.mark.parametrize(("form_a", "form_b", "form_c"), list(itertools.product(FORMATS, repeat=3)))
 def test_a_product_from_files_to_a_file(tmp_path, cli, address, form_a, form_b, form_c):
-    a, b = integers(40, 30), integers(30, 50, seed=1)
+    a, b = integers((40, 30)), integers((30, 50), 1)
     path_a, path_b = put(tmp_path / f"a.{form_a}", a), put(tmp_path / f"b.{form_b}", b)
     path_c = tmp_path / f"c.{form_c}"
     result = cli("matmul", path_a, path_b, "-o", path_c, "--scheduler", address)
@@ -81,7 +77,7 @@ def test_a_product_from_files_to_a_file(tmp_path, cli, address, form_a, form_b, 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, order):
-    a, b = integers(40, 30), integers(30, 50, seed=1)
+    a, b = integers((40, 30)), integers((30, 50), 1)
     files = [
         put(tmp_path / "a.npy", np.asarray(a.T if trans_a else a, order=order)),
         put(tmp_path / "b.npy", np.asarray(b.T if trans_b else b, order=order)),
@@ -99,7 +95,7 @@ def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, o
     ("alpha", "right"), [("2", 2), ("-3", -3), ("2.0", 2.0), ("1e1", 10.0), ("1.0", 1.0)]
 )
 def test_whole_alphas_leave_integers_integers(tmp_path, cli, address, alpha, right):
-    a, b = (x.astype(np.int32) for x in (integers(12, 9), integers(9, 7, seed=1)))
+    a, b = (x.astype(np.int32) for x in (integers((12, 9)), integers((9, 7), 1)))
     files = put(tmp_path / "a.npy", a), put(tmp_path / "b.npy", b)
     output = tmp_path / "c.npy"
     result = cli("matmul", *files, "-o", output, "--scheduler", address, "--alpha", alpha)
@@ -119,7 +115,7 @@ def test_an_alpha_that_is_no_number(cli, factors):
 
 
 def test_datasets_are_named(tmp_path, cli, address):
-    a, b = integers(12, 9), integers(9, 7)
+    a, b = integers((12, 9)), integers((9, 7))
     with h5py.File(tmp_path / "ab.h5", "w") as file:
         file["left"], file["right"] = a, b
     result = cli(
@@ -148,10 +144,10 @@ def test_no_verify_says_nothing_about_correctness(factors, cli, address, tmp_pat
 
 
 def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
-    output = put(tmp_path / "c.npy", integers(2, 2))
+    output = put(tmp_path / "c.npy", integers((2, 2)))
     args = ("matmul", *factors, "-o", output, "--scheduler", address)
     assert_one_line(cli(*args), 2, "exists already", "overwrite=True", "--overwrite")
-    np.testing.assert_array_equal(get(output), integers(2, 2))
+    np.testing.assert_array_equal(get(output), integers((2, 2)))
     assert cli(*args, "--overwrite").exit_code == 0
     assert get(output).shape == (40, 50)
 
@@ -208,7 +204,7 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, factors, cli, a, b, output, 
     put(tmp_path / "vector.npy", integers(30))
     put(tmp_path / "object.npy", np.array([[None]]))
     put(tmp_path / "string.npy", np.array([["x"]]))
-    put(tmp_path / "m.h5", integers(40, 30))
+    put(tmp_path / "m.h5", integers((40, 30)))
     before = names(tmp_path)
     result = cli("matmul", tmp_path / a, tmp_path / b, "-o", tmp_path / output, *options)
     assert_one_line(result, 2, *texts)
@@ -306,8 +302,8 @@ def test_exit_codes(error, code, text):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
-    a = put(tmp_path / "a.zarr", integers(40, 30))
-    b = put(tmp_path / "b.npy", integers(30, 50))
+    a = put(tmp_path / "a.zarr", integers((40, 30)))
+    b = put(tmp_path / "b.npy", integers((30, 50)))
     chunk = a / "c" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:5])
     output = tmp_path / f"c.{form}"
@@ -399,7 +395,7 @@ def test_a_terminal_shows_a_progress_bar(factors, tmp_path, address):
 
 
 def test_the_command_starts_its_own_workers(tmp_path):
-    a, b = integers(300, 200), integers(200, 100)
+    a, b = integers((300, 200)), integers((200, 100))
     put(tmp_path / "a.npy", a)
     put(tmp_path / "b.zarr", b)
     process = command(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import integers
 
 import multimm
 from multimm.cluster.describe import listed
@@ -35,10 +36,6 @@ from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, Matr
 from multimm.planning.strategy import plan_matmul
 
 GRAM = Step("float32", "float32", trans_b=True)
-
-
-def integers(shape, seed=0):
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
 
 
 def gram_problem(m, k, batch=(), **options):

@@ -12,6 +12,7 @@ import pytest
 from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import integers
 
 import multimm
 from multimm.graph.block_task import BlockTask
@@ -41,10 +42,6 @@ def plan_of(a, b, workers=1, memory=10**9, rereadable=False, **options):
 def product_of(a, b, plan):
     ndim = max(a.ndim, b.ndim)
     return build(plan, a, b, None, FLOAT, np.empty((0,) * ndim, "float32"))
-
-
-def integers(shape, seed=0):
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
 
 
 def block_tasks(array):

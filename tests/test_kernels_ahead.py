@@ -19,7 +19,7 @@ from multimm.gpu.layout import Stack
 from multimm.gpu.loads import alike, load_paths
 from multimm.gpu.pack_reference import pack_reference
 from multimm.gpu.registry import INSTEAD, Device, Problem, choose
-from multimm.gpu.split_choice import choose_split
+from multimm.gpu.split_choice import choose_split, precisions_that_pay
 from multimm.gpu.tiles import limits_for
 from multimm.graph import kernels
 
@@ -137,6 +137,21 @@ def test_gpus_without_wgmma_need_the_kernels_that_do_without():
     assert not any(job.specific for job in jobs)
     assert sum(job.file == "sgemm_split_mma.cu" for job in jobs) == 8  # wide or not, lower or not
     assert sum("GUARDED" in dict(job.defines) for job in jobs) == 14
+
+
+@pytest.mark.parametrize("capability", [86, 89, 120])
+def test_where_tensor_cores_pay_for_tf32_alone_so_much_is_compiled(capability):
+    jobs = list(ahead.wanted(capability))
+    split = [dict(job.defines) for job in jobs if job.file == "sgemm_split_mma.cu"]
+    assert [defines["PARTS"] for defines in split] == [1] * 4
+    assert sum("GUARDED" in dict(job.defines) for job in jobs) == 14  # operands may be refused
+
+
+@given(st.sampled_from([75, 80, 86, 87, 89, 90, 100, 120]), st.integers(1, 300))
+def test_what_pays_does_not_depend_on_how_many_multiprocessors_there_are(capability, count):
+    packs = precisions_that_pay(capability, count)
+    made = {dict(job.defines).get("PARTS") for job in ahead.wanted(capability)} - {None}
+    assert made == {{"float32": 2, "tf32": 1}[precision] for precision in packs}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
+from small import integers
 
 from multimm.graph import gram_tasks, tasks
 from multimm.graph.block_task import BlockTask
@@ -116,10 +117,6 @@ def compute(a, b, step, problem, memory, added=None, **options):
     done = c.persist()
     wait(done)
     return plan, done
-
-
-def integers(shape, seed):
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
 
 
 def operand(shape, name):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, scattered
+from clusters import counting_client, scattered
 from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,10 +136,7 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
 # ----------------------------------------------------------------- on workers
 
 
-@pytest.fixture(scope="module")
-def client():
-    with counting(3) as client:
-        yield client
+client = counting_client(3)
 
 
 @pytest.mark.parametrize("other", [False, True])

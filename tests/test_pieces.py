@@ -11,6 +11,7 @@ from clusters import in_threads
 from distributed import Client, wait
 from hypothesis import given
 from hypothesis import strategies as st
+from small import integers
 
 import multimm
 from multimm.graph.block_task import BlockTask
@@ -28,11 +29,6 @@ from multimm.planning.spec import CALL_S, H200, LONE_CALL_S, ClusterSpec, Matrix
 from multimm.planning.strategy import plan_matmul
 
 PLAIN = Step("float32", "float32")
-
-
-def integers(shape, seed):
-    """Small, so that every order of summation gives the same bits."""
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
 
 
 def square(size, chunk):

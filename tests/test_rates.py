@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +182,21 @@ def test_what_another_process_wrote_meanwhile_is_kept():
     rates.keep(Rates((), (BETWEEN,)))
     another_process()
     assert rates.stored() == Rates((FAST_H200,), (BETWEEN,))
+
+
+def test_who_measures_at_the_same_time_loses_no_rates(monkeypatch):
+    read, kinds = rates._read, [FAST_H200._replace(name=f"gpu {i}") for i in range(8)]
+
+    def slowly(where):
+        before = read(where)
+        time.sleep(0.02)
+        return before
+
+    monkeypatch.setattr(rates, "_read", slowly)
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        assert all(pool.map(lambda kind: rates.keep(Rates((kind,))), kinds))
+    another_process()
+    assert set(rates.stored().devices) == set(kinds)
 
 
 def damaged(change):

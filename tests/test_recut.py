@@ -9,8 +9,9 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting
+from clusters import counting_client
 from distributed import wait
+from small import integers
 
 import multimm
 from multimm.cluster.describe import listed
@@ -33,14 +34,7 @@ PLAIN = Step("float32", "float32")
 SIZE = 96
 
 
-def integers(shape, seed):
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
-
-
-@pytest.fixture(scope="module")
-def client():
-    with counting(4) as client:
-        yield client
+client = counting_client(4)
 
 
 def cutting(c):

@@ -9,8 +9,9 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, scattered
+from clusters import counting_client, scattered
 from distributed import wait
+from small import integers
 
 import multimm
 from multimm.cluster.describe import listed
@@ -240,10 +241,7 @@ def test_the_order_of_k_does_not_depend_on_numbers():
 # ----------------------------------------------------------------- on workers
 
 
-@pytest.fixture(scope="module")
-def client():
-    with counting(4) as client:
-        yield client
+client = counting_client(4)
 
 
 @pytest.fixture(autouse=True)
@@ -251,10 +249,6 @@ def slow(monkeypatch):
     """Plans reckon with a link on which copies are worth avoiding."""
     described = importlib.import_module("multimm.cluster.describe")
     monkeypatch.setattr(described, "SHARED_MEMORY", Link("slow", 0.1, 1e-3))
-
-
-def integers(seed, shape):
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
 
 
 def held(client, array):
@@ -275,7 +269,7 @@ def counted(client, product):
 
 @pytest.mark.parametrize("owners", [(1, 2, 3, 0) * 2, (2, 0, 3, 1) * 2, (2, 0, 3, 1)])
 def test_rows_stay_where_they_lie(client, owners):
-    x, y = integers(1, (72000, 256)), integers(2, (256, 256))
+    x, y = integers((72000, 256), 1), integers((256, 256), 2)
     a = scattered(client, x, 72000 // len(owners), owners)
     b = scattered(client, y, 256, owners[:1])
     plan = multimm.plan(a, b)
@@ -291,7 +285,7 @@ def test_rows_stay_where_they_lie(client, owners):
 
 def test_a_chain_stays_where_it_lies(client):
     """The operand of the second product is one that was planned with other numbers."""
-    x, y, z = integers(3, (72000, 256)), integers(4, (256, 256)), integers(5, (256, 256))
+    x, y, z = integers((72000, 256), 3), integers((256, 256), 4), integers((256, 256), 5)
     a = scattered(client, x, 9000, (1, 2, 3, 0) * 2)
     b, e = (scattered(client, each, 256, (1,)) for each in (y, z))
     c = multimm.matmul(a, b)
@@ -309,7 +303,7 @@ def test_a_chain_stays_where_it_lies(client):
 
 @pytest.mark.parametrize("owners", [(3,) * 8, (2, 3) * 4, (3, 1, 1, 2, 0, 3, 2, 0)])
 def test_of_a_gram_product_sums_alone_travel(client, owners):
-    x = integers(6, (144000, 64))
+    x = integers((144000, 64), 6)
     a = scattered(client, x, 18000, owners)
     plan = multimm.plan(a.T, a)
     assert plan.cluster.number(0) == owners[0]
@@ -320,7 +314,7 @@ def test_of_a_gram_product_sums_alone_travel(client, owners):
 
 def test_elsewhere_it_is_right_as_well(client):
     """On other workers than it was planned for."""
-    x, y = integers(7, (72000, 256)), integers(8, (256, 256))
+    x, y = integers((72000, 256), 7), integers((256, 256), 8)
     a = scattered(client, x, 9000, (1, 2, 3, 0) * 2)
     product = multimm.matmul(a, da.from_array(y))
     graph = dict(product.dask)

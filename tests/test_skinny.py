@@ -263,6 +263,15 @@ def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
         assert (launches[0][1][2] > 1) != loose
 
 
+def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
+    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    a, b = integers(1, 20, 200_000), integers(2, 200_000, 3)
+    for _ in range(2):  # the second time by what was kept
+        np.testing.assert_array_equal(np.asarray(launch.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+    assert kernels(launches) == ["sgemm_dot"] * 2
+    assert caplog.text.count("runs in one piece, slower and with other bits") == 2
+
+
 def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
     shapes = [((1, 900), (900, 80)), ((20, 200_000), (200_000, 1)), ((750, 5), (5, 752))]
     for seed, (left, right) in enumerate(shapes):

@@ -131,6 +131,20 @@ def test_k_is_cut_into_slices_where_d_is_small(launches):
     np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
 
 
+def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
+    a, b, c, p, exact = case(60, 70, 9000)
+    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    for _ in range(2):
+        result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
+        np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
+    assert [(kernel.name, args[3]) for kernel, _, _, args in launches] == [("sgemm_split", 0)] * 2
+    count, _ = split_slices(60, 70, 9000, 132)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no memory is left to sum {count} slices of k in ({count * 60 * 70 * 4} bytes): a product "
+        "runs in one piece, slower and with other bits"
+    ] * 2, "said of each product"
+
+
 @pytest.mark.parametrize("parts", [2, 1])
 @pytest.mark.parametrize(("size", "k"), [(1, 1), (129, 100), (600, 70), (300, 3000)])
 def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches, size, k, parts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
-from multimm.gpu import ahead, compiled, launch, tensor_cores, tuning
+from multimm.gpu import ahead, compiled, launch, slices, tensor_cores, tuning
 from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.layout import product_shape
 from multimm.gpu.pack_config import RESIDUAL_CAP
@@ -30,6 +31,7 @@ class Kernels:
         self.ran = []
         self.packed = []  # rows of each operand
         self.allocated, self.room = [], 10**9
+        self.arrays = []
         self.defines = {}
 
     def load(self, text, entry, *_):
@@ -90,7 +92,9 @@ class Kernels:
         if size > self.room:
             raise OutOfMemoryError
         self.allocated.append(size)
-        return gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+        array = gpu(np.full(shape, 0x55, dtype)).reshape(shape)
+        self.arrays.append(weakref.ref(array))
+        return array
 
 
 class Stream:
@@ -236,9 +240,10 @@ def test_a_few_are_handed_to_the_launch_that_adds_them(kernels):
     assert sorted(memory(values, (2,), (1,), "f4").tolist()) == [-1, 1]
 
 
-def test_without_memory_to_pack_in(kernels, caplog):
+@pytest.mark.parametrize("room", [100_000, 32])  # for the head; for what it begins with
+def test_without_memory_to_pack_in(kernels, caplog, room):
     x, y = integers(130, 200), integers(200, 70)
-    kernels.room = 100_000  # for the head
+    kernels.room = room
     out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
     np.testing.assert_array_equal(out, x @ y)
     assert kernels.ran == ["sgemm_ffma !"] * 2
@@ -246,6 +251,37 @@ def test_without_memory_to_pack_in(kernels, caplog):
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 2, "of each product"
     assert all("other bits" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_without_memory_for_slices_once_operands_are_packed(kernels, monkeypatch, caplog, refused):
+    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    x, y = integers(130, 2048), integers(2048, 70)
+    x[3] = np.inf if refused else 1
+    y[y == 0] = 1
+    with np.errstate(invalid="ignore"):
+        out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+        np.testing.assert_array_equal(out, x @ y)
+    assert kernels.ran == (REFUSED if refused else LAUNCHES) * 2
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ["should its operands be refused" in sentence for sentence in said] == [False, True] * 2
+    assert all("in one piece, slower and with other bits" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("most", [10**6, 0])
+def test_no_more_memory_is_kept_for_who_asks_than_is_needed(kernels, monkeypatch, most, refused):
+    monkeypatch.setattr(tensor_cores, "KEPT_BYTES", most)
+    x, y = integers(130, 200), integers(200, 70)
+    y[3, 5] = np.inf if refused else 1
+    with np.errstate(invalid="ignore"):
+        run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    (left,) = (array for array in (ref() for ref in kernels.arrays) if array is not None)
+    assert left.nbytes == 32 if most == 0 else 32 < left.nbytes < most
+    del left
+    reason = "operand b has 1 elements that are not finite"
+    assert last_choice() == (Choice(FFMA, "float32", reason) if refused else CHOICE)
+    assert not any(ref() is not None for ref in kernels.arrays), "nobody needs it any more"
 
 
 def test_what_a_captured_graph_will_do_depends_on_its_data(kernels, monkeypatch):

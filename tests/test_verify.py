@@ -761,6 +761,15 @@ def test_integer_and_bool_scalars_must_be_of_their_kind():
         verify(a > 0, a > 0, a > 0, beta=2, c0=a > 0)
 
 
+def test_factors_are_made_numbers_once(monkeypatch):
+    """One on a GPU is waited for."""
+    asked, as_number = [], multimm.operands.as_number
+    monkeypatch.setattr(multimm.operands, "as_number", lambda x: asked.append(x) or as_number(x))
+    alpha, beta = np.array(2), np.float32(3)
+    assert verify(*[np.eye(3)] * 2, 5 * np.eye(3), alpha=alpha, beta=beta, c0=np.eye(3))
+    assert asked == [alpha, beta]
+
+
 def test_integers_of_numpy_are_integers():
     result = verify(*[np.eye(3)] * 3, rounds=np.int64(5), seed=np.uint8(7))
     assert (result.rounds, result.seed) == (5, 7)

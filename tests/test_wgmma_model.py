@@ -234,6 +234,34 @@ def test_tf32_keeps_its_promise(kind):
         assert errors(wgmma_model(a, b, parts=1), a, b).max() <= 2.0**-9 / U + 2 * k
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_ends_of_float32_are_reached_without_infinities(parts):
+    """Where no sum comes near them, whatever the scales are, and whichever elements are listed."""
+    largest, k, listed = np.finfo("f4").max, 64, 0
+    bound = 2.0**-9 + 2 * k * U if parts == 1 else (k + 2) * U
+    rng = np.random.default_rng(parts)
+    for _ in range(300):
+        a, b = (at_the_ends(rng, 3, k) for _ in "ab")
+        listed += np.count_nonzero(split(a, parts).rest)
+        exact = np.abs(a.astype(float)) @ np.abs(b.T.astype(float))
+        far = exact * (1 + bound) < largest
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = wgmma_model(a, b, parts=parts)
+        assert np.isfinite(found[far]).all()
+        assert (errors(np.where(far, found, 0), a, b)[far] <= bound / U).all()
+    assert listed > 1000
+
+
+def at_the_ends(rng: np.random.Generator, rows: int, k: int) -> np.ndarray:
+    """Rows of any scale, most of them extreme, of elements of like size or not."""
+    top = rng.choice([-149, -140, -126, -64, 0, 64, 126, 127], (rows, 1))
+    x = np.ldexp(1 + rng.random((rows, k)), top - rng.integers(0, rng.choice([1, 29, 200]), k))
+    x *= rng.choice([-1, 0, 1], x.shape)
+    x[rng.integers(rows), rng.integers(k)] = rng.choice([0, 2.0**128])
+    largest = np.finfo("f4").max
+    return np.clip(x, -largest, largest).astype("f4")
+
+
 @pytest.mark.parametrize(("k", "most"), [(1000, 110), (4096, 300), (2**14, 340), (2**17, 360)])
 def test_tf32_sums_do_not_drift(k, most):
     # Of numbers of one sign every truncation has the same one. Against the product of the rounded

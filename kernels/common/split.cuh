@@ -50,6 +50,13 @@ __device__ __forceinline__ float scaled(float x, Power power) {
   return x * power.first * power.second;
 }
 
+// What the sum of an element's parts stands for. The high part alone may have been rounded up to
+// 2^15, and with e = 113 stand for 2^128: for the largest number then, not for infinity.
+__device__ __forceinline__ float taken_back(float sum, Power power) {
+  const float largest = __uint_as_float(INFINITE - 1);
+  return fminf(fmaxf(scaled(sum, power), -largest), largest);
+}
+
 // Two FP16 numbers in a register, the first in its lower half.
 __device__ __forceinline__ unsigned halves(float first, float second) {
 #if __CUDA_ARCH__ >= 800

@@ -43,6 +43,7 @@ def prepare(
     precision: str = "float32",
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
+    alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
     vectors = a.ndim == 1, b.ndim == 1
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
@@ -50,24 +51,25 @@ def prepare(
     shape = (*batch, *(() if vectors[0] else (m,)), *(() if vectors[1] else (n,)))
     if c.shape != shape:
         raise ShapeError(f"c has shape {c.shape}, but a @ b has {shape}: give the whole product")
-    c0, added = _added(c0, c, scale[1]), getattr(c0, "dtype", None)
+    c0, added = _added(c0, c, beta), getattr(c0, "dtype", None)
     check_same_device(a=a, b=b, c=c, c0=c0)
     axes = (..., *(None if vector else slice(None) for vector in vectors))
     given = [x.dtype for x in (a, b, c0) if x is not None]
     kept = _kept(a.dtype, b.dtype, c.dtype, added if c0 is None else c0.dtype, scale)
     k = a.shape[-1]
     sizes = math.prod((*batch, m)), n, k
-    alpha, beta = scale[0] if k else 0, scale[1]
-    rule = make_rule(given, c.dtype, (alpha, beta), sizes, rounds, kept, precision)
-    rows = row_rule(rule, kept, c.dtype, (plain_scalar(alpha), plain_scalar(beta)))
+    scale = alpha if k else 0, beta
+    rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision)
+    rows = row_rule(rule, kept, c.dtype, scale)
     return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows)
 
 
-def _kept(a: DType, b: DType, c: DType, c0: DType | None, scale: tuple[Any, Any]) -> DType | None:
+def _kept(
+    a: DType, b: DType, c: DType, c0: DType | None, scale: tuple[complex, complex]
+) -> DType | None:
     """What A B is summed in, if C has NumPy's dtype for alpha A B + beta C0; else None."""
     try:
-        alpha, beta = map(plain_scalar, scale)
-        whole = gemm_dtype(alpha, result_dtype(a, b), beta, c0)
+        whole = gemm_dtype(scale[0], result_dtype(a, b), scale[1], c0)
     except MultimmError:
         return None  # what is wrong is said later, with what C allows
     return accumulate_dtype(a, b) if whole.name == c.name else None

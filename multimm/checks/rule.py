@@ -94,7 +94,7 @@ def rank(dtype: np.dtype[Any], name: str) -> int:
 def make_rule(
     operands: list[np.dtype[Any]],
     dtype: np.dtype[Any],
-    scale: tuple[Any, Any],
+    scale: tuple[complex, complex],
     sizes: tuple[int, int, int],
     rounds: int,
     kept: np.dtype[Any] | None = None,
@@ -102,8 +102,9 @@ def make_rule(
 ) -> Rule:
     """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k.
 
-    `operands` are the dtypes of A, B and, where there is one, C0; `kept` is what A B is summed in,
-    where alpha and C0 explain C's dtype; `precision` is what was promised of it.
+    `scale` are alpha and beta, Python's own numbers; `operands` are the dtypes of A, B and, where
+    there is one, C0; `kept` is what A B is summed in, where alpha and C0 explain C's dtype;
+    `precision` is what was promised of it.
     """
     rows, n, k = sizes
     height = rank(dtype, "c")
@@ -130,11 +131,11 @@ def make_rule(
 
 
 def row_rule(
-    rule: Rule, kept: np.dtype[Any] | None, dtype: np.dtype[Any], scale: tuple[Any, Any]
+    rule: Rule, kept: np.dtype[Any] | None, dtype: np.dtype[Any], scale: tuple[complex, complex]
 ) -> Rule:
     """The rule of recomputed rows: another one where A B wraps around before alpha or C0 widens it.
 
-    `scale` then holds Python's own numbers: those that are ints do not widen.
+    Of `scale` those numbers that are ints do not widen.
     """
     if kept is None or kept.kind not in "biu" or kept.name == dtype.name:
         return rule
@@ -149,17 +150,15 @@ def _format(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     return float(info.eps) / 2, float(info.smallest_subnormal), largest
 
 
-def scalar(value: Any, name: str, kind: str) -> Any:
-    """`value` as a Python number that C's kind can be multiplied by."""
-    if np.ndim(value) != 0 or not isinstance(value, (int, float, complex, np.number, np.bool_)):
-        raise OptionError(f"{name}={value!r}: give a number")
+def scalar(value: complex, name: str, kind: str) -> Any:
+    """A Python number as one of the type that C's kind is multiplied by."""
     if not np.isfinite(value):
         raise OptionError(f"{name}={value!r}: the check needs a finite number")
     if kind != "complex" and np.imag(value) != 0:
         raise OptionError(f"{name}={value!r} with a real c: give a real number")
     if kind == "complex":
         return complex(value)
-    value = np.real(value).item() if isinstance(value, np.generic) else value.real
+    value = value.real
     if kind == "float":
         return float(value)
     if value != int(value):

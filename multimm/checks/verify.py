@@ -34,7 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, check_waits, draws, prepare
 from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
-from multimm.operands import as_number, check_precision
+from multimm.operands import check_precision
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -180,8 +180,7 @@ def verify(
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
     if lazy:
         check_waits()
-    scale = as_number(alpha), as_number(beta)
-    job = prepare(a, b, c, c0, (trans_a, trans_b), scale, rounds, precision)
+    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
     with dask.config.set({} if lazy else {"scheduler": "synchronous"}):

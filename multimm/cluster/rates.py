@@ -84,22 +84,21 @@ def stored() -> Rates:
 def keep(found: Rates) -> Path | None:
     """Add to what is known; return the file, or None if only this process knows it."""
     where = path()
-    # Another process may have written meanwhile; what only this one knows is kept, too.
-    before = (_known.get(where, Rates()), _read(where))
-    rates = Rates(
-        _merged(*(rates.devices for rates in (*before, found))),
-        _merged(*(rates.links for rates in (*before, found))),
-    )
-    _known[where] = rates
     if where is None:
+        _known[where] = _joined(_known.get(where, Rates()), found)
         logger.warning("the rates hold for this process alone: set MULTIMM_CACHE_DIR")
         return None
-    content = {
-        "format": _FORMAT,
-        "devices": [one._asdict() for one in rates.devices],
-        "links": [one._asdict() for one in rates.links],
-    }
-    return where if cache.write(where, json.dumps(content, indent=1).encode()) else None
+    with cache.alone(where):
+        # Another process may have written meanwhile; what only this one knows is kept, too.
+        rates = _joined(_known.get(where, Rates()), _read(where), found)
+        _known[where] = rates
+        content = {
+            "format": _FORMAT,
+            "devices": [one._asdict() for one in rates.devices],
+            "links": [one._asdict() for one in rates.links],
+        }
+        written = cache.write(where, json.dumps(content, indent=1).encode())
+    return where if written else None
 
 
 def forget() -> None:
@@ -108,6 +107,12 @@ def forget() -> None:
 
 
 Entry = TypeVar("Entry", DeviceRates, LinkRates)
+
+
+def _joined(*several: Rates) -> Rates:
+    return Rates(
+        _merged(*(rates.devices for rates in several)), _merged(*(rates.links for rates in several))
+    )
 
 
 def _merged(*groups: tuple[Entry, ...]) -> tuple[Entry, ...]:

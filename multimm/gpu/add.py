@@ -24,6 +24,7 @@ from multimm.gpu.workspace import copied, not_captured
 logger = logging.getLogger(__name__)
 
 Array = Any
+Grid = tuple[int, int, int]
 
 #: Thread blocks of one launch.
 MAX_GRID_X = 2**31 - 1
@@ -174,31 +175,15 @@ def prepared_sum(
     """
     out, given = operands[-1], len(operands)
     count = given - 1 - (beta != 0)
-    *beyond, batches, rows, (cols, _) = _axes(operands, order)
-    lengths = [x.data.ptr for x in operands]
-    for size, steps in (*beyond, batches, rows):
-        lengths += [step * out.itemsize for step in steps if size > 1]
-    config = config_for(out.itemsize, count, common_alignment(*lengths))
+    axes = _axes(operands, order)
+    *_, batches, rows, (cols, _) = axes
+    config = config_for(out.itemsize, count, _alignment(operands, axes, out.itemsize))
     kernel = kernel_for(
         out.device.id, "add_partials.cu", "add_partials",
         (*config.defines().items(), *guard),
     )  # fmt: skip
     factors = (cols, out.dtype.type(alpha), out.dtype.type(beta), count)
-    spans = -(-cols // config.span)
-    at_once = max(1, MAX_GRID_X // spans)  # rows
-    outer = [range(size) for size, _ in beyond]
-    calls = []
-    for *far, z, row in itertools.product(
-        *outer, range(0, batches.size, MAX_GRID_Z), range(0, rows.size, at_once)
-    ):
-        moves = list(zip((*far, z, row), (*beyond, batches, rows), strict=True))
-        offsets = [
-            sum(i * axis.strides[n] for i, axis in moves) * out.itemsize
-            for n in range(len(operands))
-        ]
-        grid = (min(rows.size - row, at_once) * spans, 1, min(batches.size - z, MAX_GRID_Z))
-        logger.debug("launch grid=%s parts=%d cols=%d", grid, count, cols)
-        calls.append((grid, offsets))
+    calls = _calls(axes, config.span, out.itemsize)
     c, d = config.capacity, config.capacity + 1  # where they lie in the table
     places = [*range(count), *([] if beta == 0 else [c]), d]
     template = np.zeros((d + 1, 3), np.int64)
@@ -232,3 +217,30 @@ def _axes(operands: Sequence[Array], order: Sequence[int]) -> list[Axis]:
     strides = [tuple(x.strides[axis] // x.itemsize for axis in order) for x in operands]
     axes = collapse(shape, strides)
     return [Axis(1, (0,) * len(operands))] * (3 - len(axes)) + axes
+
+
+def _alignment(operands: Sequence[Array], axes: Sequence[Axis], itemsize: int) -> int:
+    """Of all rows of all operands, in bytes."""
+    steps = (step for size, steps in axes[:-1] for step in steps if size > 1)
+    return common_alignment(*(x.data.ptr for x in operands), *(step * itemsize for step in steps))
+
+
+def _calls(axes: Sequence[Axis], span: int, itemsize: int) -> list[tuple[Grid, list[int]]]:
+    """The launches of blocks of so many columns: a grid, and where each operand begins in bytes."""
+    *beyond, batches, rows, (cols, _) = axes
+    spans = -(-cols // span)
+    at_once = max(1, MAX_GRID_X // spans)  # rows
+    outer = [range(size) for size, _ in beyond]
+    calls = []
+    for *far, z, row in itertools.product(
+        *outer, range(0, batches.size, MAX_GRID_Z), range(0, rows.size, at_once)
+    ):
+        moves = list(zip((*far, z, row), (*beyond, batches, rows), strict=True))
+        offsets = [
+            sum(i * axis.strides[n] for i, axis in moves) * itemsize
+            for n in range(len(rows.strides))
+        ]
+        grid = (min(rows.size - row, at_once) * spans, 1, min(batches.size - z, MAX_GRID_Z))
+        logger.debug("launch grid=%s operands=%d cols=%d", grid, len(offsets), cols)
+        calls.append((grid, offsets))
+    return calls

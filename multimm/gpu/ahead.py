@@ -17,11 +17,13 @@ from multimm.gpu.copies import DEFINES
 from multimm.gpu.loads import alike, widest
 from multimm.gpu.registry import INSTEAD, config_named
 from multimm.gpu.source import kernel_text
-from multimm.gpu.split_choice import entries_for
+from multimm.gpu.split_choice import PRODUCTS, entries_for, precisions_that_pay
 from multimm.gpu.tiles import limits_for
 
 #: Configurations of large blocks in plain FP32.
 LARGE = ("large", "turned", "quick", "quick_turned")
+#: Of a GPU that is asked about: it decides nothing here, large products fill any number of them.
+_MULTIPROCESSORS = 132
 _BOTH = (False, True)
 
 
@@ -34,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(capability: int) -> Iterator[Wanted]:
-    """What is worth compiling for a GPU."""
+    """What is worth compiling for a GPU: of packed operands, for precisions that they pay for."""
     yield Wanted("copy_pieces.cu", DEFINES)
     turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
     for name, loads in product(LARGE, turns):
@@ -42,9 +44,11 @@ def wanted(capability: int) -> Iterator[Wanted]:
         yield Wanted("sgemm_ffma.cu", defines)
         if loads["TRANS_A"] != loads["TRANS_B"]:  # of a' a and a a'
             yield Wanted("sgemm_ffma.cu", (*defines, *LOWER))
-    entries = entries_for(limits_for(capability))
-    if not entries:
+    paying = precisions_that_pay(capability, _MULTIPROCESSORS)
+    if not paying:
         return
+    limits = limits_for(capability)
+    entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
     for config, lower in product((entry.config for entry in entries), ((), LOWER)):
         yield Wanted(config.file, (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]

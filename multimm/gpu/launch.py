@@ -34,7 +34,7 @@ from multimm.gpu.layout import (
     check_lower,
     product_shape,
 )
-from multimm.gpu.loads import alike, load_paths
+from multimm.gpu.loads import alike, load_paths, problem_of
 from multimm.gpu.operands import check_arrays, check_out, describe
 from multimm.gpu.registry import INSTEAD, Problem, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
@@ -241,22 +241,15 @@ def prepared(
     ident = operands[0][0].device.id
     device = device_of(ident)
     loads = load_paths(trans, stacks, axes)
-    problem = Problem(
-        shape.m, shape.n, shape.k, int(np.prod(shape.batch, dtype=np.int64)),
-        scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
-        ragged_a=loads["TRANS_A"] > loads["WIDE_A"],
-        ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"], lower=lower,
-    )  # fmt: skip
+    problem = problem_of(shape, loads, lower)
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
     if config is None and not if_refused and (way := way_for(problem, device)) is not None:
         return skinny.prepared(way, ident, operands, axes, shape, alpha, beta, sides)
     if if_refused:
         config, _ = choose(problem, device, INSTEAD)
         loads = alike(loads)  # the fewest kernels
-    elif config is None and tuned:
-        config = tuning.lookup(ident, problem, *sides)
-    if config is None:
-        config, _ = choose(problem, device)
+    elif config is None:
+        config = _chosen(problem, ident, sides, tuned)
     defines = (*config.defines().items(), *loads.items(), *guard, *LOWER * lower)
     kernel = kernel_for(
         ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
@@ -271,6 +264,12 @@ def prepared(
         return in_slices(launches, ident, operands, shape, slices, length, alpha, beta, sides,
                          guard)  # fmt: skip
     return launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
+
+
+def _chosen(problem: Problem, ident: int, sides: tuple[bool, bool], tuned: bool) -> TileConfig:
+    """The configuration that was fastest on this GPU, if one is known, or should be."""
+    config = tuning.lookup(ident, problem, *sides) if tuned else None
+    return choose(problem, device_of(ident))[0] if config is None else config
 
 
 def _launches(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from multimm.gpu.layout import Axis, Stack
+from multimm.gpu.layout import Axis, ProductShape, Stack
+from multimm.gpu.registry import Problem
 from multimm.gpu.tiles import STRIP
 
 Loads = dict[str, int]
@@ -46,3 +48,13 @@ def alike(loads: Loads) -> Loads:
     if loads == widest(bool(loads["TRANS_A"]), bool(loads["TRANS_B"])):
         return loads
     return loads | {"WIDE_A": 0, "WIDE_B": 0}
+
+
+def problem_of(shape: ProductShape, loads: Loads, lower: bool) -> Problem:
+    """Return the problem of a product whose operands are copied like that."""
+    return Problem(
+        shape.m, shape.n, shape.k, math.prod(shape.batch),
+        scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
+        ragged_a=loads["TRANS_A"] > loads["WIDE_A"],
+        ragged_b=not loads["TRANS_B"] and not loads["WIDE_B"], lower=lower,
+    )  # fmt: skip

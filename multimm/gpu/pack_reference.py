@@ -18,6 +18,7 @@ Array = NDArray[Any]
 LOW_UNIT = np.float32(2.0**-11)
 
 _TOP = 14  # exponent of the largest element of a row after scaling
+_LARGEST = np.finfo(np.float32).max
 _NORMAL = np.float32(2.0**-14)  # FP16 numbers below are subnormal
 
 
@@ -71,16 +72,19 @@ def split(x: Array, parts: int = 2) -> Split:
 
 
 def joined(parts: Split) -> Array:
-    """What the parts and the rests stand for: float32, nothing is rounded."""
+    """What the parts and the rests stand for: float32, nothing is rounded.
+
+    High parts alone may stand for 2^128, which is the largest float32 then.
+    """
     y = parts.high.astype(np.float32) + parts.low.astype(np.float32) * LOW_UNIT
-    return _scaled(y, parts.exponents[:, None]) + parts.rest
+    return np.clip(_scaled(y, parts.exponents[:, None]), -_LARGEST, _LARGEST) + parts.rest
 
 
 def _scaled(x: Array, exponents: Array) -> Array:
     """x * 2^exponents, in two factors as the kernels do: one alone may be no float32."""
     half = exponents >> 1
     one = np.float32(1)
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         scaled: Array = x * np.ldexp(one, half) * np.ldexp(one, exponents - half)
     return scaled
 

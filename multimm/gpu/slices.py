@@ -6,15 +6,21 @@ tree by `add_partials`, with P as one more of them.
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from multimm.gpu import add
-from multimm.gpu.compiled import Guard, Launches
+from multimm.gpu.compiled import IF_REFUSED, Guard, Launches
 from multimm.gpu.layout import ABSENT, Axis, ProductShape, Stack
 from multimm.gpu.recall import Run
 from multimm.gpu.tiles import STRIP
 from multimm.gpu.workspace import workspace
+
+logger = logging.getLogger(__name__)
 
 Array = Any
 #: Some of A, B, C, P and D: arrays, or None, and where they lie.
@@ -24,6 +30,15 @@ Operands = Sequence[tuple[Array, Stack]]
 Prepare = Callable[[tuple[float, ...], Sequence[Stack], Sequence[Axis]], Launches]
 #: Computes all slices, from the addresses of the product's operands, to an address.
 Products = Callable[[Sequence[int], int], None]
+
+
+class _Sums(NamedTuple):
+    """Those of a slice, as far as `add.prepared_sum` looks at an array: there is none yet."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    itemsize: int = 4
+    data: Any = SimpleNamespace(ptr=0)  #: at the beginning of the workspace, or aligned as that
 
 
 def can_be_added(shape: ProductShape, addends: Operands) -> bool:
@@ -83,15 +98,18 @@ def in_slices(
     launches = prepare(
         (m, n, k, length, 1.0, 0.0), (a, b, ABSENT, ABSENT, sums), [Axis(slices, steps)]
     )
+    stacks, alone = [stack for _, stack in operands], [Axis(1, (0,) * len(operands))]
+    whole = functools.partial(prepare, (m, n, k, 0, alpha, beta), stacks, alone)
 
     def products(pointers: Sequence[int], to: int) -> None:
         launches((*pointers[:2], 0, 0, to, *pointers[5:]))
 
-    return summed(products, device, addends, 2, shape, slices, alpha, beta, guard)
+    return summed(products, whole, device, addends, 2, shape, slices, alpha, beta, guard)
 
 
 def summed(
     products: Products,
+    whole: Callable[[], Run],
     device: int,
     addends: Operands,
     first: int,
@@ -106,6 +124,8 @@ def summed(
     Parameters
     ----------
     products : callable
+    whole : callable
+        Returns what computes D in one piece, where no memory is left for the workspace.
     device : int
     addends : sequence of (cupy.ndarray of float32 or None, Stack)
         C, P and D. A stack has one product.
@@ -119,19 +139,30 @@ def summed(
     c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in addends)
     given = {first + 1: partial, first: None if beta == 0 else c, first + 2: out}
     places = [i for i, x in given.items() if x is not None]
-    some, release = workspace(size, device)
-    sums = some[:, : shape.m * shape.n].reshape(slices, shape.m, shape.n)
+    sums = [_Sums((shape.m, shape.n), (4 * shape.n, 4))] * slices
     factor = beta if first in places else 0.0
     adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, factor, guard)
-    release()
     offsets = [4 * size[1] * i for i in range(slices)]
     places += [first + 3] * bool(guard)
 
-    def run(pointers: Sequence[int]) -> None:
-        memory, release = workspace(size, device)
+    def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+        try:
+            memory, release = workspace(size, device)
+        except MemoryError:  # of CuPy's pool, or RMM's
+            _warn(size, guard)
+            whole()(pointers)
+            return
         to: int = memory.data.ptr
         products(pointers, to)
         adding([*(to + offset for offset in offsets), *(pointers[i] for i in places)])
         release()
 
     return run
+
+
+def _warn(size: tuple[int, int], guard: Guard) -> None:
+    logger.warning(
+        "no memory is left to sum %d slices of k in (%d bytes): a product%s runs in one piece, "
+        "slower and with other bits", size[0], 4 * math.prod(size),
+        ", should its operands be refused," if guard == IF_REFUSED else "",
+    )  # fmt: skip

@@ -161,22 +161,21 @@ def prepared(
     ldd = d_at.ld
     m, n, k = sizes
     shape = ProductShape((), m, n, k)
-    if alpha != 0 and plan.slices > 1 and can_be_added(shape, addends):
-        step = slice_step(shape)
-
-        def products(pointers: Sequence[int], to: int) -> None:
-            plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
-
-        return summed(products, device, addends, 4, shape, plan.slices, alpha, beta,
-                      UNLESS_REFUSED)  # fmt: skip
-
     factors = np.float32(alpha), np.float32(beta)
 
     def run(pointers: Sequence[int]) -> None:
         *operands, c, p, d, counts = pointers
         plan.launch(0, factors, operands, (c, ldc, p, ldp, d, ldd), 0, counts)
 
-    return run
+    if alpha == 0 or plan.slices == 1 or not can_be_added(shape, addends):
+        return run
+    step = slice_step(shape)
+
+    def products(pointers: Sequence[int], to: int) -> None:
+        plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
+
+    return summed(products, lambda: run, device, addends, 4, shape, plan.slices, alpha, beta,
+                  UNLESS_REFUSED)  # fmt: skip
 
 
 def _check_packed(a: Packed, b: Packed) -> tuple[int, int]:

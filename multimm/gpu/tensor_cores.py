@@ -11,6 +11,7 @@ So the host never waits, and a captured graph does for each data what that data 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ Array = Any
 
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
 _ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
+
+#: Of a larger head, which products of 8192 squares have, a copy of what packing has counted is kept
+#: until somebody asks for it: one more call. Arbitrary.
+KEPT_BYTES = 2**20
 
 
 def prepared(
@@ -126,44 +131,64 @@ class _Product:
 
         a, b, c, partial, d = pointers
         stream = cupy.cuda.get_current_stream()
-        head, release_head = workspace((-(-self.packing.head_bytes // 4),), self.device)
-        counts = head.data.ptr
         try:
+            head, release_head = workspace((-(-self.packing.head_bytes // 4),), self.device)
             body, release_body = workspace((self.room.size // 4,), self.device)
         except MemoryError:  # of CuPy's pool, or RMM's
-            cupy.cuda.runtime.memsetAsync(counts, 1, 32, stream.ptr)  # as if both were refused
-            self.instead((*pointers, counts))
-            release_head()
-            reason = "no memory is left to pack the operands in"
-            logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
-                           "other bits", reason, self.room.size)  # fmt: skip
-            note(Choice(FFMA, self.choice.precision, reason))
+            body = None
+        if body is None:
+            head = None  # its memory may be all that there is
+            self._without_packing(pointers, stream)
             return
-        first = body.data.ptr
+        counts, first = head.data.ptr, body.data.ptr
         parts = [(first + tiles, first + exponents) for tiles, exponents in self.room.offsets]
         self.packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
         if len(parts) == 1:  # what was counted of A holds for B
             cupy.cuda.runtime.memcpyAsync(counts + 16, counts, 16, _ON_DEVICE, stream.ptr)
         self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
         self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
-        self.instead((*pointers, counts))
         release_body()
+        del body  # what comes instead may need its memory
+        self.instead((*pointers, counts))
         release_head()
         if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
             note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
                                              "are carried by FP16 parts"))  # fmt: skip
         else:
-            note(self.choice, lambda: _why_refused(head, stream))
+            note(self.choice, functools.partial(_why_refused, self._counted(head, stream), stream))
+
+    def _counted(self, head: Array, stream: Any) -> Array:
+        """What the head begins with, in little memory: until the next product it stays taken."""
+        if self.packing.head_bytes <= KEPT_BYTES:
+            return head
+        import cupy
+
+        counts, _ = workspace((8,), self.device)
+        cupy.cuda.runtime.memcpyAsync(counts.data.ptr, head.data.ptr, 32, _ON_DEVICE, stream.ptr)
+        return counts
+
+    def _without_packing(self, pointers: Sequence[int], stream: Any) -> None:
+        """Compute by what comes instead, as if both operands were refused."""
+        import cupy
+
+        reason = "no memory is left to pack the operands in"
+        logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
+                       "other bits", reason, self.packing.head_bytes + self.room.size)  # fmt: skip
+        counts, release = workspace((8,), self.device)
+        cupy.cuda.runtime.memsetAsync(counts.data.ptr, 1, 32, stream.ptr)
+        self.instead((*pointers, counts.data.ptr))
+        release()
+        note(Choice(FFMA, self.choice.precision, reason))
 
     def _lists(self, i: int, head: int, tiles: int, exponents: int) -> Lists:
         places = head + self.packing.lists[i]
         return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
 
 
-def _why_refused(head: Array, stream: Any) -> str | None:
+def _why_refused(counted: Array, stream: Any) -> str | None:
     """Wait for the stream, and read what packing has counted: why an operand was refused."""
-    with head.device, stream:
-        counts = head[:8].get(stream=stream).view(np.uint64)
+    with counted.device, stream:
+        counts = counted[:8].get(stream=stream).view(np.uint64)
     return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
 
 

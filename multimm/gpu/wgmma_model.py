@@ -119,7 +119,7 @@ def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2
     else:
         total = _split_product(high, low, zero, scheme)
     product = _unscaled(total, left.exponents[:, None], right.exponents[None, :])
-    return product + _rests(left, right, a, b)
+    return product + _rests(left, right)
 
 
 def _unscaled(total: Array, ea: Array, eb: Array) -> Array:
@@ -187,12 +187,12 @@ def _corrected(acc: Array, ah: Array, bh: Array, al: Array, bl: Array) -> Array:
     return acc
 
 
-def _rests(left: Split, right: Split, a: Array, b: Array) -> Array:
-    """What the rests add to the product."""
-    total = np.zeros((len(a), len(b)), np.float32)
+def _rests(left: Split, right: Split) -> Array:
+    """What the rests add to the product: R B + A' S."""
+    total = np.zeros((len(left.rest), len(right.rest)), np.float32)
+    b, carried = joined(right), np.where(left.rest != 0, np.float32(0), joined(left))
     for row, k in zip(*np.nonzero(left.rest), strict=True):
-        total[row] += left.rest[row, k] * np.where(np.isfinite(b[:, k]), b[:, k], 0)
-    carried = joined(left) - left.rest
+        total[row] += left.rest[row, k] * b[:, k]
     for row, k in zip(*np.nonzero(right.rest), strict=True):
         total[:, row] += right.rest[row, k] * carried[:, k]
     return total

@@ -43,6 +43,7 @@ def residual_cases(defines: Mapping[str, int]) -> Iterator[Case]:
         rng = np.random.default_rng(seed)
         x, y = operand(m, k, tiny_a, 0, rng), operand(n, k, tiny_b, 1, rng)
         yield from _overflows(x, y, seed, defines)
+        yield from _largest(m, n, k, seed, defines)
         packed = [pack_reference(z, defines["PARTS"]) for z in (x, y)]
         assert max(z.uncarried for z in packed) <= defines["CAP"]
         before = rng.integers(-5, 6, (1, m, n)).astype(np.float32)
@@ -69,6 +70,24 @@ def _overflows(
         assert (np.isnan(after) == np.isnan(before[0])).all()
         sizes = len(x), len(y), x.shape[1]
         yield _case(sizes, alpha, packed, given, given.holding(after[None]), None, seed, defines)
+
+
+def _largest(m: int, n: int, k: int, seed: int, defines: Mapping[str, int]) -> Iterator[Case]:
+    """Residuals meet elements that one part rounds up to 2^128: every sum is far from that."""
+    most = np.finfo(np.float32).max
+    rng = np.random.default_rng(seed)
+    x, y = np.zeros((m, k), np.float32), np.zeros((n, k), np.float32)
+    x[:, 0] = 1
+    x[:20, 1:3] = rng.choice([-1e-10, 1e-10], x[:20, 1:3].shape)
+    y[:, 1:3] = rng.choice([-most, most], (n, 2))
+    for one, other in ((x, y), (y, x)):
+        packed = [pack_reference(z, defines["PARTS"]) for z in (one, other)]
+        sizes = len(one), len(other), k
+        before = rng.integers(-5, 6, (1, *sizes[:2])).astype(np.float32)
+        after = _added(before[0], one, other, packed, np.float32(1), defines)
+        assert np.isfinite(after).all()
+        d = placed(before.shape, "f4").holding(before)
+        yield _case(sizes, np.float32(1), packed, d, d.holding(after[None]), None, seed, defines)
 
 
 def _case(

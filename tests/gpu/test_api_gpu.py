@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import dask.array as da
 import numpy as np
 import pytest
+from small import integers
 
 import multimm
 from multimm.errors import ArrayTypeError
@@ -16,11 +17,6 @@ if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 
 pytestmark = pytest.mark.gpu
-
-
-def integers(shape, seed, dtype="float32"):
-    """Small integers: float32 is exact in any order, results must match bit for bit."""
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype(dtype)
 
 
 def on_gpu(x, chunks):

@@ -135,6 +135,19 @@ def test_what_has_overflowed_is_made_no_nan_by_residuals():
         assert not bool(cupy.isnan(result).any())
 
 
+def test_the_largest_numbers_are_made_no_infinities_for_residuals():
+    """One part rounds them up to 2^128; of two residuals with other signs that made a NaN."""
+    x, y = normal(M, K), normal(K, N, seed=1)
+    x[5], x[:, 3:5], y[:, 9] = 0, 0, 0
+    x[5, [0, 3, 4]], y[3:5, 9] = (1, 1e-10, -1e-10), np.finfo("f4").max
+    a, b = placed(x), placed(y)
+    packed = [pack(z, side=side, scheme="tf32") for z, side in ((a, "a"), (b, "b"))]
+    assert float(packed[1].unpack()[3, 9]) == np.finfo("f4").max
+    for result in (gemm(a, b, precision="tf32"), gemm(*packed)):
+        assert last_choice().kernel == "sgemm_split"
+        assert error_u(result, x, y) <= 2.0**-9 / U + 2 * K
+
+
 def test_all_terms_of_gemm():
     rng = np.random.default_rng(3)
     x, y, c, p = (
