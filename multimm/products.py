@@ -202,7 +202,7 @@ def _workers(cluster: ClusterSpec | None, operands: list[Array]) -> tuple[Cluste
     on_paper = cluster is not None and not cluster.addresses
     if client is None or on_paper:
         return cluster, {}
-    keys = {x.name: block_keys(x) for x in operands if is_dask(x) and x.ndim == 2}
+    keys = {x.name: block_keys(x) for x in operands if is_dask(x)}
     asked = list(dict.fromkeys(key for own in keys.values() for key in own))
     workers, holders = listed_with(client, asked)
     held = {name: [holders.get(key, ()) for key in own] for name, own in keys.items()}

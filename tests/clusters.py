@@ -54,14 +54,16 @@ def counting_client(workers: int) -> Any:
 
 
 def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -> da.Array:
-    """A matrix in blocks of so many rows, each on a worker of that number."""
+    """A matrix, or a stack, in blocks of so many along its first axis, on workers by number."""
     addresses = sorted(listed(client))  # the client's own list lacks workers for a moment
     blocks = np.split(x, range(rows, len(x), rows))
     name = f"scattered-{np.random.default_rng().integers(10**9)}"
     futures = {
-        (name, i, 0): client.scatter(block, workers=[addresses[owner]], hash=False)
+        (name, i, *(0,) * (x.ndim - 1)): client.scatter(
+            block, workers=[addresses[owner]], hash=False
+        )
         for i, (block, owner) in enumerate(zip(blocks, owners, strict=True))
     }
-    chunks = (tuple(map(len, blocks)), x.shape[1:])
+    chunks = (tuple(map(len, blocks)), *((size,) for size in x.shape[1:]))
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, chunks, dtype=x.dtype)

@@ -20,7 +20,13 @@ from multimm.graph.tasks import Step
 from multimm.planning import strategy
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
-from multimm.planning.order import _in_turn, as_stored, stored_at, where_they_lie
+from multimm.planning.order import (
+    _in_turn,
+    as_stored,
+    stack_where_it_lies,
+    stored_at,
+    where_they_lie,
+)
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -215,6 +221,54 @@ def test_products_of_sides_in_any_order_are_right(
     np.testing.assert_array_equal(result.compute(scheduler="sync"), 2 * x @ y + 3 * added * z)
 
 
+@given(st.permutations(range(5)), st.sampled_from(["own", "one", "two-dimensional"]), st.booleans(),
+       st.booleans(), st.booleans(), st.integers(2, 4))  # fmt: skip
+def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, workers):
+    sizes, rng = (3, 1, 2, 4, 1), np.random.default_rng(0)
+    stack = {"own": (11,), "one": (1,), "two-dimensional": ()}[kind]
+    x, y, z = (
+        rng.integers(-8, 9, shape).astype("float32")
+        for shape in ((11, 4, 6), (*stack, 6, 5), (11, 4, 5))
+    )
+    blocks = {11: sizes, 1: (1,)}
+    a, b, c = (da.from_array(v, chunks=(*(blocks[n] for n in v.shape[:-2]), *v.shape[-2:]))
+               for v in (x, y, z))  # fmt: skip
+    owners = tuple(i % workers for i in order)
+    own = owners if kind == "own" else ()
+    problem = Problem(MatrixSpec(x.shape, chunks=a.chunks, owners=owners),
+                      MatrixSpec(y.shape, chunks=b.chunks, owners=own),
+                      c=MatrixSpec(z.shape, chunks=c.chunks) if added else None)  # fmt: skip
+    other = stack_where_it_lies(problem, workers)
+    layout = strategy._whole_matrices(other, gpus(workers))
+    assert as_stored(layout.batch_blocks[0], other.stack) == sizes
+    plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
+    step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)
+    stored = (v.swapaxes(-1, -2) if turned else v for v, turned in ((a, trans_a), (b, trans_b)))
+    result = build(plan, *stored, c if added else None, step, np.empty((0, 0, 0), "float32"))
+    assert result.chunks == ((sizes), (4,), (5,))
+    np.testing.assert_array_equal(result.compute(scheduler="sync"), 2 * x @ y + 3 * added * z)
+
+
+def test_stacks_of_whole_matrices_alone_stay_where_they_lie():
+    a = MatrixSpec((6, 512, 512), chunks=((2, 2, 2), (512,), (512,)), owners=(1, 1, 0))
+    b, whole = replace(a, owners=(0, 1, 1)), MatrixSpec((512, 512))
+    cut = replace(a, chunks=((2, 2, 2), (256, 256), (512,)), owners=(1,) * 6)
+    other = replace(a, chunks=((3, 3), (512,), (512,)), owners=(0, 1))
+    deep = MatrixSpec((2, 3, 512, 512), chunks=((1, 1), (3,), (512,), (512,)), owners=(0, 1))
+    for problem in (
+        Problem(a, cut), Problem(a, other), Problem(deep, deep), Problem(whole, whole),
+        Problem(replace(a, owners=()), whole), Problem(a, b, rereadable=(True, True)),
+        Problem(a, b, c=replace(other, owners=())),
+    ):  # fmt: skip
+        assert stack_where_it_lies(problem, 2) is None
+    found = stack_where_it_lies(Problem(a, b), 2)
+    assert found.stack == (2, 0, 1)
+    assert (found.a.owners, found.b.owners) == ((0, 1, 1), (1, 0, 1))
+    assert stack_where_it_lies(Problem(a, replace(b, owners=(0, 1, 0))), 2).a.owners == (0, 1, 1)
+    in_turn = Problem(replace(a, owners=(0, 1, 0)), b)
+    assert stack_where_it_lies(in_turn, 2) is in_turn
+
+
 # ------------------------------------------------------------------- on workers
 
 OWNERS = (2, 0, 1, 1, 2, 0, 0, 1, 2)
@@ -284,3 +338,20 @@ def test_columns(client):
     c, moved = received(client, multimm.matmul(b, a))
     assert moved == plan.bytes_received <= 2 * y.nbytes
     np.testing.assert_array_equal(c.compute(), y @ x.T)
+
+
+def test_matrices_of_a_stack_travel_no_further_than_planned(client):
+    x, y = integers(9, 400, 400), integers(9, 400, 400, seed=1)
+    for other in (OWNERS, tuple((i + (i == 4)) % 3 for i in OWNERS), (0, 1, 2) * 3):
+        a, b = scattered(client, x, 1, OWNERS), scattered(client, y, 1, other)
+        plan = multimm.plan(a, b)
+        c, moved = received(client, multimm.matmul(a, b))
+        assert (
+            moved
+            == plan.bytes_moved
+            <= sum(i != j for i, j in zip(OWNERS, other, strict=True)) * 640000
+        )
+        np.testing.assert_array_equal(c.compute(), x @ y)
+        if other is OWNERS:
+            assert "matrices stay where they lie; 0 B move" in str(plan)
+            assert "matrices in the order in which they lie on workers" in str(plan)

@@ -9,6 +9,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from multimm.gpu.registry import Device, Problem, predicted_seconds
@@ -23,6 +24,11 @@ FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 #: From so many rows and columns on, the tensor cores always win but where k is about as short as
 #: they take it, and then lose no more than a launch does.
 LARGE = 1024
+
+#: Multiplications of a matrix in a stack from which on each is multiplied by itself: 2048 cubed
+#: takes an H200 some 120 us on the tensor cores, 320 with FP32 multiply-adds, and its host about as
+#: long to launch as the former.
+ALONE = 2**33
 
 #: The bound of the split kernel's error is below that of an FP32 dot product from here on.
 SPLIT_K = 256
@@ -68,6 +74,21 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
         f"{ours * 1e6:.0f} us predicted on the tensor cores, packing included, "
         f"{plain * 1e6:.0f} us with FP32 multiply-adds",
     )  # fmt: skip
+
+
+def one_by_one(problem: Problem, precision: str, device: Device) -> bool:
+    """Whether the matrices of a stack are so large that each keeps the tensor cores busy alone.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of the stack.
+    precision, device
+        As for `choose_kernel`.
+    """
+    if problem.m * problem.n * problem.k < ALONE:
+        return False
+    return choose_kernel(replace(problem, batch=1), precision, device).kernel == SPLIT
 
 
 def _why_not(problem: Problem, precision: str, device: Device) -> str | None:

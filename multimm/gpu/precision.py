@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu import launch, recall, split, tensor_cores
-from multimm.gpu.choice import FFMA, SPLIT, SPLIT_K, Choice, choose_kernel, note
+from multimm.gpu.choice import FFMA, SPLIT, SPLIT_K, Choice, choose_kernel, note, one_by_one
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_shape
 from multimm.gpu.operands import check_arrays, check_out, is_broadcast
@@ -80,6 +80,12 @@ def gemm(
     check_lower(lower, shape.m, shape.n)
     stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
     problem = Problem(shape.m, shape.n, shape.k, stack)
+    if stack > 1 and one_by_one(problem, precision, device):
+        options = {
+            "precision": precision, "trans_a": trans_a, "trans_b": trans_b, "tuned": tuned,
+            "lower": lower,
+        }  # fmt: skip
+        return _of_each(a, b, shape, scalars | {"out": out}, options)
     choice = choose_kernel(problem, precision, device)
     if choice.kernel == SPLIT and alpha == 0:
         choice = Choice(FFMA, precision, "alpha is 0")
@@ -89,6 +95,33 @@ def gemm(
         a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice,
         kept_as=precision, lower=lower, **scalars,
     )  # fmt: skip
+
+
+def _of_each(
+    a: Array, b: Array, shape: ProductShape, arrays: dict[str, Any], options: dict[str, Any]
+) -> Array:
+    """The products of a stack, one after the other: each has the whole GPU to do."""
+    import cupy
+
+    factors = {name: arrays.pop(name) for name in ("alpha", "beta")}
+    with cupy.cuda.Device(a.device.id):
+        named = {"a": a, "b": b} | arrays
+        there = {name: x for name, x in named.items() if x is not None}
+        check_arrays(there, np.float32)
+        for name in there.keys() & {"c", "partial"}:
+            check_addend(name, there[name].shape, shape)
+        if arrays["out"] is None:
+            there["out"] = cupy.empty(shape.result, np.float32)
+        else:
+            check_out(there, shape.result)
+        stacks = {
+            name: cupy.broadcast_to(x, (*shape.batch, *x.shape[-2:])) for name, x in there.items()
+        }
+        for at in np.ndindex(shape.batch):
+            matrices = {name: x[at] for name, x in stacks.items()}
+            matrices["out"] = there["out"][at]  # what is broadcast is read-only
+            gemm(**matrices, **factors, **options)
+    return there["out"]
 
 
 def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:

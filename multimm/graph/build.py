@@ -57,6 +57,6 @@ def build(
     graph = Builder(layout, cluster, operands, addend, step, keys)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(graph.tasks(), owners, cluster.workers)
-    chunks = (*layout.batch_blocks, *layout.sides)
+    chunks = (*layout.stack, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     return da.Array(high, keys.name("matmul"), chunks, meta=meta)

@@ -65,7 +65,8 @@ class Keys:
         if isinstance(self.layout, GatheredLayout):
             return self._portion(self.layout, i, j)
         p = self.layout.problem
-        return (self.name("matmul"), *batch, stored_at(p.rows, i), stored_at(p.columns, j))
+        matrices = (stored_at(p.stack, at) for at in batch)
+        return (self.name("matmul"), *matrices, stored_at(p.rows, i), stored_at(p.columns, j))
 
     def _portion(self, layout: GatheredLayout, i: int, j: int) -> Key:
         """The key of a portion of a block of C; C's own key if it is all of the block."""

@@ -130,7 +130,8 @@ class Operand:
         p = self.layout.problem
         sides = {"a": (p.rows, p.order), "b": (p.order, p.columns), "c": (p.rows, p.columns)}
         rows, columns = sides[self.role][:: -1 if self.transposed else 1]
-        return {axis: order for axis, order in ((-2, rows), (-1, columns)) if order}
+        stack = p.stack if self.array.ndim > 2 and self.array.shape[-3] > 1 else ()
+        return {axis: order for axis, order in ((-3, stack), (-2, rows), (-1, columns)) if order}
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
@@ -163,9 +164,9 @@ class Operand:
     def located(self, index: Index) -> Coordinate | None:
         """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""
         owners, grid = self.layout.spec(self.role).owners, self.layout.grid
-        if not owners:
+        if not owners or len(index) > 2:  # what stacks move to be cut is not counted
             return None
-        row, col = index[::-1] if self.transposed else index  # only matrices have owners
+        row, col = index[::-1] if self.transposed else index
         columns = self.array.numblocks[0 if self.transposed else 1]
         rank = owners[row * columns + col]
         return grid.place(rank) if rank < grid.workers else None

@@ -173,7 +173,8 @@ def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
-    measured = dict(device.packed_gflops).get(problem.pack) if problem.packable else None
+    packs = problem.packable or problem.alone
+    measured = dict(device.packed_gflops).get(problem.pack) if packs else None
     return measured or device.gflops / problem.relative_cost
 
 
@@ -213,7 +214,10 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
     rows = ceil_div(len(layout.row_sizes), grid.p_m)
     columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
-    keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
+    # Of a stack, each matrix may have a B of its own, which goes nowhere.
+    shared = len(layout.m_blocks) > 1 or any(len(share.users) > 1 for share in layout.shares("b"))
+    usual_b = columns // grid.p_m if shared or not layout.batch_blocks else columns
+    keeps_b = 0 if "b" in beyond else _keeps(layout, "b", usual_b)
     lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b
     cut, away = layout.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
     come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
@@ -231,10 +235,12 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
         return usual
     grid, held = layout.grid, Counter[int]()
     edges = layout.m_blocks if role == "a" else layout.n_blocks
-    for block, (part, slab) in product(range(len(edges)), enumerate(layout.first_slab[:-1])):
-        rank = layout.keeps(role, 0, block, slab)
-        at = grid.place(rank)
-        needed = (at.row - block) % grid.p_m if role == "a" else (at.col - block) % grid.p_n
+    blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_slab[:-1]))
+    for share, block, (part, slab) in blocks:
+        flat = share.users[0]
+        rank = layout.keeps(role, flat, block, slab)
+        at, row = grid.place(rank), layout.row(flat, block)
+        needed = (at.row - row) % grid.p_m if role == "a" else (at.col - block) % grid.p_n
         held[rank] += not needed and at.part == part
     return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
 

@@ -96,7 +96,7 @@ def _order_line(plan: MatmulPlan) -> str:
 
 def _sorted_text(plan: MatmulPlan) -> str:
     p = plan.layout.problem
-    orders = {"k": p.order, "rows": p.rows, "columns": p.columns}
+    orders = {"k": p.order, "rows": p.rows, "columns": p.columns, "matrices": p.stack}
     sides = [side for side, order in orders.items() if order]
     lie = "it lies" if sides == ["k"] else "they lie"
     return f", {' and '.join(sides)} in the order in which {lie} on workers" if sides else ""
@@ -130,7 +130,9 @@ def _added_text(plan: MatmulPlan) -> str:
 
 def _at_most(plan: MatmulPlan, roles: Iterable[str]) -> str:
     layout = plan.layout
-    known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in roles)
+    specs = [layout.spec(role) for role in roles]
+    known = all(spec.owners and len(spec.shape) == 2 for spec in specs)
+    known = known and not any(map(layout.lies_beyond, roles))
     return "" if known else "at most "
 
 

@@ -77,6 +77,12 @@ class Layout(Partition):
         return found
 
     @property
+    def stack(self) -> tuple[Blocks, ...]:
+        """Matrices of the result's blocks, as stored, per batch dimension."""
+        p = self.problem
+        return tuple(as_stored(blocks, p.stack) for blocks in self.batch_blocks)
+
+    @property
     def sides(self) -> tuple[Blocks, Blocks]:
         """Rows and columns of the result's blocks, as stored."""
         p = self.problem
@@ -129,8 +135,12 @@ class Layout(Partition):
             role
             for role in self.lying
             if any(
-                self.keeps(role, 0, *at) != self.grid.rank(self._home(role, 0, *at))
-                for at in product(range(len(edges[role])), range(len(self.slabs)))
+                self.keeps(role, *at) != self.grid.rank(self._home(role, *at))
+                for at in product(
+                    (share.users[0] for share in self.shares(role)),
+                    range(len(edges[role])),
+                    range(len(self.slabs)),
+                )
             )
         )
 
@@ -140,22 +150,32 @@ class Layout(Partition):
         Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
         block of C that uses it.
         """
-        rank = self._lies(role, block, slab)
+        rank = self._lies(role, flat, block, slab)
         if rank is None or rank >= self.grid.workers:
             return self._home(role, flat, block, slab)
         return self.grid.place(rank)
 
     def keeps(self, role: str, flat: int, block: int, slab: int) -> int:
         """The number of the worker that keeps an operand block, in the grid or beyond it."""
-        rank = self._lies(role, block, slab)
+        rank = self._lies(role, flat, block, slab)
         return self.grid.rank(self._home(role, flat, block, slab)) if rank is None else rank
 
-    def _lies(self, role: str, block: int, slab: int) -> int | None:
+    def _lies(self, role: str, flat: int, block: int, slab: int) -> int | None:
         """The number of the worker on which an operand block lies, None if it lies nowhere."""
         if role not in self.lying:
             return None
         row, col = (block, slab) if role == "a" else (slab, block)
-        return self.lying[role][row * len(self.slabs if role == "a" else self.n_blocks) + col]
+        rows, cols = map(len, self.operand_chunks(role)[-2:])
+        matrix = self._number_of[role][flat] if self.batch_blocks else 0
+        return self.lying[role][(matrix * rows + row) * cols + col]
+
+    @cached_property
+    def _number_of(self) -> dict[str, dict[int, int]]:
+        """By role and batch block of C: the number of the operand's batch block that it uses."""
+        return {
+            role: {flat: at for at, share in enumerate(self.shares(role)) for flat in share.users}
+            for role in self.roles
+        }
 
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product.
@@ -183,8 +203,10 @@ class Layout(Partition):
         blocks = self.m_blocks if role == "a" else self.n_blocks
         if role in self.elsewhere:
             held: Counter[int] = Counter()
-            for (at, size), (s, slab) in product(enumerate(blocks), enumerate(self.slabs)):
-                held[self.keeps(role, 0, at, s)] += size * slab * spec.itemsize
+            edges, shares = product(enumerate(blocks), enumerate(self.slabs)), self.shares(role)
+            for ((at, size), (s, slab)), share in product(edges, shares):
+                elements = share.matrices * size * slab
+                held[self.keeps(role, share.users[0], at, s)] += elements * spec.itemsize
             return max(held.values())
         if self.batch_blocks:
             elements = max(self._kept_of_stack(role).values(), default=0) * max(self.slabs)

@@ -98,8 +98,9 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    if p.packable:
-        sides = sum(edges.values()) * p.packed_itemsize
+    if p.packable or p.alone:  # of a stack one matrix at a time
+        sides = max(layout.m_blocks) + edges["b"] if p.alone else sum(edges.values())
+        sides *= p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
     other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
     if other:

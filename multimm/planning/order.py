@@ -66,6 +66,37 @@ def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Gr
         yield replace(problem, b=in_order(b, columns), c=c, columns=columns), Grid(1, workers, 1)
 
 
+def stack_where_it_lies(problem: Problem, workers: int) -> Problem | None:
+    """The same stack of products with its blocks in turn of the workers that have them.
+
+    By the larger of the operands that lie on workers. None unless all come in blocks of whole
+    matrices, the same for each that is not shared by all.
+    """
+    a, b, c = problem.a, problem.b, problem.c
+    given = [spec for spec in (a, b, c) if spec is not None]
+    own = [spec for spec in given if len(spec.shape) > 2 and spec.shape[0] > 1]
+    whole = all(len(blocks) == 1 for spec in given for blocks in spec.chunks[-2:])
+    alike = len({spec.chunks[0] for spec in own}) == 1
+    if len(problem.batch_shape) != 1 or problem.gram or any(problem.rereadable):
+        return None
+    known = [spec for spec in own if spec.owners and spec is not c]
+    if not (whole and alike and known):
+        return None
+    order = _in_turn(max(known, key=lambda spec: spec.nbytes).owners, workers)
+    if unchanged(order):
+        return problem
+    sorted_ = {id(spec): _sorted_stack(spec, order) for spec in own}
+    a, b = (sorted_.get(id(spec), spec) for spec in (a, b))
+    return replace(problem, a=a, b=b, c=c and sorted_.get(id(c), c), stack=order)
+
+
+def _sorted_stack(spec: MatrixSpec, order: Order) -> MatrixSpec:
+    """A stack with its blocks, of whole matrices, in another order."""
+    blocks = spec.chunks[0]
+    owners = tuple(spec.owners[i] for i in order) if spec.owners else ()
+    return replace(spec, chunks=(tuple(blocks[i] for i in order), *spec.chunks[1:]), owners=owners)
+
+
 def _in_place(spec: MatrixSpec, c: MatrixSpec | None, workers: int) -> Order:
     """Its columns in turn of the workers that they lie on; empty where they are, or C's others."""
     order = _in_turn(owners_of_columns(spec), workers) if spec.owners else ()

@@ -29,6 +29,9 @@ _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
 #: Blocks are packed for tensor cores where each slab is at least so long, and so are the blocks
 #: of C on both sides: shorter ones do not pay for it.
 PACKED_SLAB, PACKED_SIDE = 256, 1024
+#: Multiplications of a matrix in a stack from which on it is multiplied by itself: as in
+#: `multimm.gpu.choice`.
+ALONE = 2**33
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Problem:
         `multimm.planning.order`. Empty: as they are stored.
     rows, columns : tuple of int
         The same of A's block rows and of B's block columns, and so of C's.
+    stack : tuple of int
+        The same of the blocks of a stack's one batch dimension.
     """
 
     a: MatrixSpec
@@ -76,6 +81,7 @@ class Problem:
     order: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
+    stack: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:
@@ -155,6 +161,12 @@ class Problem:
         return bool(self.pack) and not self.batch_shape and large
 
     @cached_property
+    def alone(self) -> bool:
+        """Whether matrices of a stack are so large that tensor cores multiply one after another."""
+        large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
+        return bool(self.pack and self.batch_shape and large) and self.m * self.n * self.k >= ALONE
+
+    @cached_property
     def packed_itemsize(self) -> int:
         """Bytes of an element once it is packed, 0 where none ever is."""
         return _PACKED_ITEMSIZE.get(self.pack, 0)
@@ -164,6 +176,6 @@ class Problem:
         """Time of one multiply-add beside a float32 one on the same device."""
         if self.accumulate.startswith(("int", "uint", "bool")):
             return _INTEGER_COST
-        if self.packable:
+        if self.packable or self.alone:
             return _PACKED_COST[self.pack]
         return _COST.get(self.accumulate, 1.0)

@@ -36,8 +36,8 @@ class MatrixSpec:
     chunks : tuple of tuple of int, optional
         Block sizes per dimension. Default: one block.
     owners : tuple of int, optional
-        Of a matrix whose blocks lie on workers, or will: the worker of each block, row by row,
-        by its place among the cluster's workers. Default: nobody knows.
+        Where blocks lie on workers, or will: the worker of each block, in C order, by its place
+        among the cluster's workers. Default: nobody knows.
     """
 
     shape: tuple[int, ...]
@@ -60,11 +60,8 @@ class MatrixSpec:
         if tuple(map(sum, self.chunks)) != tuple(self.shape):
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
         blocks = prod(map(len, self.chunks))
-        if self.owners and (len(self.shape) > 2 or len(self.owners) != blocks):
-            raise ShapeError(
-                f"{len(self.owners)} owners of {blocks} blocks in {len(self.shape)} dimensions: "
-                "give one for each block of a matrix"
-            )
+        if self.owners and len(self.owners) != blocks:
+            raise ShapeError(f"{len(self.owners)} owners of {blocks} blocks: give one for each")
 
     @property
     def rows(self) -> int:
@@ -86,8 +83,8 @@ class MatrixSpec:
     def fullest(self) -> int:
         """Bytes of its blocks on the worker that has most of them; 0 where nobody knows."""
         held: Counter[int] = Counter()
-        for owner, (rows, cols) in zip(self.owners, product(*self.chunks), strict=False):
-            held[owner] += rows * cols * self.itemsize
+        for owner, sizes in zip(self.owners, product(*self.chunks), strict=False):
+            held[owner] += prod(sizes) * self.itemsize
         return max(held.values(), default=0)
 
     @property
@@ -95,8 +92,14 @@ class MatrixSpec:
         """The spec of the transposed matrix."""
         shape = (*self.shape[:-2], self.cols, self.rows)
         chunks = (*self.chunks[:-2], self.chunks[-1], self.chunks[-2])
-        cols = len(self.chunks[-1])
-        owners = tuple(owner for col in range(cols) for owner in self.owners[col::cols])
+        rows, cols = map(len, self.chunks[-2:])
+        matrices = range(0, len(self.owners), rows * cols)
+        owners = tuple(
+            owner
+            for start in matrices
+            for col in range(cols)
+            for owner in self.owners[start + col : start + rows * cols : cols]
+        )
         return MatrixSpec(shape, self.dtype, self.itemsize, chunks, owners)
 
 

@@ -31,10 +31,10 @@ from multimm.planning import cost
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
-from multimm.planning.grid import Grid
+from multimm.planning.grid import Grid, ceil_div
 from multimm.planning.in_portions import in_portions
 from multimm.planning.layout import Layout
-from multimm.planning.order import by_owner, where_they_lie
+from multimm.planning.order import by_owner, stack_where_it_lies, where_they_lie
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
@@ -113,6 +113,11 @@ def plan_matmul(
             reason = f"operands stay where they lie; {human(rank.moved)} move"
             if not rank.too_large:
                 plan = _moving_less(replace(in_place, reason=reason), plan)
+    if (other := stack_where_it_lies(problem, cluster.workers)) is not None:
+        in_place = _chosen(ranked([_whole_matrices(other, cluster)], cluster), cluster, precision)
+        if in_place.peak_bytes <= in_place.budget_bytes:
+            reason = f"matrices stay where they lie; {human(in_place.bytes_moved)} move"
+            plan = _moving_less(replace(in_place, reason=reason), plan)
     # 6. or one of few, large portions of C that are made there, and then travel.
     if ranks := ranked(in_portions(problem, cluster), cluster):
         found = _chosen(ranks, cluster, precision)
@@ -121,6 +126,16 @@ def plan_matmul(
         if not rank.too_large and KEPT * found.seconds < plan.seconds:
             plan = replace(found, reason=reason)
     return plan
+
+
+def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Layout:
+    """A stack in the blocks that it comes in, dealt out to the workers in turn."""
+    blocks = next(
+        x.chunks[0] for x in (problem.a, problem.b) if x.shape[:-2] == problem.batch_shape
+    )
+    sizes, band = ((problem.m,), (problem.n,), (problem.k,)), ceil_div(len(blocks), cluster.workers)
+    grid = Grid(cluster.workers, 1, 1)
+    return Layout(problem, grid, (blocks,), *sizes, band=band, pack_once=False)
 
 
 def _as_they_come(

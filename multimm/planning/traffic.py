@@ -139,7 +139,7 @@ def added(layout: Layout, workers: int) -> int:
 
 def _brought(layout: Layout, role: str, workers: int) -> int:
     spec = layout.spec(role)
-    if spec.owners:
+    if spec.owners and len(spec.shape) == 2:
         return sum(_pieces_brought(layout, role, workers))
     return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
 

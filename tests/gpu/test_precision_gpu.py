@@ -83,6 +83,28 @@ def test_small_and_short_products_do_not(m, n, k):
     assert error_u(result, x, y) <= k + 2
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_large_matrices_of_a_stack_are_multiplied_one_by_one(precision):
+    x, y = normal(2 * 2100, 2048).reshape(2, 1, 2100, 2048), normal(3 * 2000, 2048, seed=1)
+    y = y.reshape(3, 2000, 2048)
+    z = normal(3 * 2100, 2000, seed=2).reshape(3, 2100, 2000)
+    a, b, c = placed(x), placed(y), cupy.asarray(z)
+    result = multimm.matmul(a, b.swapaxes(1, 2), precision=precision)
+    assert last_choice().kernel == "sgemm_split"
+    assert result.shape == (2, 3, 2100, 2000)
+    for i, j in np.ndindex(2, 3):
+        alone = multimm.matmul(a[i, 0], b[j].T, precision=precision)
+        assert cupy.array_equal(result[i, j], alone)
+    added = gemm(a, b, trans_b=True, alpha=2, beta=-1, c=c, partial=c, precision=precision)
+    assert bool(abs(added - (2 * (result + c) - c)).max() <= 2e-3)
+    into = cupy.empty((2, 3, 2100, 2000), "f4")
+    assert gemm(a, b, trans_b=True, out=into, precision=precision) is into
+    assert cupy.array_equal(into, result)
+    small = multimm.matmul(a[..., :700, :], b.swapaxes(1, 2)[..., :600], precision=precision)
+    assert last_choice().kernel == "sgemm_ffma"
+    assert small.shape == (2, 3, 700, 600)
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("side", "ab")
 def test_what_is_not_finite_gives_what_ieee_arithmetic_gives(bad, side):
