@@ -46,7 +46,7 @@ def in_rows(owners, shape=TALL):
 
 
 def times(a, c=None, shape=WIDE):
-    return Problem(a, MatrixSpec(shape), pack="tf32", c=c)
+    return Problem(a, MatrixSpec(shape), pack="float32", c=c)
 
 
 # -------------------------------------------------------------------- the order
@@ -99,7 +99,7 @@ def test_the_other_side_may_be_cut():
 
 def test_of_a_wide_one_nothing_either():
     b = in_rows(BANDS).T
-    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="tf32"), gpus())
+    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="float32"), gpus())
     assert plan.grid == (1, 4, 1)
     assert plan.layout.problem.columns
     assert plan.bytes_received == 3 * 8192 * 1024 * 4
@@ -108,7 +108,7 @@ def test_of_a_wide_one_nothing_either():
 
 def test_c_goes_with_the_columns():
     b, c = in_rows(BANDS).T, in_rows(BANDS, (2**20, 1024)).T
-    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="tf32", c=c), gpus())
+    plan = plan_matmul(Problem(MatrixSpec((1024, 8192)), b, pack="float32", c=c), gpus())
     assert plan.layout.problem.columns
     assert not plan.bytes_added
     assert plan.layout.spec("c").owners == plan.layout.spec("b").owners == (0, 1, 2, 3) * 8

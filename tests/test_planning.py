@@ -506,7 +506,7 @@ def test_given_blocks_are_also_tried_with_packing_in_every_product(workers):
 
 
 def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
-    packed = Problem(MatrixSpec((65536, 2**19)), MatrixSpec((2**19, 65536)), pack="float32")
+    packed = Problem(MatrixSpec((131072, 2**18)), MatrixSpec((2**18, 131072)), pack="float32")
     tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))
     ample = plan_matmul(packed, ClusterSpec.homogeneous(H200, 16))
     assert not tight.layout.packed
@@ -610,7 +610,7 @@ def test_the_same_count_block_by_block():
 @pytest.mark.parametrize("gpus", [16, 64, 256, 1024])
 def test_slow_links_between_nodes_cost_time_and_turn_the_grid(gpus):
     # n is long: B is the large operand, and stays within nodes if it can.
-    shape = problem(65536, 65536, 524_288)
+    shape = problem(131072, 131072, 1_048_576)
     fast = ClusterSpec.homogeneous(H200, gpus)
     nodes = replace(fast, per_node=8, between=Link("slow", 5.0, 1e-3))
     near, far = plan_matmul(shape, fast), plan_matmul(shape, nodes)
