@@ -34,8 +34,23 @@ help:
 demo: $(DEMO)
 	$(RUN) -m multimm demo
 
+# Tests run in a process per core, each with one thread for BLAS; those that others beside them
+# would disturb have their turn afterwards. Where PYTEST_ARGS says what to run, and where there is
+# no pytest-xdist, all run in one process.
+ALONE := alone or gpu or multigpu
+# Files in their order, each as a whole: what its tests share is made once.
+BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
 test: lint
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@if ! $(RUN) -c 'import xdist' 2>/dev/null; then set -x; exec $(RUN) -m pytest; fi; \
+	failed=0; set -x; \
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE))' || failed=1; \
+	$(RUN) -m pytest -m '$(ALONE)' || failed=1; \
+	exit $$failed
+else
 	$(RUN) -m pytest $(PYTEST_ARGS)
+endif
 
 lint: $(DEV)
 	$(RUN) -m ruff check

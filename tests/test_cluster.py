@@ -31,6 +31,8 @@ from multimm.errors import ClusterError, OptionError
 from multimm.graph.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
 
+pytestmark = pytest.mark.alone
+
 GIB = 2**30
 #: `multimm.cluster.start` is the function.
 start_module = sys.modules["multimm.cluster.start"]

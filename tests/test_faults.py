@@ -37,6 +37,8 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
 
+pytestmark = pytest.mark.alone
+
 SIZE, BLOCK = 150, 30  # 5 x 5 x 5 block products
 
 

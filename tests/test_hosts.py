@@ -19,6 +19,8 @@ import pytest
 
 import multimm
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(multimm.__file__).parents[1]
 #: Dask takes no less; the recipe waits a little longer.
 NOTICED_AFTER = 11

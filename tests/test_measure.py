@@ -40,7 +40,7 @@ DAY = "2026-11-21"
 CPU = DeviceSpec("cpu", "cpu", 2**31, 30.0, 10.0)
 
 
-pytestmark = pytest.mark.usefixtures("rates_file")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from multimm.graph.install import install
 from multimm.graph.product import Product
 from multimm.planning.grid import Coordinate, Grid
 
+pytestmark = pytest.mark.alone
+
 SIZE, BLOCK = 60, 12
 COUNT = SIZE // BLOCK
 

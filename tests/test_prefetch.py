@@ -20,6 +20,8 @@ from multimm.graph.block_task import Place
 from multimm.graph.prefetch import Progress, fetch_for, progress_of
 from multimm.planning.grid import Coordinate, Grid
 
+pytestmark = pytest.mark.alone
+
 SIDE, SLABS = 600, 6
 
 

@@ -26,6 +26,8 @@ import multimm
 import multimm.cluster as mc
 from multimm.errors import ClusterError, OptionError
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(multimm.__file__).parents[1]
 CLUSTER = ROOT / "cluster"
 KINDS = {

@@ -37,7 +37,7 @@ CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
 
 
-pytestmark = pytest.mark.usefixtures("known_commit")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("known_commit")]
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ import time
 
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import WorkerPlugin, wait
 
 import multimm
+
+pytestmark = pytest.mark.alone
 
 #: Seconds that 512 block products may begin later than stock Dask's.
 LATER = 0.025

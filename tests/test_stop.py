@@ -21,6 +21,8 @@ from multimm.cli import Commands, stop
 from multimm.cli import run as cli_run
 from multimm.cli.stop import STOP, Stopped
 
+pytestmark = pytest.mark.alone
+
 CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import wait
 
 import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
+
+pytestmark = pytest.mark.alone
 
 SIZE, BLOCK = 1024, 128  # 8 x 8 blocks
 

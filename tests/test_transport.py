@@ -20,6 +20,8 @@ from multimm.cluster.describe import listed
 from multimm.cluster.transport import Overlap, obstacles
 from multimm.cluster.warm import WarmUp, wait_until_warm
 
+pytestmark = pytest.mark.alone
+
 GIB = 2**30
 UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
 

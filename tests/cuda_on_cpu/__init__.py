@@ -12,6 +12,7 @@ translate.py    inline PTX to calls; numbers the barriers, waits and commits
 cuda_on_cpu.h   what a kernel sees instead of a GPU
 block.cpp       threads and barriers; memory.cpp: shared memory and asynchronous copies
 races.cpp       who touched which byte; launches.cpp: input and output
+tensor_cores.cpp    what the lanes of a warp multiply together
 
 A new kernel takes a line of ``TABLE`` in kernels.py. If it uses an instruction of PTX, or a CUDA
 function, that no kernel used before, the compiler says so: add a function to cuda_on_cpu.h, named

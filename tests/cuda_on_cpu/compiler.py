@@ -127,7 +127,8 @@ def build(host_text: str, arch: int, races: bool) -> Path:
         The program.
     """
     define = f"-D__CUDA_ARCH__={arch}"
-    runtime = [_object(name) for name in ("block.cpp", "memory.cpp", "launches.cpp")]
+    names = ("block.cpp", "memory.cpp", "launches.cpp", "tensor_cores.cpp")
+    runtime = [_object(name) for name in names]
     if not races:
         flags = [define, *_SANITIZERS, *_extra_flags(), *runtime, "-xc++"]
         return _compiled(host_text, "", [*_COMMON, "-O1", *flags])

@@ -89,6 +89,10 @@ void copy_issue(void* shared, const void* global, int bytes, int read_bytes);
 void copy_commit();
 void copy_wait(int newest_left);  // -1: everything, committed or not
 
+// ---- tensor_cores.cpp ----
+void matrix_rows(uint32_t row, const void* (&rows)[4]);
+void warp_product(const unsigned (&a)[4], const unsigned (&b)[2], float (&sums)[4]);
+
 struct Mask {
   unsigned lanes = 0xffffffffu;
 };

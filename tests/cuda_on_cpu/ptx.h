@@ -85,67 +85,28 @@ inline void cp_async_cg_shared_global(uint32_t to, const void* from, int bytes, 
 inline void cp_async_cg_shared_global(uint32_t to, const void* from, int bytes) {
   cp_async_cg_shared_global(to, from, bytes, bytes);
 }
-// What each lane of the warp has, for all of them.
-template <class T>
-struct Lanes {
-  T of[32];
-  explicit Lanes(const T& mine) {
-    warp_slots()[threadIdx.x % 32] = reinterpret_cast<uint64_t>(&mine);
-    warp_barrier_all(__FILE__, __LINE__);
-    for (int i = 0; i < 32; ++i) of[i] = *reinterpret_cast<const T*>(warp_slots()[i]);
-    warp_barrier_all(__FILE__, __LINE__);
-  }
-};
 
 // Four blocks of 8 rows by 16 bytes; lane 8 i + r names row r of block i.
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& d0, unsigned& d1, unsigned& d2,
                                                      unsigned& d3, uint32_t row) {
   if (row % 16) fail("ldmatrix reads 16 bytes from address %u", row);
   touch(shared_pointer(row), 16);
-  const Lanes<uint32_t> rows(row);
-  const int lane = threadIdx.x % 32;
-  unsigned* const to[] = {&d0, &d1, &d2, &d3};
-  for (int i = 0; i < 4; ++i) {
-    const void* from = shared_pointer(rows.of[8 * i + lane / 4]);
-    *to[i] = static_cast<const unsigned*>(from)[lane % 4];
-  }
+  const void* rows[4];
+  matrix_rows(row, rows);
+  const int word = threadIdx.x % 4;
+  d0 = static_cast<const unsigned*>(rows[0])[word];
+  d1 = static_cast<const unsigned*>(rows[1])[word];
+  d2 = static_cast<const unsigned*>(rows[2])[word];
+  d3 = static_cast<const unsigned*>(rows[3])[word];
 }
 
-// What each FP16 number is: found once, for products ask millions of times.
-inline double half_value(uint16_t bits) {
-  static float values[1 << 16];
-  static bool known = false;
-  for (int i = 0; !known && i < 1 << 16; ++i) cvt_f32_f16(values[i], static_cast<uint16_t>(i));
-  known = true;
-  return values[bits];
-}
-
-// A lane's part of both factors.
-struct Factors {
-  unsigned a[4], b[2];
-};
-
-// Sums are rounded once, to nearest: exact ones tell nothing of how tensor cores round.
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(
     float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
     unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
-  const Lanes<Factors> lanes(Factors{{a0, a1, a2, a3}, {b0, b1}});
-  const int lane = threadIdx.x % 32;
-  const auto half_of = [](unsigned pair, int odd) {
-    return half_value(static_cast<uint16_t>(pair >> 16 * odd));
-  };
-  double sums[] = {c0, c1, c2, c3};
-  for (int k = 0; k < 16; ++k) {
-    const int at = k % 8 / 2, odd = k % 2, upper = k / 8;
-    for (int h = 0; h < 2; ++h) {
-      const double a = half_of(lanes.of[lane / 4 * 4 + at].a[2 * upper + h], odd);
-      for (int i = 0; i < 2; ++i) {
-        sums[2 * h + i] += a * half_of(lanes.of[(lane % 4 * 2 + i) * 4 + at].b[upper], odd);
-      }
-    }
-  }
-  d0 = static_cast<float>(sums[0]), d1 = static_cast<float>(sums[1]);
-  d2 = static_cast<float>(sums[2]), d3 = static_cast<float>(sums[3]);
+  const unsigned a[] = {a0, a1, a2, a3}, b[] = {b0, b1};
+  float sums[] = {c0, c1, c2, c3};
+  warp_product(a, b, sums);
+  d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
 }
 
 inline void cp_async_commit_group() { copy_commit(); }
