@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import strategy, traffic
+from multimm.planning import in_place, strategy, traffic
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.in_portions import in_portions
 from multimm.planning.order import as_stored, stored_at
@@ -102,12 +102,12 @@ def test_where_c_is_wider_than_a_the_portions_would_be_more_than_a():
 
 
 def test_what_is_too_large_is_not_taken(monkeypatch):
-    ranked = strategy.ranked
+    ranked = in_place.ranked
 
     def judged(*args):
         return {x: rank._replace(too_large=too_large) for x, rank in ranked(*args).items()}
 
-    monkeypatch.setattr(strategy, "ranked", judged)
+    monkeypatch.setattr(in_place, "ranked", judged)
     for too_large in (False, True):
         strategy.plan_matmul.cache_clear()
         plan = plan_matmul(times(in_rows(NEARLY)), gpus())

@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import strategy
+from multimm.planning import in_place, strategy
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import (
@@ -167,17 +167,17 @@ def test_joined_blocks_would_be_rows_that_are_no_neighbours():
     problem, grid = next(where_they_lie(asked, 4))
     layout, _ = lay_out(problem, gpus(), grid, Options(), Cut(given=True))
     assert layout.m_blocks != problem.a.chunks[0]
-    assert strategy._as_they_come(problem, gpus(), grid, Options()) == {}
+    assert in_place._as_they_come(problem, gpus(), grid) == {}
     assert not plan_matmul(asked, gpus()).layout.problem.rows
 
 
 def test_what_is_too_large_is_not_taken_for_its_bytes(monkeypatch):
-    rank_of = strategy.rank_of
-    monkeypatch.setattr(strategy, "refined", lambda ranks, *_: ranks)
+    rank_of = in_place.rank_of
+    monkeypatch.setattr(in_place, "refined", lambda ranks, *_: ranks)
     for too_large in (False, True):
         strategy.plan_matmul.cache_clear()
         monkeypatch.setattr(
-            strategy, "rank_of", lambda *args, x=too_large: rank_of(*args)._replace(too_large=x)
+            in_place, "rank_of", lambda *args, x=too_large: rank_of(*args)._replace(too_large=x)
         )
         plan = plan_matmul(times(in_rows(BANDS)), gpus())
         assert bool(plan.layout.problem.rows) is not too_large
@@ -239,7 +239,7 @@ def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, wor
                       MatrixSpec(y.shape, chunks=b.chunks, owners=own),
                       c=MatrixSpec(z.shape, chunks=c.chunks) if added else None)  # fmt: skip
     other = stack_where_it_lies(problem, workers)
-    layout = strategy._whole_matrices(other, gpus(workers))
+    layout = in_place._whole_matrices(other, gpus(workers))
     assert as_stored(layout.batch_blocks[0], other.stack) == sizes
     plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
     step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import dask.array as da
 import numpy as np
@@ -16,8 +18,10 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
+from multimm.planning import strategy
 from multimm.planning.blocking import Options, lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.in_place import parts_in_place
 from multimm.planning.order import by_owner
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -133,26 +137,72 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
         np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 
+@given(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.booleans(),
+       st.sampled_from([1, 2, 5]))  # fmt: skip
+def test_parts_of_any_length_are_right(seed, counts, gram, at_once):
+    k, rng = tuple(1 + i % 3 for i in range(sum(counts))), np.random.default_rng(seed)
+    x = rng.integers(-8, 9, (9, sum(k))).astype("float32")
+    y = x.T if gram else rng.integers(-8, 9, (sum(k), 10)).astype("float32")
+    a = da.from_array(x, chunks=((5, 4), k))
+    b = a.T if gram else da.from_array(y, chunks=(k, (6, 4)))
+    workers = len(counts)
+    owners = tuple(part for part, count in enumerate(counts) for _ in range(count))
+    left = MatrixSpec(x.shape, chunks=a.chunks, owners=owners * 2)
+    problem = Problem(left, MatrixSpec(y.shape, chunks=b.chunks), gram=gram)
+    grid, options = Grid(1, 1, workers), Options(blocks=4)
+    layout, _ = lay_out(replace(problem, gram=False), gpus(workers), grid, options)
+    layout = replace(layout, slabs=k, part_slabs=tuple(counts), slabs_per_task=at_once)
+    assert layout.steps == max(counts)
+    assert layout.share_k == max(
+        sum(k[start:end]) for start, end in pairwise([0, *accumulate(counts)])
+    )
+    plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
+    c = build(plan, a, a.T if gram else b, None, Step("float32", "float32"), np.empty((0, 0), "f4"))
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+def test_uneven_blocks_are_uneven_parts():
+    """As `persist()` may leave them: those of even parts would be sent."""
+    owners = (0, 1) * 10 + (0,) * 12
+    plan = plan_matmul(gram_of(tall(owners)), gpus(2))
+    assert plan.layout.part_slabs == (22, 10)
+    assert plan.bytes_moved == 2048 * 2048 * 4  # one sum
+    assert "parts of k are where they lie; 16.8 MB move" in str(plan)
+    assert plan.layout.slabs_per_task > 1
+    assert plan.tasks <= 6
+    one_does_it_all = tall((0,) * 31 + (1,), (2**19, 8192))
+    long = replace(gram_of(one_does_it_all), pack="")
+    assert not plan_matmul(long, gpus(2)).layout.part_slabs
+    for uneven in ((0, 2, 0, 0) * 4, (0,) * 16):  # some have nothing
+        assert not list(parts_in_place(gram_of(tall(tuple(uneven))), gpus(3)))
+
+
 # ----------------------------------------------------------------- on workers
 
 
 client = counting_client(3)
 
 
+@pytest.mark.parametrize("owners", [(2, 0, 1, 1, 2, 0, 0, 1, 2), (1, 0, 1, 1, 2, 0, 0, 1, 1)])
 @pytest.mark.parametrize("other", [False, True])
-def test_only_sums_travel(client, other):
+def test_only_sums_travel(client, other, owners, monkeypatch):
+    """Where parts are not even, too: here nothing takes long enough to travel that it matters."""
+    if uneven := len(set(Counter(owners).values())) > 1:
+        monkeypatch.setattr(strategy, "_moving_less", lambda other, plan: other)
+    strategy.plan_matmul.cache_clear()
     rng = np.random.default_rng(1)
     x = rng.integers(-4, 5, (36000, 256)).astype("float32")
     y = rng.integers(-4, 5, (36000, 256)).astype("float32")
-    owners = (2, 0, 1, 1, 2, 0, 0, 1, 2)
     a = scattered(client, x, 4000, owners)
     b = scattered(client, y, 4000, owners) if other else a
     plan = multimm.plan(a.T, b)
     assert plan.layout.problem.order
     assert plan.grid == (1, 1, 3)
+    assert bool(plan.layout.part_slabs) is uneven
     reset_received_bytes(client)
     c = multimm.matmul(a.T, b).persist()
     wait(c)
     received = sum(received_bytes(client).values())
     assert received == plan.bytes_received <= 2 * 256 * 256 * 4
     np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
+    strategy.plan_matmul.cache_clear()

@@ -16,8 +16,8 @@ from multimm.planning.spec import ClusterSpec, DeviceSpec
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
 BEFORE = 0.2
-#: The scheduler's time for a task, as a multiple of what is assumed of it, where there is nothing to
-#: do but that: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
+#: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
+#: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
 SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
 #: From the end of one task to the beginning of the next in the same thread, as a multiple of the
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each

@@ -35,17 +35,23 @@ def by_owner(problem: Problem) -> Problem | None:
     None where that makes no difference, or none that is known: A and B are in the same blocks along
     k, and the larger one of those that lie on workers has each of these on one worker.
     """
-    a, b = problem.a, problem.b
-    if problem.batch_shape or any(problem.rereadable) or a.chunks[-1] != b.chunks[-2]:
-        return None
-    known = [spec for spec in (a, b.T) if spec.owners]
-    if not known:
-        return None
-    owners = owners_of_columns(max(known, key=lambda spec: spec.nbytes))
+    a, b, owners = problem.a, problem.b, larger_owners_of_k(problem)
     order = tuple(sorted(range(len(owners)), key=owners.__getitem__))
     if unchanged(order):
         return None
     return replace(problem, a=in_order(a, order), b=in_order(b.T, order).T, order=order)
+
+
+def larger_owners_of_k(problem: Problem) -> tuple[int, ...]:
+    """The worker of each block of k of the larger operand that lies on workers.
+
+    Empty where it is on several, or on none that is known, and where A and B differ along k.
+    """
+    a, b = problem.a, problem.b
+    if problem.batch_shape or any(problem.rereadable) or a.chunks[-1] != b.chunks[-2]:
+        return ()
+    known = [spec for spec in (a, b.T) if spec.owners]
+    return owners_of_columns(max(known, key=lambda spec: spec.nbytes)) if known else ()
 
 
 def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Grid]]:

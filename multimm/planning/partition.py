@@ -60,6 +60,8 @@ class Partition:
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int
         Slabs that one task multiplies in turn, at most, where it has them at home.
+    part_slabs : Blocks
+        Slabs of each part of k. Empty: as even as can be.
     """
 
     problem: Problem
@@ -74,6 +76,7 @@ class Partition:
     cut_once: bool = True
     fan_in: int = 2
     slabs_per_task: int = 1
+    part_slabs: Blocks = ()
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -88,6 +91,8 @@ class Partition:
     @cached_property
     def part_of(self) -> Blocks:
         """The part of k that each slab belongs to."""
+        if self.part_slabs:
+            return tuple(part for part, n in enumerate(self.part_slabs) for _ in range(n))
         return parts_of(len(self.slabs), self.grid.p_k)
 
     @cached_property
@@ -109,7 +114,7 @@ class Partition:
     @property
     def steps(self) -> int:
         """Slabs in the longest part of k."""
-        return max(even(len(self.slabs), self.grid.p_k))
+        return max(self.part_slabs or even(len(self.slabs), self.grid.p_k))
 
     @property
     def links(self) -> int:

@@ -28,17 +28,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from multimm.planning import cost
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.blocking import Options, lay_out
 from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
-from multimm.planning.grid import Grid, ceil_div
-from multimm.planning.in_portions import in_portions
+from multimm.planning.grid import Grid
+from multimm.planning.in_place import InPlace, in_place, parts_in_place
 from multimm.planning.layout import Layout
-from multimm.planning.order import by_owner, stack_where_it_lies, where_they_lie
+from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
-from multimm.planning.search import NEARLY, Rank, candidates, rank_of, ranked, refined
+from multimm.planning.search import NEARLY, Rank, candidates
 from multimm.planning.spec import ClusterSpec
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -47,9 +47,8 @@ from multimm.planning.spec import ClusterSpec
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
-
-#: A plan gives way to one whose portions of C travel if it takes so many times as long: C's rows
-#: are then in other blocks than A's. Arbitrary.
+#: A plan gives way to one whose C is joined if it takes so many times as long: C's rows are then in
+#: other blocks than A's. Arbitrary.
 KEPT = 1.25
 
 logger = logging.getLogger(__name__)
@@ -105,52 +104,22 @@ def plan_matmul(
     other = by_owner(numbered)
     if other is not None:
         plan = _faster(_planned(other, anew, precision, options)[0], plan)
-    # 5. or one of block rows or columns that stay on the workers that they lie on.
-    for other, grid in where_they_lie(problem, cluster.workers):
-        if ranks := _as_they_come(other, cluster, grid, options):
-            in_place = _chosen(ranks, cluster, precision)
-            rank = ranks[in_place.layout]
-            reason = f"operands stay where they lie; {human(rank.moved)} move"
-            if not rank.too_large:
-                plan = _moving_less(replace(in_place, reason=reason), plan)
-    if (other := stack_where_it_lies(problem, cluster.workers)) is not None:
-        in_place = _chosen(ranked([_whole_matrices(other, cluster)], cluster), cluster, precision)
-        if in_place.peak_bytes <= in_place.budget_bytes:
-            reason = f"matrices stay where they lie; {human(in_place.bytes_moved)} move"
-            plan = _moving_less(replace(in_place, reason=reason), plan)
-    # 6. or one of few, large portions of C that are made there, and then travel.
-    if ranks := ranked(in_portions(problem, cluster), cluster):
-        found = _chosen(ranks, cluster, precision)
-        rank = ranks[found.layout]
-        reason = f"portions of C travel in place of a larger operand; {human(rank.moved)} move"
-        if not rank.too_large and KEPT * found.seconds < plan.seconds:
-            plan = replace(found, reason=reason)
+    # 5. or one that takes operands where they lie, whatever part of them that is.
+    for found in (*parts_in_place(other or numbered, anew), *in_place(problem, cluster)):
+        plan = _gaining(found, precision, plan)
     return plan
 
 
-def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Layout:
-    """A stack in the blocks that it comes in, dealt out to the workers in turn."""
-    blocks = next(
-        x.chunks[0] for x in (problem.a, problem.b) if x.shape[:-2] == problem.batch_shape
-    )
-    sizes, band = ((problem.m,), (problem.n,), (problem.k,)), ceil_div(len(blocks), cluster.workers)
-    grid = Grid(cluster.workers, 1, 1)
-    return Layout(problem, grid, (blocks,), *sizes, band=band, pack_once=False)
-
-
-def _as_they_come(
-    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options
-) -> dict[Layout, Rank]:
-    """A grid's layouts in the blocks that operands come in.
-
-    Empty where rows or columns that are taken in another order would be cut or joined.
-    """
-    layout, held = lay_out(problem, cluster, grid, options, Cut(given=True))
-    rows_differ = problem.rows and layout.m_blocks != problem.a.chunks[0]
-    columns_differ = problem.columns and layout.n_blocks != problem.b.chunks[1]
-    if rows_differ or columns_differ:
-        return {}
-    return refined({layout: rank_of(layout, cluster, held)}, cluster, options)
+def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
+    """The best of these plans if it gains enough, else the other one."""
+    best = _chosen(found.ranks, found.cluster, precision)
+    rank = found.ranks[best.layout]
+    best = replace(best, reason=f"{found.reason}; {human(best.bytes_moved)} move")
+    if rank.too_large:
+        return plan
+    if found.joins:
+        return best if KEPT * best.seconds < plan.seconds else plan
+    return _moving_less(best, plan)
 
 
 def _planned(
