@@ -61,7 +61,7 @@ class MatrixSpec:
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
         blocks = prod(map(len, self.chunks))
         if self.owners and len(self.owners) != blocks:
-            raise ShapeError(f"{len(self.owners)} owners of {blocks} blocks: give one for each")
+            raise ShapeError(f"{len(self.owners)} owners of {blocks} blocks: give one for each block")
 
     @property
     def rows(self) -> int:
