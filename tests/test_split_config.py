@@ -33,7 +33,7 @@ from multimm.gpu.split_config import (
     stretch_of,
 )
 from multimm.gpu.tiles import ARCHITECTURES, limits_for
-from multimm.planning import partition
+from multimm.planning import cutting
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -99,7 +99,7 @@ def test_the_kernel_has_the_same_constants():
     assert int(found["TILE_ROWS"]) == split_config.TILE_ROWS
     assert int(found["MULTIPLY_REGISTERS"]) == split_config.REGISTERS
     # Plans, which know no kernels, count with the same.
-    assert (partition.PACKED_ROWS, partition.PACKED_K) == (ROW_ALIGN, SLAB)
+    assert (cutting.PACKED_ROWS, cutting.PACKED_K) == (ROW_ALIGN, SLAB)
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dask._task_spec import List, Task, TaskRef
 
 from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.gather import gathered
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -23,7 +24,7 @@ from multimm.graph.gram_tasks import (
 )
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
-from multimm.graph.pieces import made_of, multiply_pieces, pieces
+from multimm.graph.pieces import multiply_pieces, pieces
 from multimm.graph.recut import brought, join
 from multimm.graph.tasks import (
     Step,
@@ -92,8 +93,7 @@ class Builder:
         if layout.stream:
             self._keep_gates()
         if isinstance(layout, GatheredLayout):
-            for strip, across in layout.joined:
-                self._gather(layout, strip, across)
+            self.made |= gathered(layout, self.keys, self._place)
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
@@ -176,25 +176,6 @@ class Builder:
         elif i != j:
             key = (name, *batch, j, i)
             self.made[key] = BlockTask(key, transpose, source, place=place)
-
-    def _gather(self, layout: GatheredLayout, strip: int, across: int) -> None:
-        """Join a block of C from the portions that workers have made of it."""
-        sides, by_columns = layout.sides, layout.by_columns
-        at = layout.cell(strip, across)
-        where = tuple(slice(0, blocks[i]) for blocks, i in zip(sides, at, strict=True))
-        keys, cuts, sizes = [], [], []
-        for portion, inside, to in layout.spans(strip):
-            i, j = layout.cell(portion, across)
-            keys.append(self.keys.sum((), i, j))
-            sizes.append((layout.m_blocks[i], layout.n_blocks[j]))
-            cut, goes_to = (
-                (where[0], span) if by_columns else (span, where[1]) for span in (inside, to)
-            )
-            cuts.append((cut, goes_to))
-        key: Key = (self.keys.name("matmul"), *at)
-        place = self._place(layout.keeper_of(strip), (0, layout.steps, *at))
-        portions = made_of(keys, cuts, sizes, where)
-        self.made[key] = BlockTask(key, join, portions, place=place)
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         on = self.cluster

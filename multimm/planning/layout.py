@@ -9,17 +9,10 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges, most_dealt
+from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges
+from multimm.planning.homes import Homes
 from multimm.planning.order import as_stored
-from multimm.planning.partition import WINDOW, Partition
-from multimm.planning.stacks import (
-    copies_of_a,
-    copies_of_b,
-    kept_of_a,
-    kept_of_b,
-    rows_of_a,
-    rows_of_b,
-)
+from multimm.planning.partition import WINDOW
 
 
 class Gate(NamedTuple):
@@ -32,7 +25,7 @@ class Gate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout(Partition):
+class Layout(Homes):
     """A partition of a product whose blocks are dealt out cyclically."""
 
     @cached_property
@@ -109,15 +102,6 @@ class Layout(Partition):
             return bool(owners)
         return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))
 
-    @cached_property
-    def lying(self) -> dict[str, tuple[int, ...]]:
-        """Workers of the blocks of those operands that are used where they lie."""
-        return {
-            role: self.spec(role).owners
-            for role in self.roles
-            if self.spec(role).owners and self.spec(role).chunks == self.operand_chunks(role)
-        }
-
     @property
     def fusible(self) -> bool:
         """Whether a task may multiply several slabs: all that it needs lies with its worker.
@@ -126,137 +110,6 @@ class Layout(Partition):
         """
         alone = self.blocks == 1 and self.steps > 1 and not self.packed
         return alone and all(x in self.lying and not self.arrives(x) for x in self.roles)
-
-    @cached_property
-    def elsewhere(self) -> tuple[str, ...]:
-        """Those of `lying` of which a block lies where it would not be kept otherwise."""
-        edges = {"a": self.m_blocks, "b": self.n_blocks}
-        return tuple(
-            role
-            for role in self.lying
-            if any(
-                self.keeps(role, *at) != self.grid.rank(self._home(role, *at))
-                for at in product(
-                    (share.users[0] for share in self.shares(role)),
-                    range(len(edges[role])),
-                    range(len(self.slabs)),
-                )
-            )
-        )
-
-    def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """Where an operand block is kept: where it lies, if it lies in a place of the grid.
-
-        Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
-        block of C that uses it.
-        """
-        rank = self._lies(role, flat, block, slab)
-        if rank is None or rank >= self.grid.workers:
-            return self._home(role, flat, block, slab)
-        return self.grid.place(rank)
-
-    def keeps(self, role: str, flat: int, block: int, slab: int) -> int:
-        """The number of the worker that keeps an operand block, in the grid or beyond it."""
-        rank = self._lies(role, flat, block, slab)
-        return self.grid.rank(self._home(role, flat, block, slab)) if rank is None else rank
-
-    def _lies(self, role: str, flat: int, block: int, slab: int) -> int | None:
-        """The number of the worker on which an operand block lies, None if it lies nowhere."""
-        if role not in self.lying:
-            return None
-        row, col = (block, slab) if role == "a" else (slab, block)
-        rows, cols = map(len, self.operand_chunks(role)[-2:])
-        matrix = self._number_of[role][flat] if self.batch_blocks else 0
-        return self.lying[role][(matrix * rows + row) * cols + col]
-
-    @cached_property
-    def _number_of(self) -> dict[str, dict[int, int]]:
-        """By role and batch block of C: the number of the operand's batch block that it uses."""
-        return {
-            role: {flat: at for at, share in enumerate(self.shares(role)) for flat in share.users}
-            for role in self.roles
-        }
-
-    def arrives(self, role: str) -> bool:
-        """Whether blocks of an operand come from other workers, or are read, during the product.
-
-        A stays where it is kept in a grid of one column, and B in one of one row, unless several
-        matrices of a stack share it.
-        """
-        if self.mirrors:
-            crossed = self.grid.p_m * self.grid.p_n if role == "a" else 1
-        elif role == "a":
-            shared = any(len(share.users) > 1 for share in self.shares("a"))
-            crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
-        else:
-            crossed = self.grid.p_m
-        cut = role in self.cut_again and (self.cuts_apart(role) or self.lies_beyond(role))
-        return self.stream or crossed > 1 or cut or role in self.elsewhere
-
-    @cached_property
-    def at_home(self) -> dict[str, int]:
-        """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
-        return {role: self._kept(role) for role in self.roles}
-
-    def _kept(self, role: str) -> int:
-        spec = self.spec(role)
-        blocks = self.m_blocks if role == "a" else self.n_blocks
-        if role in self.elsewhere:
-            held: Counter[int] = Counter()
-            edges, shares = product(enumerate(blocks), enumerate(self.slabs)), self.shares(role)
-            for ((at, size), (s, slab)), share in product(edges, shares):
-                elements = share.matrices * size * slab
-                held[self.keeps(role, share.users[0], at, s)] += elements * spec.itemsize
-            return max(held.values())
-        if self.batch_blocks:
-            elements = max(self._kept_of_stack(role).values(), default=0) * max(self.slabs)
-            return min(spec.nbytes, elements * spec.itemsize)
-        # A row's blocks go round its workers slab by slab, each row from the next one on. Those of
-        # a column go round those that use them: rows of the grid may have none of C.
-        along, across, _ = self.grid
-        if role == "b":
-            along, across = across, min(along, len(self.row_sizes))
-        kept = most_dealt(ceil_div(len(blocks), along), self.steps, across)
-        return min(spec.nbytes, kept * max(blocks) * max(self.slabs) * spec.itemsize)
-
-    def _kept_of_stack(self, role: str) -> Counter[int]:
-        """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
-        matrices, p_n = self.share_of(role), self.grid.p_n
-        if role == "a":
-            return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
-        columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
-        return kept_of_b(matrices, self._rows_of_b, *columns, self.steps)
-
-    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """In turn with one of the grid rows that use it, and with one of the columns."""
-        part = self.part_of[slab]
-        if role == "b":
-            at = self.grid.home_b(slab, block, part)
-            rows = self._rows_of_b[flat]
-            return at._replace(row=rows[(at.row + flat) % len(rows)])
-        at = self.grid.home_a(self.row(flat, block), slab, part)
-        rows = self._rows_of_a[flat, block]
-        return at._replace(row=rows[(slab + block) % len(rows)])
-
-    @property
-    def copies(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that are sent in one wave."""
-        columns = min(self.grid.p_n, len(self.n_blocks))
-        of_a = copies_of_a(self.share_of("a"), self._rows_of_a, self.m_blocks, columns)
-        of_b = copies_of_b(self.share_of("b"), self._rows_of_b)
-        return of_a, of_b * self.problem.n
-
-    @cached_property
-    def _rows_of_a(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Grid rows that use a block row of A, by the first batch block that does."""
-        shape = self.problem.a.shape
-        return rows_of_a(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
-
-    @cached_property
-    def _rows_of_b(self) -> dict[int, tuple[int, ...]]:
-        """Grid rows that use a batch block of B, by the first of C's that does."""
-        shape = self.problem.b.shape
-        return rows_of_b(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps.

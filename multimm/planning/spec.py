@@ -61,7 +61,8 @@ class MatrixSpec:
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
         blocks = prod(map(len, self.chunks))
         if self.owners and len(self.owners) != blocks:
-            raise ShapeError(f"{len(self.owners)} owners of {blocks} blocks: give one for each block")
+            given = f"{len(self.owners)} owners of {blocks} blocks"
+            raise ShapeError(f"{given}: give one for each block")
 
     @property
     def rows(self) -> int:

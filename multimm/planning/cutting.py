@@ -1,0 +1,134 @@
+"""The blocks that operands come in, and those that they are cut, joined or packed to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from multimm.planning import recut
+from multimm.planning.grid import Blocks
+from multimm.planning.partition import Partition
+from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB
+from multimm.planning.recut import Recut
+
+#: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
+#: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
+LONE_FLOPS = 1.2e9
+#: Packed blocks are filled up to multiples of this many rows and this much of k.
+PACKED_ROWS, PACKED_K = 128, 64
+
+
+@dataclass(frozen=True)
+class Cutting(Partition):
+    """A partition of a product, and what becomes of its operands."""
+
+    def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
+        """The chunks of an operand once it fits, as it is multiplied or added."""
+        if role == "c":
+            return (*self.batch_blocks, self.m_blocks, self.n_blocks)
+        shape = self.spec(role).shape
+        own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
+        batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
+        if role == "a":
+            return (*batch, self.m_blocks, self.slabs)
+        return (*batch, self.slabs, self.n_blocks)
+
+    @cached_property
+    def cut_again(self) -> tuple[str, ...]:
+        """The operands that come in other blocks than these; those from files are read in these.
+
+        Of one that comes in one block, and lies nowhere, nobody knows how it comes.
+        """
+        readable = dict(zip("ab", self.problem.rereadable, strict=True))
+        return tuple(
+            role
+            for role in ("a" if self.mirrors else "ab")
+            if not readable[role] and self._comes_otherwise(role)
+        )
+
+    def cuts_apart(self, role: str) -> bool:
+        """Whether an operand that comes in other blocks is cut and joined by tasks of its own."""
+        return self.cut_once
+
+    @property
+    def cut_apart(self) -> tuple[str, ...]:
+        """Those of `cut_again` that tasks of their own cut and join."""
+        return tuple(role for role in self.cut_again if self.cuts_apart(role))
+
+    @property
+    def cut_within(self) -> tuple[str, ...]:
+        """Those of `cut_again` that each product joins for itself."""
+        return tuple(role for role in self.cut_again if not self.cuts_apart(role))
+
+    @cached_property
+    def cuts_c(self) -> bool:
+        """Whether the C that is added comes in other blocks than the result's."""
+        return self._comes_otherwise("c")
+
+    def _comes_otherwise(self, role: str) -> bool:
+        spec = self.spec(role)
+        known = spec.owners or any(len(x) > 1 for x in spec.chunks)
+        return bool(known) and spec.chunks != self.operand_chunks(role)
+
+    def lies_beyond(self, role: str) -> bool:
+        """Whether a block of an operand lies with a worker that has no place in the grid."""
+        return max(self.spec(role).owners, default=0) >= self.grid.workers
+
+    @cached_property
+    def recut(self) -> Recut:
+        """What it takes to bring operands and C into these blocks, by what is expected of any."""
+        uses, found = {"a": len(self.n_blocks), "b": len(self.row_sizes)}, []
+        for role in self.cut_again:
+            spec, blocks = self.spec(role), self.operand_chunks(role)
+            beyond = self.lies_beyond(role)
+            if role in self.cut_apart:
+                found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond))
+            else:
+                found.append(recut.within(spec, blocks, uses[role], beyond=beyond))
+        if self.cuts_c:
+            spec, blocks = self.spec("c"), self.operand_chunks("c")
+            beyond = self.lies_beyond("c")
+            found.append(recut.added(spec, blocks, self.grid.workers, beyond=beyond))
+        return Recut.of_all(found)
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """The operands whose blocks are packed for tensor cores, once, where they are at home.
+
+        A block that is used once is packed by the product that uses it.
+        """
+        long_enough = self.problem.packable and min(self.slabs) >= PACKED_SLAB
+        if not (self.pack_once and long_enough):
+            return ()
+        if min(*self.m_blocks, *self.n_blocks) < PACKED_SIDE:
+            return ()
+        if self.mirrors:
+            return ("a",)
+        uses = {"a": len(self.n_blocks), "b": len(self.m_blocks)}
+        return tuple(role for role, count in uses.items() if count > 1)
+
+    def width(self, role: str) -> int:
+        """Bytes of an operand's element on its way between workers."""
+        spec = self.spec(role)
+        return self.problem.packed_itemsize if role in self.packed else spec.itemsize
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether block products are expected to run there."""
+        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
+        return bool(self.packed) or (self.problem.packable and flops >= LONE_FLOPS)
+
+    @cached_property
+    def padding(self) -> float:
+        """By how much packed blocks are larger than their sources, at most."""
+        rows = max(
+            1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size
+        )
+        return rows * max(1 + -size % PACKED_K / size for size in set(self.slabs))
+
+    @property
+    def in_use(self) -> dict[str, int]:
+        """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
+        longest = max(self.slabs)
+        panels = zip(self.roles, self.panels, strict=False)
+        return {role: panel * longest * self.width(role) for role, panel in panels}
