@@ -97,12 +97,7 @@ def matmul(
     if check_promise(a, b, precision):
         return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
     a, b = pair(a, b)
-    if min(a.ndim, b.ndim) == 0:
-        raise ShapeError(
-            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
-            "multiply by a scalar with *"
-        )
-    matrix_a, matrix_b = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    matrix_a, matrix_b = _as_matrices(a, b)
     check_fit(a, b, matrix_a.shape, matrix_b.shape)
     dtype = reference.result_dtype(a.dtype, b.dtype)
     result = products.product(
@@ -114,6 +109,16 @@ def matmul(
         result = result[..., 0]
     # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
     return result if result.ndim else result[()]
+
+
+def _as_matrices(a: Array, b: Array) -> tuple[Array, Array]:
+    """A vector on the left as a row, one on the right as a column."""
+    if min(a.ndim, b.ndim) == 0:
+        raise ShapeError(
+            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
+            "multiply by a scalar with *"
+        )
+    return a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
 
 
 def gemm(
@@ -257,9 +262,10 @@ def plan(
     Parameters
     ----------
     a, b : array or MatrixSpec
-        Operands with at least 2 dimensions, or their shapes, dtypes and chunks alone. Where one
-        operand is a Dask array, NumPy and CuPy arrays are planned in the blocks that `matmul`
-        cuts them into. Without one `matmul` plans nothing: it computes at once, in this process.
+        Operands, or their shapes, dtypes and chunks alone. Where one operand is a Dask array,
+        NumPy and CuPy arrays are planned in the blocks that `matmul` cuts them into. Without one
+        `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
+        the left, and as a column on the right.
     alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
         As for `gemm`: factors and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
@@ -288,6 +294,8 @@ def plan(
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     _check_beta(beta, c)
     a, b, c = products.as_multiplied(a, b, c)
+    if not (trans_a or trans_b or isinstance(a, MatrixSpec) or isinstance(b, MatrixSpec)):
+        a, b = _as_matrices(a, b)
     if c is not None:
         check_added(c, *matrices(a, b, trans_a, trans_b))
     dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
-from multimm.errors import OptionError
+from multimm.errors import OptionError, ShapeError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [
@@ -366,3 +366,15 @@ def test_options_out_of_range_are_refused_at_the_call(options, named, lazy):
         with pytest.raises(OptionError, match=named) as caught:
             call(x, x, **options)
         assert "\n" not in str(caught.value)
+
+
+def test_vectors_are_planned_as_they_are_multiplied():
+    x, v = da.ones((4000, 300), chunks=(1000, 300)), np.ones(300)
+    column, row = multimm.plan(x, v), multimm.plan(np.ones(4000), x)
+    assert (column.m, column.k, column.n) == (4000, 300, 1)
+    assert (row.m, row.k, row.n) == (1, 4000, 300)
+    assert multimm.plan(v, v).flops == 600
+    with pytest.raises(ShapeError, match="operands need at least 1 dimension"):
+        multimm.plan(x, np.float64(3))
+    with pytest.raises(ShapeError, match="at least 2 dimensions"):  # gemm takes none
+        multimm.plan(x, v, trans_b=True)

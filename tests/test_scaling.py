@@ -234,13 +234,16 @@ def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
     found = [i for i in agenda.agenda(ask(gpus="2")) if i.product.kind == "chunked"]
     takes = {item.system for item in found if item.absent != "its operands come in no chunks"}
     assert takes == {"multimm", "dask.array"} < {item.system for item in found}
-    square, tall = (x for x in products(SIZES["gpu", False], 2, ("chunked",)))
+    square, tall, projected = products(SIZES["gpu", False], 2, ("chunked",))
     a, b = operand_specs(square, 2)
     assert a == b == MatrixSpec((32768,) * 2, chunks=((5792,) * 5 + (3808,),) * 2,
                                 owners=(0, 1) * 18)  # fmt: skip
     a, b = operand_specs(tall, 3)
     assert a is b
     assert (b.owners[:4], b.shape) == ((0, 1, 2, 0), (tall.k, tall.n))
+    a, b = operand_specs(projected, 2)
+    assert a == MatrixSpec((4194304, 2048), chunks=((16384,) * 256, (2048,)), owners=(0, 1) * 128)
+    assert b == MatrixSpec((2048, 1024), owners=(0,))
 
 
 def test_a_gram_matrix_is_counted_once():
