@@ -206,3 +206,21 @@ def test_only_sums_travel(client, other, owners, monkeypatch):
     assert received == plan.bytes_received <= 2 * 256 * 256 * 4
     np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
     strategy.plan_matmul.cache_clear()
+
+
+def test_a_little_operand_comes_to_where_the_large_one_lies(client, monkeypatch):
+    """X' y: y's blocks lie elsewhere, and each worker needs those of its part of X alone."""
+    monkeypatch.setattr(strategy, "with_fewer", lambda *_: {})  # one worker has it done first
+    strategy.plan_matmul.cache_clear()
+    rng, owners = np.random.default_rng(2), (2, 0, 1, 1, 2, 0, 0, 1, 2, 0, 1, 2)
+    x = rng.integers(-4, 5, (60000, 256)).astype("float32")
+    y = rng.integers(-4, 5, (60000, 16)).astype("float32")
+    a, b = scattered(client, x, 5000, owners), scattered(client, y, 5000, (0, 1, 2) * 4)
+    plan = multimm.plan(a.T, b)
+    assert plan.layout.slabs_per_task == 4
+    assert plan.tasks == 3 + 1  # the sum
+    reset_received_bytes(client)
+    c = multimm.matmul(a.T, b).persist()
+    wait(c)
+    assert sum(received_bytes(client).values()) == plan.bytes_moved <= y.nbytes
+    np.testing.assert_array_equal(c.compute(), x.T @ y)

@@ -14,6 +14,10 @@ from multimm.planning.homes import Homes
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW
 
+#: Bytes of an operand that may travel before a task begins that multiplies many slabs, and what
+#: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
+LITTLE, LITTLE_OF = 64_000_000, 1 / 16
+
 
 class Gate(NamedTuple):
     """A worker's block products of one slab in one wave: streamed reads wait for them."""
@@ -106,10 +110,15 @@ class Layout(Homes):
     def fusible(self) -> bool:
         """Whether a task may multiply several slabs: all that it needs lies with its worker.
 
-        And a worker would wait between slabs: C is one block, and there is no other to go on with.
+        But for what is little. And a worker would wait between slabs: C is one block, and there is
+        no other to go on with.
         """
         alone = self.blocks == 1 and self.steps > 1 and not self.packed
-        return alone and all(x in self.lying and not self.arrives(x) for x in self.roles)
+        little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
+        return alone and all(
+            role in self.lying and (not self.arrives(role) or self.spec(role).nbytes <= little)
+            for role in self.roles
+        )
 
     def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
         """What a streamed read waits for: the slab `window` steps back; None in the first steps.
