@@ -199,7 +199,7 @@ Transfer = tuple[int, set[int], int]
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
     grid = layout.grid
-    columns = range(min(grid.p_n, len(layout.n_blocks)))
+    columns = {j % grid.p_n for _, j in layout.pairs}  # of portions, only some have any
     for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
         waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
         for (s, slab), used in product(enumerate(layout.slabs), waves):
@@ -210,7 +210,7 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
 
 
 def _count_b(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, range(len(layout.m_blocks))
+    grid, rows = layout.grid, sorted({i for i, _ in layout.pairs})
     for share in layout.shares("b"):
         waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
