@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import in_place, strategy
+from multimm.planning import in_place, strategy, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import (
@@ -355,3 +355,28 @@ def test_matrices_of_a_stack_travel_no_further_than_planned(client):
         if other is OWNERS:
             assert "matrices stay where they lie; 0 B move" in str(plan)
             assert "matrices in the order in which they lie on workers" in str(plan)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("fixed", [{"slabs": 200}, {"blocks": (100, 400)}])
+def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
+    """Several workers have a part of some blocks, each of which is cut where it lies."""
+    x, y = integers(13, 400, 400), integers(13, 400, 400, seed=1)
+    a = scattered(client, x.swapaxes(-1, -2) if turned else x, 3, (1, 0, 2, 2, 0))
+    b = scattered(client, y, 2, (2, 2, 0, 0, 1, 0, 2))
+    a = a.swapaxes(-1, -2) if turned else a
+    plan = multimm.plan(a, b, **fixed)
+    assert plan.layout.cut_again == ("a", "b")
+    c, moved = received(client, multimm.matmul(a, b, **fixed))
+    assert moved == plan.bytes_moved
+    assert plan.bytes_recut < x.nbytes + y.nbytes
+    assert "at most" not in str(plan)
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():
+    a = MatrixSpec((4, 64, 64), chunks=((2, 2), (64,), (64,)), owners=(0, 1))
+    problem = Problem(a, MatrixSpec((64, 64)))
+    layout, _ = lay_out(problem, gpus(1), Grid(1, 1, 1), Options(whole=True))
+    assert layout.cut_again == ("a",)
+    assert traffic.brought(layout, 1) == a.nbytes / 2
