@@ -143,6 +143,9 @@ def test_only_blocks_of_rows_that_lie_on_one_worker_each():
     assert list(in_portions(times(a), gpus()))
     empty = MatrixSpec((0, 8192), chunks=((0, 0), (8192,)), owners=(0, 1))
     assert not list(in_portions(times(empty), gpus()))
+    for tall in (empty.T, a):
+        no_columns = MatrixSpec((tall.cols, 0), owners=(0,))
+        plan_matmul(Problem(tall, no_columns), gpus()).check()
     assert not list(in_portions(times(in_rows((0,) * 256)), gpus(1)))
     assert not list(in_portions(times(a), gpus(2)))  # some lies beyond
 
