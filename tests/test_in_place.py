@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import in_place, strategy, traffic
+from multimm.planning import cost, in_place, strategy, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import (
@@ -267,6 +267,26 @@ def test_stacks_of_whole_matrices_alone_stay_where_they_lie():
     assert stack_where_it_lies(Problem(a, replace(b, owners=(0, 1, 0))), 2).a.owners == (0, 1, 1)
     in_turn = Problem(replace(a, owners=(0, 1, 0)), b)
     assert stack_where_it_lies(in_turn, 2) is in_turn
+
+
+def test_a_worker_waits_for_matrices_that_lie_elsewhere():
+    """Of those with both factors at hand it does not."""
+    whole = ((1,) * 8, (4096,), (4096,))
+    a = MatrixSpec((8, 4096, 4096), chunks=whole, owners=(0, 1) * 4)
+    waits = []
+    for owners in ((0, 1) * 4, (1, 1, 0, 0) * 2, (1, 0) * 4):
+        plan = plan_matmul(Problem(a, replace(a, owners=owners), pack="tf32"), gpus(2))
+        assert "matrices stay where they lie" in str(plan)
+        waits.append(plan.time_terms["first blocks"])
+    assert 0 == waits[0] < waits[1] < waits[2]
+
+
+def test_who_cuts_a_stack_waits_for_what_lies_elsewhere():
+    a = MatrixSpec((8, 4096, 4096), chunks=((1,) * 8, (4096,), (4096,)), owners=(1, 0) * 4)
+    layout, _ = lay_out(Problem(a, a), gpus(2), Grid(2, 1, 1), Options())
+    layout = replace(layout, batch_blocks=((2,) * 4,), band=2)
+    assert layout.cut_again == ("a", "b")
+    assert cost.seconds(layout, gpus(2), 0)["first blocks"] > 0
 
 
 # ------------------------------------------------------------------- on workers

@@ -130,14 +130,14 @@ class Homes(Cutting):
         if role == "a":
             return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
         columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
-        return kept_of_b(matrices, self._rows_of_b, *columns, self.steps)
+        return kept_of_b(matrices, self.rows_with_b, *columns, self.steps)
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """In turn with one of the grid rows that use it, and with one of the columns."""
         part = self.part_of[slab]
         if role == "b":
             at = self.grid.home_b(slab, block, part)
-            rows = self._rows_of_b[flat]
+            rows = self.rows_with_b[flat]
             return at._replace(row=rows[(at.row + flat) % len(rows)])
         at = self.grid.home_a(self.row(flat, block), slab, part)
         rows = self._rows_of_a[flat, block]
@@ -148,7 +148,7 @@ class Homes(Cutting):
         """Elements of A and of B, per unit of k, that are sent in one wave."""
         columns = min(self.grid.p_n, len(self.n_blocks))
         of_a = copies_of_a(self.share_of("a"), self._rows_of_a, self.m_blocks, columns)
-        of_b = copies_of_b(self.share_of("b"), self._rows_of_b)
+        of_b = copies_of_b(self.share_of("b"), self.rows_with_b)
         return of_a, of_b * self.problem.n
 
     @cached_property
@@ -158,7 +158,7 @@ class Homes(Cutting):
         return rows_of_a(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
 
     @cached_property
-    def _rows_of_b(self) -> dict[int, tuple[int, ...]]:
+    def rows_with_b(self) -> dict[int, tuple[int, ...]]:
         """Grid rows that use a batch block of B, by the first of C's that does."""
         shape = self.problem.b.shape
         return rows_of_b(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
