@@ -394,6 +394,20 @@ def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
     np.testing.assert_array_equal(c.compute(), x @ y)
 
 
+def test_blocks_that_need_not_be_cut_stay_where_they_lie():
+    """They count as sent from there, and not from where they would be kept otherwise."""
+    a = MatrixSpec((13, 256, 8), chunks=((2, 1, 6, 4), (256,), (8,)), owners=(2, 3, 1, 0))
+    problem = Problem(a, MatrixSpec((8, 16), owners=(0,)))
+    layout, _ = lay_out(problem, gpus(4), Grid(2, 2, 1), Options(whole=True))
+    layout = replace(layout, batch_blocks=((3, 6, 4),), n_blocks=(8, 8))
+    assert layout.cut_apart == ("a", "b")
+    assert [layout.keeps("a", flat, 0, 0) for flat in range(3)] == [0, 1, 0]
+    of_b = 8 * 8 * 4  # from worker 0 to the other column
+    assert traffic.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
+    beyond = replace(layout, grid=Grid(1, 1, 1))
+    assert beyond.keeps("a", 1, 0, 0) == 0
+
+
 def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():
     a = MatrixSpec((4, 64, 64), chunks=((2, 2), (64,), (64,)), owners=(0, 1))
     problem = Problem(a, MatrixSpec((64, 64)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from multimm.planning import recut
 from multimm.planning.cutting import Cutting
 from multimm.planning.grid import Coordinate, ceil_div, most_dealt
 from multimm.planning.stacks import (
@@ -67,12 +68,29 @@ class Homes(Cutting):
 
     def _lies(self, role: str, flat: int, block: int, slab: int) -> int | None:
         """The number of the worker on which an operand block lies, None if it lies nowhere."""
-        if role not in self.lying:
-            return None
         row, col = (block, slab) if role == "a" else (slab, block)
-        rows, cols = map(len, self.operand_chunks(role)[-2:])
         matrix = self._number_of[role][flat] if self.batch_blocks else 0
+        if role not in self.lying:
+            return self._fitting[role].get((matrix, row, col)) if role in self._fitting else None
+        rows, cols = map(len, self.operand_chunks(role)[-2:])
         return self.lying[role][(matrix * rows + row) * cols + col]
+
+    @cached_property
+    def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
+        """By role of what is cut: workers of those blocks that stay as they come, in the grid."""
+        found = {}
+        for role in self.cut_apart if self.grid.workers > 1 else ():
+            spec = self.spec(role)
+            given = product(*map(recut.spans, spec.chunks))
+            owners = dict(zip(given, spec.owners, strict=False))
+            *batch, rows, cols = map(recut.spans, self.operand_chunks(role))
+            places = product(enumerate(product(*batch)), enumerate(rows), enumerate(cols))
+            found[role] = {
+                (matrix, row, col): owners[*at, r, c]
+                for (matrix, at), (row, r), (col, c) in places
+                if owners.get((*at, r, c), self.grid.workers) < self.grid.workers
+            }
+        return {role: own for role, own in found.items() if own}
 
     @cached_property
     def _number_of(self) -> dict[str, dict[int, int]]:
