@@ -89,6 +89,18 @@ def test_columns_of_a_wide_matrix_too():
     assert plan.bytes_moved == rows.bytes_moved
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_who_has_no_portion_receives_nothing(by_columns):
+    a = in_rows((1, 2, 2, 1) * 64)
+    wide = Problem(MatrixSpec((1024, 8192), owners=(0,)), a.T, pack="tf32")
+    problem = wide if by_columns else times(a)
+    plan = plan_matmul(problem, gpus())
+    assert isinstance(plan.layout, GatheredLayout)
+    of_c, small = 2**20 * 1024 * 4, 8192 * 1024 * 4
+    assert plan.received.keys() == {1, 2}
+    assert plan.bytes_moved == of_c / 2 + 2 * small
+
+
 def test_large_chunks_are_multiplied_one_by_one_and_c_keeps_them():
     plan = plan_matmul(times(in_rows(NEARLY[:32])), gpus(), precision="tf32")
     assert not isinstance(plan.layout, GatheredLayout)
@@ -131,6 +143,9 @@ def test_only_blocks_of_rows_that_lie_on_one_worker_each():
     assert list(in_portions(times(a), gpus()))
     empty = MatrixSpec((0, 8192), chunks=((0, 0), (8192,)), owners=(0, 1))
     assert not list(in_portions(times(empty), gpus()))
+    for tall in (empty.T, a):
+        no_columns = MatrixSpec((tall.cols, 0), owners=(0,))
+        plan_matmul(Problem(tall, no_columns), gpus()).check()
     assert not list(in_portions(times(in_rows((0,) * 256)), gpus(1)))
     assert not list(in_portions(times(a), gpus(2)))  # some lies beyond
 

@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import in_place, strategy
+from multimm.planning import cost, in_place, strategy, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.order import (
@@ -269,6 +269,26 @@ def test_stacks_of_whole_matrices_alone_stay_where_they_lie():
     assert stack_where_it_lies(in_turn, 2) is in_turn
 
 
+def test_a_worker_waits_for_matrices_that_lie_elsewhere():
+    """Of those with both factors at hand it does not."""
+    whole = ((1,) * 8, (4096,), (4096,))
+    a = MatrixSpec((8, 4096, 4096), chunks=whole, owners=(0, 1) * 4)
+    waits = []
+    for owners in ((0, 1) * 4, (1, 1, 0, 0) * 2, (1, 0) * 4):
+        plan = plan_matmul(Problem(a, replace(a, owners=owners), pack="tf32"), gpus(2))
+        assert "matrices stay where they lie" in str(plan)
+        waits.append(plan.time_terms["first blocks"])
+    assert 0 == waits[0] < waits[1] < waits[2]
+
+
+def test_who_cuts_a_stack_waits_for_what_lies_elsewhere():
+    a = MatrixSpec((8, 4096, 4096), chunks=((1,) * 8, (4096,), (4096,)), owners=(1, 0) * 4)
+    layout, _ = lay_out(Problem(a, a), gpus(2), Grid(2, 1, 1), Options())
+    layout = replace(layout, batch_blocks=((2,) * 4,), band=2)
+    assert layout.cut_again == ("a", "b")
+    assert cost.seconds(layout, gpus(2), 0)["first blocks"] > 0
+
+
 # ------------------------------------------------------------------- on workers
 
 OWNERS = (2, 0, 1, 1, 2, 0, 0, 1, 2)
@@ -355,3 +375,42 @@ def test_matrices_of_a_stack_travel_no_further_than_planned(client):
         if other is OWNERS:
             assert "matrices stay where they lie; 0 B move" in str(plan)
             assert "matrices in the order in which they lie on workers" in str(plan)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("fixed", [{"slabs": 200}, {"blocks": (100, 400)}])
+def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
+    """Several workers have a part of some blocks, each of which is cut where it lies."""
+    x, y = integers(13, 400, 400), integers(13, 400, 400, seed=1)
+    a = scattered(client, x.swapaxes(-1, -2) if turned else x, 3, (1, 0, 2, 2, 0))
+    b = scattered(client, y, 2, (2, 2, 0, 0, 1, 0, 2))
+    a = a.swapaxes(-1, -2) if turned else a
+    plan = multimm.plan(a, b, **fixed)
+    assert plan.layout.cut_again == ("a", "b")
+    c, moved = received(client, multimm.matmul(a, b, **fixed))
+    assert moved == plan.bytes_moved
+    assert plan.bytes_recut < x.nbytes + y.nbytes
+    assert "at most" not in str(plan)
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_blocks_that_need_not_be_cut_stay_where_they_lie():
+    """They count as sent from there, and not from where they would be kept otherwise."""
+    a = MatrixSpec((13, 256, 8), chunks=((2, 1, 6, 4), (256,), (8,)), owners=(2, 3, 1, 0))
+    problem = Problem(a, MatrixSpec((8, 16), owners=(0,)))
+    layout, _ = lay_out(problem, gpus(4), Grid(2, 2, 1), Options(whole=True))
+    layout = replace(layout, batch_blocks=((3, 6, 4),), n_blocks=(8, 8))
+    assert layout.cut_apart == ("a", "b")
+    assert [layout.keeps("a", flat, 0, 0) for flat in range(3)] == [0, 1, 0]
+    of_b = 8 * 8 * 4  # from worker 0 to the other column
+    assert traffic.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
+    beyond = replace(layout, grid=Grid(1, 1, 1))
+    assert beyond.keeps("a", 1, 0, 0) == 0
+
+
+def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():
+    a = MatrixSpec((4, 64, 64), chunks=((2, 2), (64,), (64,)), owners=(0, 1))
+    problem = Problem(a, MatrixSpec((64, 64)))
+    layout, _ = lay_out(problem, gpus(1), Grid(1, 1, 1), Options(whole=True))
+    assert layout.cut_again == ("a",)
+    assert traffic.brought(layout, 1) == a.nbytes / 2

@@ -115,6 +115,17 @@ def test_memory_holds_what_the_tasks_of_a_slab_use(layout):
         assert panel <= loose * max(most.values())
 
 
+@pytest.mark.parametrize(("batch", "matrices"), [((6,), 3), ((1,), 1), ((), 1)])
+def test_memory_holds_all_matrices_that_a_task_converts(batch, matrices):
+    a, b = (
+        MatrixSpec((*own, *sides), "float16", 2) for own, sides in (((6,), (M, K)), (batch, (K, N)))
+    )
+    problem = Problem(a, b, "float16", "float32", 2, 4)
+    layout = Layout(problem, Grid(2, 1, 1), ((3, 3),), (M,), (N,), (K,), band=1)
+    stay, _ = memory.held(layout, gpus(2))
+    assert stay["operands being converted"] == (3 * M + matrices * N) * K * 4
+
+
 def test_what_each_matrix_has_of_its_own_is_dealt_out_evenly():
     layout = stack_layout(((8,), (8,)), Grid(4, 2, 1), 1, 2, slabs=4)
     _, kept = counted(layout)

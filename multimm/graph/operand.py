@@ -164,11 +164,12 @@ class Operand:
     def located(self, index: Index) -> Coordinate | None:
         """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""
         owners, grid = self.layout.spec(self.role).owners, self.layout.grid
-        if not owners or len(index) > 2:  # what stacks move to be cut is not counted
+        if not owners:
             return None
-        row, col = index[::-1] if self.transposed else index
-        columns = self.array.numblocks[0 if self.transposed else 1]
-        rank = owners[row * columns + col]
+        at, blocks = list(index), list(self.array.numblocks)
+        if self.transposed:
+            at[-2:], blocks[-2:] = at[:-3:-1], blocks[:-3:-1]
+        rank = owners[int(np.ravel_multi_index(at, blocks))]
         return grid.place(rank) if rank < grid.workers else None
 
     def where(self, index: Index) -> tuple[slice, ...]:

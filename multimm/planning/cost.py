@@ -219,14 +219,19 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
     # Of a stack, each matrix may have a B of its own, which goes nowhere.
     shared = len(layout.m_blocks) > 1 or any(len(share.users) > 1 for share in layout.shares("b"))
-    usual_b = columns // grid.p_m if shared or not layout.batch_blocks else columns
-    keeps_b = 0 if "b" in beyond else _keeps(layout, "b", usual_b)
-    lacks, kept = rows - keeps_a + columns - keeps_b, keeps_a * keeps_b
+    if shared or not layout.batch_blocks:
+        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
+        kept = keeps_a * keeps_b
+    else:
+        per_row, columns = columns, rows * columns
+        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns)
+        kept = min(keeps_a * per_row, keeps_b)
+    lacks = rows - keeps_a + columns - keeps_b
     cut, away = layout.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
     come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
     come_b = size_b * (away if keeps_b and "b" in cut else keeps_b < columns)
     if cut:
-        return lacks, 0, come_a + come_b
+        return lacks or len(cut), 0, come_a + come_b
     return lacks, kept, max(come_a, come_b) if kept else come_a + come_b
 
 
@@ -243,8 +248,11 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
         flat = share.users[0]
         rank = layout.keeps(role, flat, block, slab)
         at, row = grid.place(rank), layout.row(flat, block)
-        needed = (at.row - row) % grid.p_m if role == "a" else (at.col - block) % grid.p_n
-        held[rank] += not needed and at.part == part
+        if role == "a":
+            needed = (at.row - row) % grid.p_m == 0
+        else:
+            needed = (at.col - block) % grid.p_n == 0 and at.row in layout.rows_with_b[flat]
+        held[rank] += needed and at.part == part
     return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
 
 

@@ -130,9 +130,7 @@ def _added_text(plan: MatmulPlan) -> str:
 
 def _at_most(plan: MatmulPlan, roles: Iterable[str]) -> str:
     layout = plan.layout
-    specs = [layout.spec(role) for role in roles]
-    known = all(spec.owners and len(spec.shape) == 2 for spec in specs)
-    known = known and not any(map(layout.lies_beyond, roles))
+    known = all(layout.spec(x).owners and not layout.lies_beyond(x) for x in roles)
     return "" if known else "at most "
 
 

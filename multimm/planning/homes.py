@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from multimm.planning import recut
 from multimm.planning.cutting import Cutting
 from multimm.planning.grid import Coordinate, ceil_div, most_dealt
 from multimm.planning.stacks import (
@@ -67,12 +68,29 @@ class Homes(Cutting):
 
     def _lies(self, role: str, flat: int, block: int, slab: int) -> int | None:
         """The number of the worker on which an operand block lies, None if it lies nowhere."""
-        if role not in self.lying:
-            return None
         row, col = (block, slab) if role == "a" else (slab, block)
-        rows, cols = map(len, self.operand_chunks(role)[-2:])
         matrix = self._number_of[role][flat] if self.batch_blocks else 0
+        if role not in self.lying:
+            return self._fitting[role].get((matrix, row, col)) if role in self._fitting else None
+        rows, cols = map(len, self.operand_chunks(role)[-2:])
         return self.lying[role][(matrix * rows + row) * cols + col]
+
+    @cached_property
+    def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
+        """By role of what is cut: workers of those blocks that stay as they come, in the grid."""
+        found = {}
+        for role in self.cut_apart if self.grid.workers > 1 else ():
+            spec = self.spec(role)
+            given = product(*map(recut.spans, spec.chunks))
+            owners = dict(zip(given, spec.owners, strict=False))
+            *batch, rows, cols = map(recut.spans, self.operand_chunks(role))
+            places = product(enumerate(product(*batch)), enumerate(rows), enumerate(cols))
+            found[role] = {
+                (matrix, row, col): owners[*at, r, c]
+                for (matrix, at), (row, r), (col, c) in places
+                if owners.get((*at, r, c), self.grid.workers) < self.grid.workers
+            }
+        return {role: own for role, own in found.items() if own}
 
     @cached_property
     def _number_of(self) -> dict[str, dict[int, int]]:
@@ -130,14 +148,14 @@ class Homes(Cutting):
         if role == "a":
             return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
         columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
-        return kept_of_b(matrices, self._rows_of_b, *columns, self.steps)
+        return kept_of_b(matrices, self.rows_with_b, *columns, self.steps)
 
     def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
         """In turn with one of the grid rows that use it, and with one of the columns."""
         part = self.part_of[slab]
         if role == "b":
             at = self.grid.home_b(slab, block, part)
-            rows = self._rows_of_b[flat]
+            rows = self.rows_with_b[flat]
             return at._replace(row=rows[(at.row + flat) % len(rows)])
         at = self.grid.home_a(self.row(flat, block), slab, part)
         rows = self._rows_of_a[flat, block]
@@ -148,7 +166,7 @@ class Homes(Cutting):
         """Elements of A and of B, per unit of k, that are sent in one wave."""
         columns = min(self.grid.p_n, len(self.n_blocks))
         of_a = copies_of_a(self.share_of("a"), self._rows_of_a, self.m_blocks, columns)
-        of_b = copies_of_b(self.share_of("b"), self._rows_of_b)
+        of_b = copies_of_b(self.share_of("b"), self.rows_with_b)
         return of_a, of_b * self.problem.n
 
     @cached_property
@@ -158,7 +176,7 @@ class Homes(Cutting):
         return rows_of_a(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
 
     @cached_property
-    def _rows_of_b(self) -> dict[int, tuple[int, ...]]:
+    def rows_with_b(self) -> dict[int, tuple[int, ...]]:
         """Grid rows that use a batch block of B, by the first of C's that does."""
         shape = self.problem.b.shape
         return rows_of_b(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)

@@ -32,7 +32,8 @@ def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayo
     known that each block row of A, or block column of B, lies on one worker.
     """
     known = problem.c is None and not any(problem.rereadable)
-    if problem.batch_shape or problem.gram or not known or cluster.workers == 1:
+    nothing = not problem.m * problem.n or cluster.workers == 1
+    if problem.batch_shape or problem.gram or not known or nothing:
         return
     for by_columns, spec in enumerate((problem.a.T, problem.b)):
         owners = owners_of_columns(spec) if spec.owners else ()

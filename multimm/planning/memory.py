@@ -99,9 +99,9 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     if p.packable or p.alone:  # of a stack one matrix at a time
-        sides = max(layout.m_blocks) + edges["b"] if p.alone else sum(edges.values())
-        sides *= p.packed_itemsize
+        sides = (max(layout.m_blocks) + edges["b"]) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
+    edges["b"] *= max(share.matrices for share in layout.shares("b"))
     other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
     if other:
         sides = sum(edges[role] for role in other) * p.sum_bytes

@@ -137,7 +137,12 @@ def offsets(blocks: Blocks) -> list[slice]:
     >>> offsets((4, 2))
     [slice(0, 4, None), slice(4, 6, None)]
     """
-    return [slice(*span) for span in pairwise([0, *accumulate(blocks)])]
+    return [slice(*span) for span in spans(blocks)]
+
+
+def spans(blocks: Blocks) -> list[tuple[int, int]]:
+    """Where each block begins and ends."""
+    return [*pairwise([0, *accumulate(blocks)])]
 
 
 def shape_of(where: Where) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ def added(layout: Layout, workers: int) -> int:
 
 def _brought(layout: Layout, role: str, workers: int) -> int:
     spec = layout.spec(role)
-    if spec.owners and len(spec.shape) == 2:
+    if spec.owners:
         return sum(_pieces_brought(layout, role, workers))
     return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
 
@@ -147,21 +147,25 @@ def _brought(layout: Layout, role: str, workers: int) -> int:
 def _pieces_brought(layout: Layout, role: str, workers: int) -> Iterator[int]:
     """Bytes of each piece that does not lie where the block that it is of will be needed."""
     spec, blocks = layout.spec(role), layout.operand_chunks(role)
-    rows, cols = map(offsets, blocks)
-    for (r, row), (c, col) in product(enumerate(rows), enumerate(cols)):
-        home = _needs(layout, role, r, c) % workers
-        for at, _, to in cuts_of(spec.chunks, (row, col)):
-            owner, shape = spec.owners[at[0] * len(spec.chunks[1]) + at[1]], shape_of(to)
+    owners = dict(zip(product(*(range(len(x)) for x in spec.chunks)), spec.owners, strict=True))
+    users = [share.users[0] for share in layout.shares(role)]
+    matrices, rows, cols = product(*map(offsets, blocks[:-2])), *map(offsets, blocks[-2:])
+    for (flat, where), (r, row), (c, col) in product(
+        zip(users, matrices, strict=True), enumerate(rows), enumerate(cols)
+    ):
+        home = _needs(layout, role, flat, r, c) % workers
+        for at, _, to in cuts_of(spec.chunks, (*where, row, col)):
+            owner, shape = owners[at], shape_of(to)
             whole = shape == size_of(spec.chunks, at)
             times = 1 + (not whole) if owner >= layout.grid.workers else owner != home
             yield times * prod(shape) * spec.itemsize
 
 
-def _needs(layout: Layout, role: str, row: int, col: int) -> int:
+def _needs(layout: Layout, role: str, flat: int, row: int, col: int) -> int:
     """The number of the worker that keeps a block of an operand, or adds one of C."""
     if role == "c":
-        return layout.completes(row, col)
-    return layout.keeps(role, 0, *((row, col) if role == "a" else (col, row)))
+        return layout.completes(layout.row(flat, row), col)
+    return layout.keeps(role, flat, *((row, col) if role == "a" else (col, row)))
 
 
 def _of_gram(layout: GramLayout) -> Moved:
@@ -199,7 +203,7 @@ Transfer = tuple[int, set[int], int]
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
     grid = layout.grid
-    columns = range(min(grid.p_n, len(layout.n_blocks)))
+    columns = {j % grid.p_n for _, j in layout.pairs}  # of portions, only some have any
     for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
         waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
         for (s, slab), used in product(enumerate(layout.slabs), waves):
@@ -210,7 +214,7 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
 
 
 def _count_b(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, range(len(layout.m_blocks))
+    grid, rows = layout.grid, sorted({i for i, _ in layout.pairs})
     for share in layout.shares("b"):
         waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
         for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
