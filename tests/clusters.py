@@ -11,10 +11,10 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 from multimm.cluster.describe import listed
-from multimm.cluster.transfers import TransferCounter
+from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.graph.install import install
 
 
@@ -67,3 +67,11 @@ def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -
     chunks = (tuple(map(len, blocks)), *((size,) for size in x.shape[1:]))
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, chunks, dtype=x.dtype)
+
+
+def received(client: Client, c: da.Array) -> tuple[da.Array, int]:
+    """An array in memory, and how many bytes travelled for it."""
+    reset_received_bytes(client)
+    c = c.persist()
+    wait(c)
+    return c, sum(received_bytes(client).values())

@@ -8,13 +8,13 @@ from itertools import accumulate
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, scattered
-from distributed import futures_of, wait
+from clusters import counting_client, received, scattered
+from distributed import futures_of
 from hypothesis import given
 from hypothesis import strategies as st
+from small import integers
 
 import multimm
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import in_place, strategy, traffic
@@ -217,27 +217,12 @@ def check_spans(layout, rows):
 OWNERS = tuple(int(i) for i in np.random.default_rng(0).integers(0, 3, 90))
 
 
-@pytest.fixture(scope="module")
-def client():
-    with counting(3) as client:
-        yield client
-
-
-def received(client, c):
-    """A product in memory, and what travelled for it."""
-    reset_received_bytes(client)
-    c = c.persist()
-    wait(c)
-    return c, sum(received_bytes(client).values())
-
-
-def integers(*shape, seed=0):
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+client = counting_client(3)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_what_travels_is_what_was_planned(client, by_columns):
-    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    x, y = integers((36000, 512)), integers((512, 24), seed=1)
     a = scattered(client, x, 400, OWNERS)
     b = scattered(client, y, 512, (0,))
     operands = (b.T, a.T) if by_columns else (a, b)
@@ -251,7 +236,7 @@ def test_what_travels_is_what_was_planned(client, by_columns):
 
 
 def test_a_small_operand_in_several_blocks(client):
-    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    x, y = integers((36000, 512)), integers((512, 24), seed=1)
     a, b = scattered(client, x, 400, OWNERS), scattered(client, y, 128, (0, 2, 1, 0))
     plan = multimm.plan(a, b)
     assert isinstance(plan.layout, GatheredLayout)
@@ -261,7 +246,7 @@ def test_a_small_operand_in_several_blocks(client):
 
 
 def test_c_lies_where_the_next_product_takes_it_to_lie(client):
-    x, y, z = integers(36000, 512), integers(512, 64, seed=1), integers(64, 512, seed=2)
+    x, y, z = integers((36000, 512)), integers((512, 64), seed=1), integers((64, 512), seed=2)
     a = scattered(client, x, 400, OWNERS)
     b, d = scattered(client, y, 512, (0,)), scattered(client, z, 64, (1,))
     first = multimm.matmul(a, b)

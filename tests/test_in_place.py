@@ -8,13 +8,12 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, scattered
-from distributed import wait
+from clusters import counting_client, received, scattered
 from hypothesis import given
 from hypothesis import strategies as st
+from small import integers
 
 import multimm
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import cost, in_place, strategy, traffic
@@ -294,26 +293,11 @@ def test_who_cuts_a_stack_waits_for_what_lies_elsewhere():
 OWNERS = (2, 0, 1, 1, 2, 0, 0, 1, 2)
 
 
-@pytest.fixture(scope="module")
-def client():
-    with counting(3) as client:
-        yield client
-
-
-def received(client, c):
-    """A product in memory, and what travelled for it."""
-    reset_received_bytes(client)
-    c = c.persist()
-    wait(c)
-    return c, sum(received_bytes(client).values())
-
-
-def integers(*shape, seed=0):
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+client = counting_client(3)
 
 
 def test_only_the_small_operand_travels(client):
-    x, y = integers(36000, 512), integers(512, 24, seed=1)
+    x, y = integers((36000, 512)), integers((512, 24), seed=1)
     a = scattered(client, x, 4000, OWNERS)
     b = scattered(client, y, 512, (0,))
     plan = multimm.plan(a, b)
@@ -326,7 +310,7 @@ def test_only_the_small_operand_travels(client):
 
 def test_a_chain_stays_where_it_lies(client):
     """The blocks of a lazy product lie where they will be made, as they are stored."""
-    x, y, z = integers(36000, 512), integers(512, 512, seed=1), integers(512, 24, seed=2)
+    x, y, z = integers((36000, 512)), integers((512, 512), seed=1), integers((512, 24), seed=2)
     a = scattered(client, x, 4000, OWNERS)
     b, d = scattered(client, y, 512, (0,)), scattered(client, z, 512, (1,))
     first = multimm.matmul(a, b)
@@ -339,7 +323,7 @@ def test_a_chain_stays_where_it_lies(client):
 
 
 def test_stored_the_other_way_round_and_added_to(client):
-    x, y, z = integers(36000, 512), integers(36000, 24, seed=1), integers(512, 24, seed=2)
+    x, y, z = integers((36000, 512)), integers((36000, 24), seed=1), integers((512, 24), seed=2)
     a = scattered(client, x, 4000, OWNERS)
     b, c0 = scattered(client, z.T, 24, (1,)), scattered(client, y, 4000, OWNERS)
     plan = multimm.plan(a, b, trans_b=True, c=c0, beta=2)
@@ -350,7 +334,7 @@ def test_stored_the_other_way_round_and_added_to(client):
 
 
 def test_columns(client):
-    x, y = integers(36000, 512), integers(24, 512, seed=1)
+    x, y = integers((36000, 512)), integers((24, 512), seed=1)
     a = scattered(client, x, 4000, OWNERS).T
     b = scattered(client, y, 24, (0,))
     plan = multimm.plan(b, a)
@@ -361,7 +345,7 @@ def test_columns(client):
 
 
 def test_matrices_of_a_stack_travel_no_further_than_planned(client):
-    x, y = integers(9, 400, 400), integers(9, 400, 400, seed=1)
+    x, y = integers((9, 400, 400)), integers((9, 400, 400), seed=1)
     for other in (OWNERS, tuple((i + (i == 4)) % 3 for i in OWNERS), (0, 1, 2) * 3):
         a, b = scattered(client, x, 1, OWNERS), scattered(client, y, 1, other)
         plan = multimm.plan(a, b)
@@ -381,7 +365,7 @@ def test_matrices_of_a_stack_travel_no_further_than_planned(client):
 @pytest.mark.parametrize("fixed", [{"slabs": 200}, {"blocks": (100, 400)}])
 def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
     """Several workers have a part of some blocks, each of which is cut where it lies."""
-    x, y = integers(13, 400, 400), integers(13, 400, 400, seed=1)
+    x, y = integers((13, 400, 400)), integers((13, 400, 400), seed=1)
     a = scattered(client, x.swapaxes(-1, -2) if turned else x, 3, (1, 0, 2, 2, 0))
     b = scattered(client, y, 2, (2, 2, 0, 0, 1, 0, 2))
     a = a.swapaxes(-1, -2) if turned else a

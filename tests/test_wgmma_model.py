@@ -324,3 +324,16 @@ def test_why_small_elements_are_listed_apart():
     # In a matrix, where the largest element of the row is 2^14 to 2^15 after scaling.
     row = np.array([[2.0**14, 2.0**-24, 1365 / 1024 * 2.0**-9]], np.float32)
     assert split(row).rest.tolist() == [[0, 2.0**-24, 0]]
+
+
+@pytest.mark.parametrize("k", [256, 2048, 6144])
+def test_one_product_of_half_precision_keeps_the_promise_of_float32(k):
+    """Its operands are exact; sums of one sign are the worst, a sixth of the bound off."""
+    rng = np.random.default_rng(k)
+    level = np.repeat(1 + rng.random((8, 1)), k, 1)
+    for x in (rng.standard_normal((8, k)), rng.random((8, k)), level):
+        a, b = (v.astype(np.float16).astype(np.float32) for v in (x, x[::-1]))
+        terms = abs(a).astype(float) @ abs(b).astype(float).T
+        off = abs(wgmma_model(a, b, parts=1) - a.astype(float) @ b.astype(float).T) / terms / U
+        assert off.max() <= (k + 2) / 4
+    assert off.max() > 10  # of what is level

@@ -116,7 +116,8 @@ class Cutting(Partition):
     def on_tensor_cores(self) -> bool:
         """Whether block products are expected to run there."""
         flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
-        return bool(self.packed) or (self.problem.packable and flops >= LONE_FLOPS)
+        by_itself = self.problem.packable and flops >= LONE_FLOPS
+        return bool(self.packed) or self.problem.alone or by_itself
 
     @cached_property
     def padding(self) -> float:
