@@ -72,7 +72,8 @@ class Homes(Cutting):
         matrix = self._number_of[role][flat] if self.batch_blocks else 0
         if role not in self.lying:
             return self._fitting[role].get((matrix, row, col)) if role in self._fitting else None
-        rows, cols = map(len, self.operand_chunks(role)[-2:])
+        slabs = len(self.slabs)
+        rows, cols = (len(self.m_blocks), slabs) if role == "a" else (slabs, len(self.n_blocks))
         return self.lying[role][(matrix * rows + row) * cols + col]
 
     @cached_property
