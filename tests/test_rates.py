@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from kept import slowly
 
 import multimm
 import multimm.cluster as mc
@@ -185,14 +185,8 @@ def test_what_another_process_wrote_meanwhile_is_kept():
 
 
 def test_who_measures_at_the_same_time_loses_no_rates(monkeypatch):
-    read, kinds = rates._read, [FAST_H200._replace(name=f"gpu {i}") for i in range(8)]
-
-    def slowly(where):
-        before = read(where)
-        time.sleep(0.02)
-        return before
-
-    monkeypatch.setattr(rates, "_read", slowly)
+    kinds = [FAST_H200._replace(name=f"gpu {i}") for i in range(8)]
+    monkeypatch.setattr(rates, "_read", slowly(rates._read))
     with ThreadPoolExecutor(len(kinds)) as pool:
         assert all(pool.map(lambda kind: rates.keep(Rates((kind,))), kinds))
     another_process()

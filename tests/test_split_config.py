@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
-from multimm.gpu import split_choice, split_config
+from multimm.gpu import choice, split_choice, split_config
 from multimm.gpu.pack_config import ROW_ALIGN, SLAB
 from multimm.gpu.registry import MAX_SUMS, Device
 from multimm.gpu.source import kernel_text
@@ -33,7 +33,7 @@ from multimm.gpu.split_config import (
     stretch_of,
 )
 from multimm.gpu.tiles import ARCHITECTURES, limits_for
-from multimm.planning import cutting
+from multimm.planning import cutting, problem
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -100,6 +100,7 @@ def test_the_kernel_has_the_same_constants():
     assert int(found["MULTIPLY_REGISTERS"]) == split_config.REGISTERS
     # Plans, which know no kernels, count with the same.
     assert (cutting.PACKED_ROWS, cutting.PACKED_K) == (ROW_ALIGN, SLAB)
+    assert problem.ALONE == choice.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
 

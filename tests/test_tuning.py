@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from kept import slowly
 
 from multimm.cli import main
 from multimm.cli import tune as command
@@ -122,12 +122,7 @@ def test_products_that_ran_without_a_winner_decide_anew(monkeypatch):
 def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):
     read, cases = tuning.read, [Case(512, 256, k) for k in range(1, 9)]
 
-    def slowly(model):
-        kept = read(model)
-        time.sleep(0.02)
-        return kept
-
-    monkeypatch.setattr(tuning, "read", slowly)
+    monkeypatch.setattr(tuning, "read", slowly(read))
     with ThreadPoolExecutor(len(cases)) as pool:
         done = pool.map(lambda case: tuning.save(MODEL, [outcome(case, SECOND)]), cases)
         assert all(done)

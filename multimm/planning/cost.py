@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import product
 
 from multimm.planning import traffic
-from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Terms, crowd
@@ -129,7 +128,7 @@ def _sums(layout: Layout) -> tuple[int, int, int]:
 
 def _joining(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds from the last portion to the last block of C: those of one block travel then."""
-    if not isinstance(layout, GatheredLayout) or not layout.joined:
+    if not layout.joined:
         return 0.0
     out, device, workers = layout.problem.out_bytes, cluster.slowest, cluster.workers
     rows, columns = layout.sides
@@ -176,8 +175,7 @@ def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
-    packs = problem.packable or problem.alone
-    measured = dict(device.packed_gflops).get(problem.pack) if packs else None
+    measured = dict(device.packed_gflops).get(problem.pack) if problem.packs else None
     return measured or device.gflops / problem.relative_cost
 
 

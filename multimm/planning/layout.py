@@ -47,6 +47,16 @@ class Layout(Homes):
         """Tasks on blocks of C after their last sum."""
         return 0
 
+    @property
+    def joined(self) -> tuple[tuple[int, int], ...]:
+        """Blocks of C that are joined from portions: see `GatheredLayout`."""
+        return ()
+
+    @property
+    def most_joined(self) -> int:
+        """Elements of these that one worker keeps, at most."""
+        return 0
+
     def owner(self, row: int, j: int, part: int) -> Coordinate:
         """Who computes a block of C, for one part of k."""
         return Coordinate(row, j, part)

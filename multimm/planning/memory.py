@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
@@ -89,16 +88,15 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
 
 def _joined(layout: Layout) -> Terms:
     """Of portions of C's blocks that others have made: no more than what is joined of them."""
-    if not isinstance(layout, GatheredLayout):
-        return {}
-    return {"portions of C received": layout.most_joined * layout.problem.out_bytes}
+    size = layout.most_joined * layout.problem.out_bytes
+    return {"portions of C received": size} if size else {}
 
 
 def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    if p.packable or p.alone:  # of a stack one matrix at a time
+    if p.packs:  # of a stack one matrix at a time
         sides = (max(layout.m_blocks) + edges["b"]) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))

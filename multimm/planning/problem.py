@@ -157,14 +157,23 @@ class Problem:
     @cached_property
     def packable(self) -> bool:
         """Whether the product is large enough for blocks that are packed."""
-        large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
-        return bool(self.pack) and not self.batch_shape and large
+        return self._large and not self.batch_shape
 
     @cached_property
     def alone(self) -> bool:
         """Whether matrices of a stack are so large that tensor cores multiply one after another."""
+        return self.packs and not self.packable
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether block products are expected to run on operands packed for tensor cores."""
+        return self._large and (not self.batch_shape or self.m * self.n * self.k >= ALONE)
+
+    @property
+    def _large(self) -> bool:
+        """Each matrix is large enough, and there is a precision to pack for."""
         large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
-        return bool(self.pack and self.batch_shape and large) and self.m * self.n * self.k >= ALONE
+        return bool(self.pack) and large
 
     @cached_property
     def packed_itemsize(self) -> int:
@@ -176,6 +185,6 @@ class Problem:
         """Time of one multiply-add beside a float32 one on the same device."""
         if self.accumulate.startswith(("int", "uint", "bool")):
             return _INTEGER_COST
-        if self.packable or self.alone:
+        if self.packs:
             return _PACKED_COST[self.pack]
         return _COST.get(self.accumulate, 1.0)
