@@ -75,6 +75,8 @@ def test_whose_rows_are_neighbours_makes_blocks_that_need_not_be_joined():
     assert layout.result_owners(4)[:: plan.tasks // 4] == (0, 2, 1, 3)
     assert plan.bytes_moved == 3 * 8192 * 1024 * 4
     assert plan.time_terms["joining C"] == 0
+    assert "x 1 of 1024, made where A lies, k in slabs" in str(plan)
+    assert "joined" not in str(plan).replace("operands being joined", "")
 
 
 def test_columns_of_a_wide_matrix_too():

@@ -68,8 +68,9 @@ def _blocks_line(plan: MatmulPlan) -> str:
     within = layout.cut_within
     portions = ""
     if isinstance(layout, GatheredLayout):
-        portions = f", made in {layout.blocks} portions where {names(within)} lies, and joined"
-        within = ()
+        parted = f" in {layout.blocks} portions" if layout.joined else ""
+        joined = ", and joined" if layout.joined else ""
+        portions, within = f", made{parted} where {names(within)} lies{joined}", ()
     cut = f", {names(within)} cut by every product" if within else ""
     packed = ", packed by every product" if layout.on_tensor_cores else ""
     if layout.packed:
