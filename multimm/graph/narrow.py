@@ -34,5 +34,6 @@ def scheme_of(precision: str, a: Any, b: Any) -> str:
     >>> scheme_of("float32", "float16", "float16"), scheme_of("ieee", "float16", "float16")
     ('tf32', 'ieee')
     """
-    halves = str(a) in HALVES and str(b) in HALVES
-    return "tf32" if halves and precision == "float32" else precision
+    if precision != "float32" or a == FLOAT32 or b == FLOAT32:  # names of dtypes take 2 us each
+        return precision
+    return "tf32" if str(a) in HALVES and str(b) in HALVES else precision
