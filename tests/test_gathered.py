@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 
 import dask.array as da
 import numpy as np
@@ -18,9 +17,9 @@ import multimm
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import in_place, strategy, traffic
+from multimm.planning import in_portions as module
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.in_portions import in_portions
-from multimm.planning.order import as_stored, stored_at
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -129,11 +128,9 @@ def test_what_is_too_large_is_not_taken(monkeypatch):
     strategy.plan_matmul.cache_clear()
 
 
-def test_only_blocks_of_rows_that_lie_on_one_worker_each():
+def test_what_is_not_taken_in_portions():
     a = in_rows(NEARLY)
-    parts = MatrixSpec(TALL, chunks=((2**13,) * 128, (4096,) * 2), owners=(0, 1, 2, 3) * 64)
     for problem in (
-        times(parts),
         times(replace(a, owners=())),
         times(in_rows(NEARLY[:8])),
         times(a, c=MatrixSpec((2**20, 1024))),
@@ -156,62 +153,69 @@ def test_memory_counts_portions_and_what_is_joined_of_them():
     plan = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
     of_c = 2**20 * 1024 * 4 / 4  # of each worker
     assert plan.memory_terms["partial sums"] >= of_c
-    assert plan.memory_terms["portions of C received"] == of_c
+    assert plan.memory_terms["portions of C received"] == of_c * 3 / 4
     assert plan.spill_terms["C finished"] == of_c
     assert plan.memory_terms["operands being joined"] == max(plan.layout.m_blocks) * 8192 * 4
 
 
 # -------------------------------------------------------------------- the graph
 
-LENGTHS = st.lists(st.integers(0, 5), min_size=6, max_size=24).filter(any)
+LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=8).filter(any)
 
 
-@given(LENGTHS, st.data(), st.integers(2, 4), st.booleans())
-def test_products_are_right_wherever_the_rows_lie(rows, data, workers, by_columns):
-    owners = data.draw(
-        st.lists(st.integers(0, workers - 1), min_size=len(rows), max_size=len(rows))
-    )
-    rng = np.random.default_rng(0)
-    x = rng.integers(-8, 9, (sum(rows), 6)).astype("float32")
-    y = rng.integers(-8, 9, (6, 5)).astype("float32")
-    a, b = da.from_array(x, chunks=(tuple(rows), 6)), da.from_array(y, chunks=(3, 2))
-    large = MatrixSpec(x.shape, chunks=a.chunks, owners=tuple(owners))
-    small = MatrixSpec(y.shape, chunks=b.chunks)
-    want = 2 * (x @ y)
+@given(LENGTHS, LENGTHS, st.data(), st.integers(2, 4), st.booleans(), st.booleans())
+def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by_columns, turned):
+    number = st.integers(0, workers - 1)
+    owners = data.draw(st.lists(number, min_size=len(rows) * len(columns), max_size=64))
+    x, y = integers((sum(rows), sum(columns))), integers((sum(columns), 5), seed=1)
+    cut = data.draw(st.integers(1, sum(columns)))
+    a, b = da.from_array(x, chunks=(tuple(rows), tuple(columns))), da.from_array(y, (cut, 2))
+    owners = tuple(owners[: a.npartitions])
+    large, small = (MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b))
+    large = replace(large, owners=owners)
     problem = Problem(small.T, large.T) if by_columns else Problem(large, small)
-    for layout in in_portions(problem, gpus(workers)):
+    operands = (b.T, a.T) if by_columns else (a, b)
+    stored = tuple(z.T for z in operands) if turned else operands
+    step = Step("float32", "float32", alpha=2, trans_a=turned, trans_b=turned)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LEAST_JOINED", 0)
+        layouts = list(in_portions(problem, gpus(workers)))
+    for layout in layouts:
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
-        counted = traffic.received(layout, workers)
-        assert plan.bytes_received == sum(counted.values())
-        step = Step("float32", "float32", alpha=2, trans_a=by_columns, trans_b=by_columns)
-        stored = (b, a) if by_columns else (a, b)
+        assert plan.bytes_received == sum(traffic.received(layout, workers).values())
         result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
         got = result.compute(scheduler="sync")
-        np.testing.assert_array_equal(got, want.T if by_columns else want)
-        names = [key[0].split("-")[1] for key in result.__dask_graph__().layers[result.name]]
-        assert names.count("portion") + names.count("matmul") == plan.tasks
+        np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
+        assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
         assert len(layout.result_owners(workers)) in (0, result.npartitions)
-        check_spans(layout, rows)
+        check_portions(layout.portions)
 
 
-def check_spans(layout, rows):
-    """Each chunk goes from its place in a portion to its place in C."""
-    p, lengths = layout.problem, layout.n_blocks if layout.by_columns else layout.m_blocks
-    order = p.columns if layout.by_columns else p.rows
-    numbers = np.arange(sum(rows))
-    chunks = np.split(numbers, [*accumulate(rows)][:-1])
-    portions = np.concatenate([chunks[stored_at(order, i)] for i in range(len(chunks))])
-    portions = np.split(portions, [*accumulate(lengths)][:-1])
-    joined = []
-    for strip, length in enumerate(layout.sides[layout.by_columns]):
-        whole = np.full(length, -1)
-        for portion, inside, to in layout.spans(strip):
-            assert portion in layout.strips[strip]
-            whole[to] = portions[portion][inside]
-        joined.append(whole)
-    np.testing.assert_array_equal(np.concatenate(joined), numbers)
-    in_plan = p.b.chunks[1] if layout.by_columns else p.a.chunks[0]
-    assert as_stored(in_plan, order) == tuple(rows)
+def check_portions(portions):
+    """Each chunk is multiplied once, by its worker, and goes from its portions to its place."""
+    at = np.array(portions.at).reshape(len(portions.rows), len(portions.columns))
+    starts, found = np.cumsum([0, *portions.rows]), {}
+    for number, portion in portions.made.items():
+        lines = []
+        for rows, slabs in portion.groups:
+            lines += [line for i in rows for line in range(starts[i], starts[i + 1])]
+            for i, s in ((i, portions.slabs[s]) for i in rows for s in slabs):
+                assert at[i, s] == number % portions.workers
+                assert found.setdefault((i, s), number) == number
+        assert len(lines) == portions.lengths[number]
+        found[number] = lines
+    chunks = [key for key in found if isinstance(key, tuple)]
+    assert len(chunks) == np.count_nonzero(portions.rows) * np.count_nonzero(portions.columns)
+    begin = 0
+    for strip, height in enumerate(portions.heights):
+        whole = np.full(height, -1)
+        for run in portions.runs(strip):
+            for number, where in run.found:
+                for inside, to in run.goes_to:
+                    whole[to] = found[number][where][inside]
+                    np.testing.assert_array_equal(whole[to], begin + np.arange(to.start, to.stop))
+        assert -1 not in whole
+        begin += height
 
 
 # ------------------------------------------------------------------- on workers

@@ -11,10 +11,12 @@ from dask.tokenize import tokenize
 
 from multimm.graph.block_task import Block
 from multimm.graph.builder import Builder
+from multimm.graph.gather import Gatherer
 from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.plan import MatmulPlan
 
 
@@ -54,9 +56,13 @@ def build(
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
     keys = Keys(token, layout, addend is not None)
-    graph = Builder(layout, cluster, operands, addend, step, keys)
+    tasks = (
+        Gatherer(layout, cluster, operands, step, keys).tasks()
+        if isinstance(layout, GatheredLayout)
+        else Builder(layout, cluster, operands, addend, step, keys).tasks()
+    )
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
-    layer = ProductLayer(graph.tasks(), owners, cluster.workers)
+    layer = ProductLayer(tasks, owners, cluster.workers)
     chunks = (*layout.stack, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     return da.Array(high, keys.name("matmul"), chunks, meta=meta)

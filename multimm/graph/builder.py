@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from dask._task_spec import List, Task, TaskRef
 
 from multimm.graph.block_task import JOIN, READY, Block, BlockTask, Inputs, Key, Place, Sizes
-from multimm.graph.gather import gathered
 from multimm.graph.gram_tasks import (
     add_diagonal,
     link_diagonal,
@@ -38,7 +37,6 @@ from multimm.graph.tasks import (
     transpose,
     wait_for,
 )
-from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.recut import Index, size_of
@@ -92,8 +90,6 @@ class Builder:
                     self._mirror(batch, i, j)
         if layout.stream:
             self._keep_gates()
-        if isinstance(layout, GatheredLayout):
-            self.made |= gathered(layout, self.keys, self._place)
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
@@ -195,7 +191,7 @@ class Builder:
     ) -> None:
         """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
         args: dict[str, Any] = {"step": self.inner, **more}
-        last = key[0] in (self.keys.name("matmul"), self.keys.name("portion"))
+        last = key[0] == self.keys.name("matmul")
         if last:
             args["step"] = self.step
         if last and self.c is not None:

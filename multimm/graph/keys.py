@@ -62,15 +62,13 @@ class Keys:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
         if self.layout.mirrors and self.adds:
             return (self.name("half"), *batch, i, j)
-        if isinstance(self.layout, GatheredLayout):
-            return self._portion(self.layout, i, j)
         p = self.layout.problem
         matrices = (stored_at(p.stack, at) for at in batch)
         return (self.name("matmul"), *matrices, stored_at(p.rows, i), stored_at(p.columns, j))
 
-    def _portion(self, layout: GatheredLayout, i: int, j: int) -> Key:
+    def portion(self, layout: GatheredLayout, number: int, across: int) -> Key:
         """The key of a portion of a block of C; C's own key if it is all of the block."""
-        strip, across = layout.strip_of(i, j)
+        strip = number // layout.grid.workers
         if len(layout.strips[strip]) == 1:
             return (self.name("matmul"), *layout.cell(strip, across))
-        return (self.name("portion"), i, j)
+        return (self.name("portion"), *layout.cell(number, across))

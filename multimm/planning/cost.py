@@ -6,11 +6,12 @@ from collections import Counter
 from itertools import product
 
 from multimm.planning import traffic
+from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Terms, crowd
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec, DeviceSpec
+from multimm.planning.spec import ClusterSpec, DeviceSpec, MatrixSpec
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
@@ -82,10 +83,10 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     copying = device.copy_gbps * 1e9
     cuts = layout.recut.tasks
     each = crowd(layout, cluster)
-    flops = each * 2 * layout.share_computed * layout.share_k
+    flops = each * layout.share_flops
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
-    handed_on = each * (layout.steps - 1) * layout.share_sums * p.sum_bytes
+    handed_on = each * layout.handed_on * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
     tasks = layout.tasks + cuts
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
@@ -95,10 +96,12 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     cut_first = bool(layout.cut_apart)  # C is not waited for
     steps = bool(layout.packed) + cut_first + levels + (layout.finishing > 0)
     products = flops / (product_gflops(p, device) * 1e9)
+    # What tasks of portions are sent they need at once, and transfers hide behind nothing.
+    fetches, waited = layout.fetched_first if isinstance(layout, GatheredLayout) else (0, 0.0)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     return {
         "block products": products,
-        "transfers": moved / rate,
+        "transfers": max(0.0, moved - waited) / rate,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
         "sums between slabs": SUMS_BYTES * handed_on / copying,
@@ -106,7 +109,9 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
-        "first blocks": _waiting(layout, cluster, alone),
+        "first blocks": _waiting(layout, cluster, alone)
+        if not waited
+        else cluster.link.latency_s + FETCH_S * fetches + waited / rate,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
@@ -128,12 +133,14 @@ def _sums(layout: Layout) -> tuple[int, int, int]:
 
 def _joining(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds from the last portion to the last block of C: those of one block travel then."""
-    if not layout.joined:
+    if not isinstance(layout, GatheredLayout) or not layout.joined:
         return 0.0
-    out, device, workers = layout.problem.out_bytes, cluster.slowest, cluster.workers
+    size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
+    per_row = layout.portions_received / max(1, layout.most_joined)  # in so many portions it is
     rows, columns = layout.sides
-    travels = max(rows) * max(columns) * out * (1 - 1 / workers) / link_rate(layout, cluster)
-    copied = 2 * layout.most_joined * out / (device.copy_gbps * 1e9)  # read and written
+    travels = max(rows) * max(columns) * size * per_row / link_rate(layout, cluster)
+    read = layout.most_joined * size * (1 + per_row)
+    copied = (read + layout.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)
     return travels + copied + (1 + PART * (workers - 1)) * cluster.link.latency_s
 
 
@@ -143,20 +150,27 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
     if not p.packable:
         return 0.0
     seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
+    if isinstance(layout, GatheredLayout):
+        packed = layout.packed_by_products.items()
+        return sum(_packed_within(p, layout.spec(role)) * n for role, n in packed) / rate
     sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
     for role in layout.roles:
         edges, spec = sides[role]
         once, count = role in layout.packed, len(edges)
-        widened = 2 * p.sum_bytes if spec.itemsize < p.sum_bytes else 0  # written and read
         elements = max(edges) * max(layout.slabs)
         # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
-        moved = WITHIN_BYTES * (spec.itemsize + p.packed_itemsize + widened) * elements
-        seconds += _most(within, layout, cluster) * moved / rate
+        seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
         moved = PACK_BYTES * max(spec.itemsize, p.sum_bytes) * elements
         seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
+
+
+def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
+    """Bytes that packing an element within a product takes as long as."""
+    widened = 2 * problem.sum_bytes if spec.itemsize < problem.sum_bytes else 0  # written and read
+    return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
 
 
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:

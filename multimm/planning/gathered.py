@@ -1,41 +1,38 @@
-"""A tall matrix multiplied where it lies, in few tasks: portions of C's blocks, then joined.
+"""A large matrix multiplied where it lies, in few tasks: portions of C's blocks, then joined.
 
-Each of its chunks of rows may be multiplied by a task of its own (`where_they_lie`), but a task
-takes Dask's scheduler about a millisecond, and Dask's usual chunks of 128 MB a GPU half of one. To
-join neighbours to larger blocks would move most of the matrix, for they lie on workers in turn, and
-C's rows are mostly shorter than its own. So each worker multiplies all that it has of a large block
-of C at once, and the portions travel:
+Its chunks lie on workers in turn, mostly, in rows or in two dimensions. Each may be multiplied by a
+task of its own, but a task takes Dask's scheduler about a millisecond, and Dask's usual chunks of
+128 MB a GPU half of one. To join neighbours to larger blocks would move most of the matrix. So each
+worker multiplies all chunks that it has of a strip of C in one task, and these portions travel (see
+`multimm.planning.portions`):
 
     chunk of rows      0    1    2    3    4    5    6    7
     lies on worker     w0   w1   w1   w0   w1   w0   w0   w1
     block of C         |        0        |        1        |
     its portions       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
 
-Portions are block rows of the layout, as many for each block of C as there are workers, in their
+Portions are block rows of the layout, as many for each strip of C as there are workers, in their
 order, so that they are dealt out as any block rows are; those of nobody have no rows. Columns of a
-wide matrix are taken likewise.
+wide matrix, B, are taken likewise; "rows" means them, too, where nothing else is said.
+
+Of long vectors, with few rows of chunks and many slabs, each portion has all rows of its strip:
+they are then sums of parts of k, which lie anywhere.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise, product
-from typing import NamedTuple
+from itertools import product
+from math import ceil, prod
+from operator import ne
 
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
-from multimm.planning.order import stored_at
-
-
-class Span(NamedTuple):
-    """Rows of a block of C, or columns, that lie together in one of its portions."""
-
-    portion: int  #: block row or block column of the layout
-    inside: slice  #: of the portion
-    goes_to: slice  #: of the block of C
+from multimm.planning.portions import Portions
+from multimm.planning.recut import Recut
+from multimm.planning.spec import MatrixSpec
 
 
 @dataclass(frozen=True)
@@ -44,19 +41,29 @@ class GatheredLayout(Layout):
 
     Parameters
     ----------
+    portions : Portions
+        Of A; of B transposed, with `by_columns`.
     by_columns : bool
-        Columns of B are taken where they lie, and not rows of A.
+        B is taken where it lies, and not A.
     """
 
+    portions: Portions = field(kw_only=True)
     by_columns: bool = False
 
     @property
-    def _portions(self) -> Blocks:
-        """Their rows, or columns: in turn of the workers, for one strip of C after another.
+    def large(self) -> str:
+        """What is taken where it lies."""
+        return "b" if self.by_columns else "a"
 
-        A strip is a block row of C, or a block column.
-        """
-        return self.n_blocks if self.by_columns else self.m_blocks
+    @property
+    def small(self) -> str:
+        """What travels to all who need it."""
+        return "a" if self.by_columns else "b"
+
+    @property
+    def across(self) -> Blocks:
+        """Columns of C's blocks, or rows of those whose columns are in portions."""
+        return self.m_blocks if self.by_columns else self.n_blocks
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -72,49 +79,45 @@ class GatheredLayout(Layout):
         """Portions that are computed."""
         return len(self.pairs)
 
-    def cuts_apart(self, role: str) -> bool:
-        """What stays where it lies is joined by each product for itself."""
-        return role != ("b" if self.by_columns else "a")
+    def cell(self, portion: int, across: int) -> tuple[int, int]:
+        """Block row and block column of a portion, of the sums that are computed."""
+        return (across, portion) if self.by_columns else (portion, across)
+
+    # ---------------------------------------------------------------- what is joined
 
     @cached_property
     def strips(self) -> tuple[tuple[int, ...], ...]:
         """The portions of each strip of C, without those of nobody."""
-        workers, portions = self.grid.workers, range(len(self._portions))
-        turns = (portions[start : start + workers] for start in portions[::workers])
-        return tuple(
-            tuple(portion for portion in turn if self._portions[portion]) for turn in turns
-        )
+        workers, lengths = self.grid.workers, self.portions.lengths
+        turns = (range(start, start + workers) for start in range(0, len(lengths), workers))
+        return tuple(tuple(at for at in turn if lengths[at]) for turn in turns)
 
     @property
     def sides(self) -> tuple[Blocks, Blocks]:
         """Rows and columns of the result's blocks."""
-        joined = tuple(sum(self._portions[portion] for portion in strip) for strip in self.strips)
+        joined = self.portions.heights
         return (self.m_blocks, joined) if self.by_columns else (joined, self.n_blocks)
-
-    @property
-    def _across(self) -> Blocks:
-        """Columns of the blocks in a strip that is a block row, or rows of those in a column."""
-        return self.m_blocks if self.by_columns else self.n_blocks
 
     @cached_property
     def joined(self) -> tuple[tuple[int, int], ...]:
         """Strip and block of the other side, of all blocks of C that are joined from portions."""
         several = [at for at, strip in enumerate(self.strips) if len(strip) > 1]
-        return tuple(product(several, range(len(self._across))))
-
-    def cell(self, portion: int, across: int) -> tuple[int, int]:
-        """Block row and block column of a portion of a strip, of the sums that are computed."""
-        return (across, portion) if self.by_columns else (portion, across)
-
-    def strip_of(self, i: int, j: int) -> tuple[int, int]:
-        """The strip that a computed block is a portion of, and the block of the other side."""
-        portion, across = self.cell(i, j)
-        return portion // self.grid.workers, across
+        return tuple(product(several, range(len(self.across))))
 
     @property
     def finishing(self) -> int:
         """Tasks that join portions."""
         return len(self.joined)
+
+    @cached_property
+    def adds(self) -> bool:
+        """Whether some rows are in several portions: none is finished before they are added."""
+        return sum(self.portions.lengths) > sum(self.portions.heights)
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes of an element of the portions that are joined."""
+        return self.problem.sum_bytes if self.adds else self.problem.out_bytes
 
     def keeper_of(self, strip: int) -> Coordinate:
         """Who joins a strip, of those who have a portion of it: in turn."""
@@ -125,41 +128,152 @@ class GatheredLayout(Layout):
         """The worker of each block of C, as stored; empty where Dask decides."""
         keepers = [self.grid.rank(self.keeper_of(at)) for at in range(len(self.strips))]
         rows, columns = map(len, self.sides)
-        if rows * columns == 1:
+        if len({number % workers for strip in self.strips for number in strip}) == 1:
             return ()
         at = product(range(rows), range(columns))
         return tuple(keepers[column if self.by_columns else row] % workers for row, column in at)
 
-    @cached_property
+    @property
     def most_joined(self) -> int:
         """Elements of the joined blocks of the worker that keeps the most of them."""
-        kept: Counter[int] = Counter()
+        return self._of_keepers[0]
+
+    @property
+    def portions_received(self) -> int:
+        """Elements of others' portions that one worker joins, at most."""
+        return self._of_keepers[1]
+
+    @cached_property
+    def _of_keepers(self) -> tuple[int, int]:
+        joined, received = Counter[int](), Counter[int]()
         for strip, across in self.joined:
-            size = sum(self._portions[portion] for portion in self.strips[strip])
-            kept[self.grid.rank(self.keeper_of(strip))] += size * self._across[across]
-        return max(kept.values(), default=0)
+            keeper = self.grid.rank(self.keeper_of(strip))
+            joined[keeper] += self.portions.heights[strip] * self.across[across]
+            for portion in self.strips[strip]:
+                if portion % self.grid.workers != keeper:
+                    received[keeper] += self.portions.lengths[portion] * self.across[across]
+        return max(joined.values(), default=0), max(received.values(), default=0)
 
     @property
     def share_result(self) -> int:
         """Elements of C that the busiest worker keeps: portions, and what is joined of them."""
         return self.share_sums + self.most_joined
 
-    def spans(self, strip: int) -> list[Span]:
-        """What a strip of C is made of, in the order in which it is stored."""
-        problem = self.problem
-        order = problem.columns if self.by_columns else problem.rows
-        starts = [0, *accumulate(problem.b.chunks[1] if self.by_columns else problem.a.chunks[0])]
-        ends, workers = [0, *accumulate(self._portions)], self.grid.workers
-        own = range(ends[strip * workers], ends[(strip + 1) * workers])
-        spans = enumerate(pairwise(starts))
-        chunks = [at for at, (start, end) in spans if start in own and end > start]
-        found: list[Span] = []
-        for at in sorted(chunks, key=lambda at: stored_at(order, at)):
-            portion = bisect_right(ends, starts[at]) - 1
-            begin, end = starts[at] - ends[portion], starts[at + 1] - ends[portion]
-            to = found[-1].goes_to.stop if found else 0
-            if found and found[-1].portion == portion and found[-1].inside.stop == begin:
-                last = found.pop()
-                begin, to = last.inside.start, last.goes_to.start
-            found.append(Span(portion, slice(begin, end), slice(to, to + end - begin)))
+    # ---------------------------------------------------------------- what is multiplied
+
+    @property
+    def steps(self) -> int:
+        """A task multiplies all slabs."""
+        return 1
+
+    @property
+    def tasks(self) -> int:
+        """One for each portion, and for each block of C that has several."""
+        return self.blocks + self.finishing
+
+    @property
+    def share_flops(self) -> int:
+        """Floating-point operations of the busiest worker."""
+        return 2 * max(self.portions.multiplied.values()) * sum(self.across)
+
+    @property
+    def handed_on(self) -> int:
+        """Elements of sums that the busiest worker's products hand to the next ones."""
+        return self._handed_on[0] * sum(self.across)
+
+    @property
+    def packed_by_products(self) -> dict[str, int]:
+        """Elements of each operand that the busiest worker packs, if its products do so."""
+        large = max(self.portions.multiplied.values()) * len(self.across)
+        return {self.large: large, self.small: self._handed_on[1] * sum(self.across)}
+
+    @cached_property
+    def _handed_on(self) -> tuple[int, int]:
+        """Of the busiest: rows of sums between products, and lengths of slabs of all of these."""
+        rows, lengths, sizes = Counter[int](), Counter[int](), self.portions.rows
+        for number, portion in self.portions.made.items():
+            worker = number % self.grid.workers
+            for group in portion.groups:
+                rows[worker] += (len(group.slabs) - 1) * sum(sizes[i] for i in group.rows)
+                lengths[worker] += sum(self.slabs[s] for s in group.slabs)
+        return max(rows.values()), max(lengths.values())
+
+    # ---------------------------------------------------------------- where operands are
+
+    @cached_property
+    def laid(self) -> MatrixSpec:
+        """The large matrix, as if it were A."""
+        return self.problem.b.T if self.by_columns else self.problem.a
+
+    @cached_property
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """Tasks take chunks as they come: none is a block of the layout."""
+        return {}
+
+    @cached_property
+    def cut_again(self) -> tuple[str, ...]:
+        """Nor is one brought into such blocks before."""
+        return ()
+
+    @property
+    def cut_within(self) -> tuple[str, ...]:
+        """Each task joins rows of chunks for itself."""
+        return (self.large,)
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """And packs what it multiplies."""
+        return ()
+
+    @cached_property
+    def recut(self) -> Recut:
+        """The chunks that are multiplied, and bytes of those that are joined."""
+        sizes, copied, pieces = self.portions.rows, 0, 0
+        for portion in self.portions.made.values():
+            for rows, slabs in portion.groups:
+                pieces += len(rows) * len(slabs)
+                if len(rows) > 1:
+                    copied += sum(sizes[i] for i in rows) * sum(self.slabs[s] for s in slabs)
+        times = len(self.across)
+        return Recut(0, 0, 0, times * pieces, times * copied * self.laid.itemsize)
+
+    @cached_property
+    def fetched(self) -> Counter[int]:
+        """Bytes of the large matrix that each worker multiplies and does not have."""
+        spec, found = self.laid, Counter[int]()
+        chunks = zip(spec.owners, self.portions.at, product(*spec.chunks), strict=True)
+        for owner, worker, (row, column) in chunks:
+            if owner != worker:
+                found[worker] += row * column * spec.itemsize
         return found
+
+    @property
+    def in_use(self) -> dict[str, int]:
+        """Bytes of what a worker is sent, at most: all of the small matrix, by role."""
+        most = max(self.fetched.values(), default=0)
+        return {self.small: self.spec(self.small).nbytes} | ({self.large: most} if most else {})
+
+    @cached_property
+    def fetched_first(self) -> tuple[int, float]:
+        """Chunks, and bytes, that a worker is sent before it has all for a task, at most."""
+        small, strips, workers = self.spec(self.small), len(self.strips), self.grid.workers
+        chunks = prod(map(len, small.chunks))
+        away = 1 - 1 / workers if chunks >= workers else 1
+        elsewhere = sum(map(ne, self.laid.owners, self.portions.at)) / workers / strips
+        most = max(self.fetched.values(), default=0) / strips
+        return ceil(chunks * away + elsewhere), small.nbytes * away + most
+
+    def arrives(self, role: str) -> bool:
+        """Whether a worker is sent some of an operand."""
+        return role in self.in_use
+
+    @cached_property
+    def at_home(self) -> dict[str, int]:
+        """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
+        small = self.spec(self.small)
+        return {self.large: self.laid.fullest, self.small: small.fullest or small.nbytes}
+
+    def keeper_of_small(self, chunk: int) -> int:
+        """The worker with a chunk of the small matrix: where it lies, or in turn."""
+        owners = self.spec(self.small).owners
+        return owners[chunk] if owners else chunk % self.grid.workers

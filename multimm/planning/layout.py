@@ -53,8 +53,8 @@ class Layout(Homes):
         return ()
 
     @property
-    def most_joined(self) -> int:
-        """Elements of these that one worker keeps, at most."""
+    def portions_received(self) -> int:
+        """Elements of others' portions that one worker joins, at most."""
         return 0
 
     def owner(self, row: int, j: int, part: int) -> Coordinate:

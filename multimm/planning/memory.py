@@ -88,7 +88,7 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
 
 def _joined(layout: Layout) -> Terms:
     """Of portions of C's blocks that others have made: no more than what is joined of them."""
-    size = layout.most_joined * layout.problem.out_bytes
+    size = layout.portions_received * layout.problem.sum_bytes
     return {"portions of C received": size} if size else {}
 
 

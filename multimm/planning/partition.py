@@ -188,6 +188,16 @@ class Partition:
         return self.share_sums
 
     @property
+    def share_flops(self) -> int:
+        """Floating-point operations of the busiest worker."""
+        return 2 * self.share_computed * self.share_k
+
+    @property
+    def handed_on(self) -> int:
+        """Elements of sums that the busiest worker's products hand to the next ones."""
+        return (self.steps - 1) * self.share_sums
+
+    @property
     def share_result(self) -> int:
         """Elements of C that the busiest worker keeps."""
         return self.share_sums

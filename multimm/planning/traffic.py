@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, product, starmap
+from itertools import accumulate, chain, product, starmap
 from math import prod
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, ceil_div, divisors
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
-from multimm.planning.recut import cuts_of, offsets, shape_of, size_of
+from multimm.planning.recut import cuts_of, offsets, shape_of, size_of, spans
 
 
 def volume(
@@ -80,9 +81,13 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     """
     total: Counter[int] = Counter()
     wraps = layout.grid.workers > workers
-    operands = (_count_gram,) if isinstance(layout, GramLayout) else (_count_a, _count_b)
-    made = _count_portions if isinstance(layout, GatheredLayout) else _count_sums
-    for home, users, size in chain.from_iterable(f(layout) for f in (*operands, made)):
+    if isinstance(layout, GatheredLayout):
+        found = chain(_count_large(layout), _count_small(layout), _count_portions(layout))
+    elif isinstance(layout, GramLayout):
+        found = chain(_count_gram(layout), _count_sums(layout))
+    else:
+        found = chain(_count_a(layout), _count_b(layout), _count_sums(layout))
+    for home, users, size in found:
         if wraps:
             home, users = home % workers, {rank % workers for rank in users}
         total.update(dict.fromkeys(users - {home}, size))
@@ -203,7 +208,7 @@ Transfer = tuple[int, set[int], int]
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
     grid = layout.grid
-    columns = {j % grid.p_n for _, j in layout.pairs}  # of portions, only some have any
+    columns = {j % grid.p_n for _, j in layout.pairs}
     for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
         waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
         for (s, slab), used in product(enumerate(layout.slabs), waves):
@@ -260,11 +265,30 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
                 yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
 
 
+def _count_large(layout: GatheredLayout) -> Iterator[Transfer]:
+    """Chunks that others multiply than those who have them."""
+    for worker, size in layout.fetched.items():
+        yield -1, {worker}, size
+
+
+def _count_small(layout: GatheredLayout) -> Iterator[Transfer]:
+    """Chunks of the other operand travel whole to all who need some of them."""
+    spec, portions = layout.spec(layout.small), layout.portions
+    along, across = spec.chunks[:: -1 if layout.by_columns else 1]
+    ends = [*accumulate(portions.columns)]
+    for (at, (start, end)), (other, size) in product(enumerate(spans(along)), enumerate(across)):
+        first, last = bisect_right(ends, start), bisect_left(ends, end)
+        users = set().union(*portions.users[first : last + 1]) if end > start else set()
+        index = (other, at) if layout.by_columns else (at, other)
+        chunk = index[0] * len(spec.chunks[1]) + index[1]
+        yield layout.keeper_of_small(chunk), users, (end - start) * size * spec.itemsize
+
+
 def _count_portions(layout: GatheredLayout) -> Iterator[Transfer]:
     """Portions of C's blocks travel to the worker that joins them; k is in one part."""
     for strip, across in layout.joined:
         keeper = layout.grid.rank(layout.keeper_of(strip))
         for portion in layout.strips[strip]:
             row, column = layout.cell(portion, across)
-            size = layout.m_blocks[row] * layout.n_blocks[column] * layout.problem.out_bytes
+            size = layout.m_blocks[row] * layout.n_blocks[column] * layout.joined_bytes
             yield layout.grid.rank(layout.owner(row, column, 0)), {keeper}, size
