@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
-from multimm.graph.pieces import made_of, pieces
-from multimm.graph.portions import join_portions, portion
+from multimm.graph.portions import Recipe, Slab, join_portions, portion
 from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
-from multimm.planning.portions import Group
-from multimm.planning.recut import Index, Where, size_of
+from multimm.planning.recut import Index, cuts_of, shape_of, size_of
 from multimm.planning.spec import ClusterSpec
 
 
@@ -57,79 +54,98 @@ class Gatherer:
 
     def _portion(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
-        layout, groups = self.layout, self.layout.portions.made[number].groups
-        slabs = sorted({s for group in groups for s in group.slabs})
-        small, homes = zip(*(self._slab(s, across) for s in slabs), strict=True)
-        rows = [[self._rows(group, s) for s in group.slabs] for group in groups]
-        inputs = {key: home for found in homes for key, home in found.items()}
-        inputs |= {key: home for group in groups for key, home in self._chunks(group)}
+        layout, portions = self.layout, self.layout.portions
+        groups = portions.made[number].groups
+        used = sorted({s for group in groups for s in group.slabs})
+        small, slabs = self._slabs(tuple(used), across)
+        at = {s: n for n, s in enumerate(used)}
+        recipe = Recipe(
+            slabs,
+            tuple(layout.slabs[s] for s in used),
+            tuple(
+                (tuple(portions.rows[i] for i in rows), tuple(at[s] for s in own))
+                for rows, own in groups
+            ),
+            layout.by_columns,
+            layout.by_columns ^ self.large.transposed,
+        )
+        chunks = [(i, portions.slabs[s]) for rows, own in groups for s in own for i in rows]
+        keys = [self.large.key(self._stored(*chunk)) for chunk in chunks]
         owner = Coordinate(*layout.cell(number, 0), 0)
         several = len(layout.strips[number // layout.grid.workers]) > 1
         return BlockTask(
             self.keys.portion(layout, number, across),
             portion,
-            List(*small),
-            List(*(List(*group) for group in rows)),
-            uses=tuple(tuple(slabs.index(s) for s in group.slabs) for group in groups),
-            by_columns=layout.by_columns,
+            List(*map(TaskRef, small)),
+            List(*map(TaskRef, keys)),
+            recipe=recipe,
             step=self.inner if several and layout.adds else self.step,
             inner=self.inner,
-            place=self._place(owner, (0, 0, *layout.cell(number, across)), tuple(inputs.items())),
+            place=self._place(
+                owner,
+                (0, 0, *layout.cell(number, across)),
+                (*small.items(), *self._fetched(chunks, keys, owner)),
+            ),
         )
 
-    def _slab(self, s: int, across: int) -> tuple[Task, dict[Key, Coordinate]]:
-        """A slab of the small operand, and where the chunks lie that it is cut from."""
-        operand, layout = self.small, self.layout
-        at = (across, s) if layout.by_columns else (s, across)
-        where = operand.where(operand.index((), *at))
-        part, keys = pieces(operand.key, operand.own_chunks, where, operand.array.dtype)
-        shape = operand.array.numblocks[:: -1 if operand.transposed else 1]
-        found = {}
-        for key in keys:
-            index = key[1:][:: -1 if operand.transposed else 1]
-            chunk = int(np.ravel_multi_index(index, shape))
-            found[key] = layout.grid.place(layout.keeper_of_small(chunk))
-        return part, found
-
-    def _rows(self, group: Group, s: int) -> Task:
-        """A group's rows of a slab, of the large operand."""
-        layout, operand = self.layout, self.large
-        column = layout.portions.slabs[s]
-        indices = [self._stored(row, column) for row in group.rows]
-        sizes = [size_of(operand.own_chunks, index) for index in indices]
-        axis = layout.by_columns ^ operand.transposed
-        ends = [*accumulate((size[axis] for size in sizes), initial=0)]
-        height, width = slice(0, ends[-1]), slice(0, layout.slabs[s])
-        cuts = [
-            (tuple(slice(0, length) for length in size), _across(slice(*span), width, axis))
-            for size, span in zip(sizes, pairwise(ends), strict=True)
-        ]
-        keys = [operand.key(index) for index in indices]
-        return made_of(keys, cuts, sizes, _across(height, width, axis), operand.array.dtype)
-
-    def _chunks(self, group: Group) -> list[tuple[Key, Coordinate]]:
-        """The large operand's chunks of a group, and where they lie."""
+    def _fetched(self, chunks: list[tuple[int, int]], keys: list[Key], owner: Coordinate) -> Inputs:
+        """Chunks that a worker multiplies and does not have: where those lie."""
         layout, owners, wide = (
             self.layout,
             self.layout.laid.owners,
             len(self.layout.portions.columns),
         )
-        at = [(row, layout.portions.slabs[s]) for row in group.rows for s in group.slabs]
-        return [
-            (self.large.key(self._stored(*x)), layout.grid.place(owners[x[0] * wide + x[1]]))
-            for x in at
-        ]
+        if not layout.fetched:
+            return ()
+        at = (owners[row * wide + column] for row, column in chunks)
+        rank = layout.grid.rank(owner)
+        return tuple(
+            (key, layout.grid.place(lies))
+            for key, lies in zip(keys, at, strict=True)
+            if lies != rank
+        )
 
     def _stored(self, row: int, column: int) -> Index:
         """Where a chunk of the large operand is stored."""
-        at = (column, row) if self.layout.by_columns else (row, column)
-        return self.large.index((), *at)
+        return self.large.index((), *((column, row) if self.layout.by_columns else (row, column)))
+
+    def _slabs(
+        self, used: tuple[int, ...], across: int
+    ) -> tuple[dict[Key, Coordinate], tuple[Slab, ...]]:
+        """What slabs of the small operand are cut from, with where that lies, and how."""
+        operand, layout = self.small, self.layout
+        homes: dict[Key, Coordinate] = {}
+        numbers: dict[Key, int] = {}
+        slabs = []
+        for s in used:
+            at = (across, s) if layout.by_columns else (s, across)
+            where = operand.where(operand.index((), *at))
+            found = cuts_of(operand.own_chunks, where)
+            keys = [operand.key(index) for index, _, _ in found]
+            for key, (index, _, _) in zip(keys, found, strict=True):
+                if key not in homes:
+                    homes[key] = self._home_of_small(index)
+                    numbers[key] = len(numbers)
+            slabs.append(
+                Slab(
+                    tuple(numbers[key] for key in keys),
+                    tuple((cut, to) for _, cut, to in found),
+                    tuple(size_of(operand.own_chunks, index) for index, _, _ in found),
+                    shape_of(where),
+                )
+            )
+        return homes, tuple(slabs)
+
+    def _home_of_small(self, index: Index) -> Coordinate:
+        operand = self.small
+        turn = -1 if operand.transposed else 1
+        chunk = int(np.ravel_multi_index(index[::turn], operand.array.numblocks[::turn]))
+        return self.layout.grid.place(self.layout.keeper_of_small(chunk))
 
     def _joined(self, strip: int, across: int) -> BlockTask:
         """A block of C."""
-        layout, by_columns = self.layout, self.layout.by_columns
-        at = layout.cell(strip, across)
-        numbers = layout.strips[strip]
+        layout = self.layout
+        at, numbers = layout.cell(strip, across), layout.strips[strip]
         keys = [self.keys.portion(layout, number, across) for number in numbers]
         cells = [layout.cell(number, across) for number in numbers]
         sizes = [(layout.m_blocks[i], layout.n_blocks[j]) for i, j in cells]
@@ -142,11 +158,11 @@ class Gatherer:
             join_portions,
             *map(TaskRef, keys),
             shape=tuple(blocks[i] for blocks, i in zip(layout.sides, at, strict=True)),
-            sizes=tuple(zip(keys, sizes, strict=True)),
             runs=tuple(runs),
-            by_columns=by_columns,
-            step=replace(self.step, beta=0) if layout.adds else None,
+            by_columns=layout.by_columns,
+            step=self.step if layout.adds else None,
             place=self._place(layout.keeper_of(strip), (0, layout.steps, *at)),
+            sizes=tuple(zip(keys, sizes, strict=True)),
         )
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
@@ -154,8 +170,3 @@ class Gatherer:
         return Place(
             self.keys.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers
         )
-
-
-def _across(along: slice, other: slice, axis: int) -> Where:
-    """A rectangle: so far along an axis, and so far along the other."""
-    return (other, along) if axis else (along, other)

@@ -1,80 +1,126 @@
 """What workers do with a matrix that is multiplied where it lies: see `multimm.planning.gathered`.
 
-Pure functions of blocks, as those of `multimm.graph.tasks`.
+Pure functions of blocks, as those of `multimm.graph.tasks`. A task has hundreds of these, and to
+describe each by a task of its own would take longer than to multiply it: blocks come in lists, and
+`Recipe` says what becomes of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import NamedTuple
 
 from multimm.gpu.copies import Move
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
-from multimm.graph.block_task import Block
+from multimm.graph.block_task import Block, check_shape
+from multimm.graph.declared import DType, as_declared
 from multimm.graph.pieces import Pieces, copied
 from multimm.graph.tasks import Step, finished, link, stream_for, summed
+from multimm.planning.grid import Blocks
 from multimm.planning.portions import Run
+from multimm.planning.recut import Where
+
+
+class Slab(NamedTuple):
+    """A slab of the small operand, of the blocks that it is cut from."""
+
+    blocks: tuple[int, ...]  #: their numbers
+    cuts: tuple[tuple[Where, Where], ...]  #: of each: which part, and where it goes
+    sizes: tuple[Shape, ...]  #: of each block
+    shape: Shape
+
+
+class Recipe(NamedTuple):
+    """What a portion is made of."""
+
+    slabs: tuple[Slab, ...]
+    lengths: Blocks  #: of these slabs, along k
+    #: Heights of the rows of chunks of each group, and numbers of its slabs.
+    groups: tuple[tuple[Blocks, tuple[int, ...]], ...]
+    by_columns: bool  #: the large operand is B
+    turned: bool  #: its rows are columns of the chunks, as they are stored
 
 
 def portion(
-    small: list[Pieces],
-    groups: list[list[Pieces]],
-    *,
-    uses: tuple[tuple[int, ...], ...],
-    by_columns: bool,
-    step: Step,
-    inner: Step,
+    small: list[Block], large: list[Block], *, recipe: Recipe, step: Step, inner: Step
 ) -> Block:
     """Rows of C, or columns, of all that a worker has of what they are made of.
 
     Parameters
     ----------
-    small : list of Pieces
-        Slabs of the other operand.
-    groups : list of list of Pieces
-        Of each group: its rows of the large one, slab after slab.
-    uses : tuple of tuple of int
-        Of each group: its slabs, of those in `small`.
-    by_columns : bool
-        The large one is B.
+    small : list of array
+        What slabs of the other operand are cut from.
+    large : list of array
+        Chunks: group by group, slab by slab, row by row.
+    recipe : Recipe
     step, inner : Step
         Of the last slab of a group, and of the others.
     """
-    with stream_for(small[0].blocks[0]):
-        slabs = [pieces.joined() for pieces in small]
-        made = []
-        for group, numbers in zip(groups, uses, strict=True):
+    by_columns = recipe.by_columns
+    of_small, of_large = (step.dtype_a, step.dtype_b)[:: 1 if by_columns else -1]
+    with stream_for(large[0]):
+        slabs = [
+            Pieces([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
+            for x in recipe.slabs
+        ]
+        made, left = [], iter(large)
+        for heights, numbers in recipe.groups:
             total = None
-            for left, (rows, number) in enumerate(zip(group, numbers, strict=True), 1 - len(group)):
-                pair = rows.joined(), slabs[number]
-                a, b = pair[::-1] if by_columns else pair
-                total = link(a, b, total, step=inner if left else step)
+            for number in numbers:
+                shapes = _shapes(heights, recipe.lengths[number], recipe.turned)
+                rows = _joined(islice(left, len(heights)), shapes, recipe.turned, of_large)
+                pair = (slabs[number], rows) if by_columns else (rows, slabs[number])
+                total = link(*pair, total, step=step if number == numbers[-1] else inner)
             made.append(total)
         return finished(_in_a_row(made, by_columns))
+
+
+def _shapes(heights: Blocks, length: int, turned: bool) -> list[Shape]:
+    """Of the chunks of some rows and a slab, as they are stored."""
+    return [(length, height) if turned else (height, length) for height in heights]
+
+
+def _joined(blocks: Iterator[Block], shapes: list[Shape], turned: bool, dtype: DType) -> Block:
+    """Chunks below each other, as they are stored."""
+    if len(shapes) == 1:
+        (block,) = blocks
+        check_shape(block, shapes[0])
+        return as_declared(block, dtype)
+    ends = [0, *accumulate(shape[turned] for shape in shapes)]
+    whole = list(shapes[0])
+    whole[turned] = ends[-1]
+    cuts = tuple(
+        (tuple(map(slice, (0, 0), shape)), _along(slice(*span), shape, turned))
+        for shape, span in zip(shapes, pairwise(ends), strict=True)
+    )
+    return Pieces(list(blocks), cuts, tuple(shapes), tuple(whole), dtype).joined()
 
 
 def _in_a_row(blocks: Sequence[Block], by_columns: bool) -> Block:
     """Blocks below each other, or side by side."""
     if len(blocks) == 1:
         return blocks[0]
+    ends = [0, *accumulate(block.shape[by_columns] for block in blocks)]
     shape = list(blocks[0].shape)
-    shape[by_columns] = sum(block.shape[by_columns] for block in blocks)
+    shape[by_columns] = ends[-1]
     whole = module_of(block=blocks[0]).empty(tuple(shape), blocks[0].dtype)
-    moves, begin = [], 0
-    for block in blocks:
-        end = begin + block.shape[by_columns]
-        to = _along(slice(begin, end), shape, by_columns)
-        moves.append(Move(block, tuple(map(slice, (0, 0), block.shape)), whole, to))
-        begin = end
-    return copied(moves)
+    return copied(
+        [
+            Move(
+                block,
+                tuple(map(slice, (0, 0), block.shape)),
+                whole,
+                _along(slice(*span), shape, by_columns),
+            )
+            for block, span in zip(blocks, pairwise(ends), strict=True)
+        ]
+    )
 
 
 def join_portions(
-    *portions: Block,
-    shape: Shape,
-    runs: tuple[Run, ...],
-    by_columns: bool,
-    step: Step | None,
+    *portions: Block, shape: Shape, runs: tuple[Run, ...], by_columns: bool, step: Step | None
 ) -> Block:
     """A block of C of its portions, in memory of its own.
 
@@ -104,6 +150,6 @@ def join_portions(
         return finished(copied(moves))
 
 
-def _along(at: slice, shape: Sequence[int], by_columns: bool) -> tuple[slice, slice]:
-    """Rows, or columns, of a matrix that is as wide, or as high."""
-    return (slice(0, shape[0]), at) if by_columns else (at, slice(0, shape[1]))
+def _along(at: slice, shape: Sequence[int], second: bool) -> Where:
+    """Of a matrix: rows, all of each, or columns, if it is its second axis that `at` is along."""
+    return (slice(0, shape[0]), at) if second else (at, slice(0, shape[1]))
