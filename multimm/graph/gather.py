@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
-from multimm.graph.portions import Recipe, Slab, join_portions, portion
+from multimm.graph.portions import Recipe, join_portions, portion
+from multimm.graph.small import SmallOperand
 from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
-from multimm.planning.recut import Index, cuts_of, shape_of, size_of
+from multimm.planning.recut import Index
 from multimm.planning.spec import ClusterSpec
 
 
@@ -31,7 +31,7 @@ class Gatherer:
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
-        layout, made = self.layout, []
+        layout, made = self.layout, [*self.small.tasks]
         for i, j in layout.pairs:
             made.append(self._portion(*((j, i) if layout.by_columns else (i, j))))
         made += [self._joined(*at) for at in layout.joined]
@@ -42,10 +42,11 @@ class Gatherer:
         """What is multiplied where it lies."""
         return self.operands[self.layout.by_columns]
 
-    @property
-    def small(self) -> Operand:
+    @cached_property
+    def small(self) -> SmallOperand:
         """What travels."""
-        return self.operands[not self.layout.by_columns]
+        operand = self.operands[not self.layout.by_columns]
+        return SmallOperand(self.layout, operand, self.keys, self._place)
 
     @cached_property
     def inner(self) -> Step:
@@ -57,7 +58,7 @@ class Gatherer:
         layout, portions = self.layout, self.layout.portions
         groups = portions.made[number].groups
         used = sorted({s for group in groups for s in group.slabs})
-        small, slabs = self._slabs(tuple(used), across)
+        small, slabs = self.small.slabs(used, across)
         at = {s: n for n, s in enumerate(used)}
         recipe = Recipe(
             slabs,
@@ -76,7 +77,7 @@ class Gatherer:
         return BlockTask(
             self.keys.portion(layout, number, across),
             portion,
-            List(*map(TaskRef, small)),
+            List(*(TaskRef(key) for key, _ in small)),
             List(*map(TaskRef, keys)),
             recipe=recipe,
             step=self.inner if several and layout.adds else self.step,
@@ -84,63 +85,23 @@ class Gatherer:
             place=self._place(
                 owner,
                 (0, 0, *layout.cell(number, across)),
-                (*small.items(), *self._fetched(chunks, keys, owner)),
+                (*small, *self._fetched(chunks, keys, owner)),
             ),
         )
 
     def _fetched(self, chunks: list[tuple[int, int]], keys: list[Key], owner: Coordinate) -> Inputs:
         """Chunks that a worker multiplies and does not have: where those lie."""
-        layout, owners, wide = (
-            self.layout,
-            self.layout.laid.owners,
-            len(self.layout.portions.columns),
-        )
+        layout, rank = self.layout, self.layout.grid.rank(owner)
         if not layout.fetched:
             return ()
-        at = (owners[row * wide + column] for row, column in chunks)
-        rank = layout.grid.rank(owner)
-        return tuple(
-            (key, layout.grid.place(lies))
-            for key, lies in zip(keys, at, strict=True)
-            if lies != rank
-        )
+        owners, wide = layout.laid.owners, len(layout.portions.columns)
+        lies = [owners[row * wide + column] for row, column in chunks]
+        found = zip(keys, lies, strict=True)
+        return tuple((key, layout.grid.place(at)) for key, at in found if at != rank)
 
     def _stored(self, row: int, column: int) -> Index:
         """Where a chunk of the large operand is stored."""
         return self.large.index((), *((column, row) if self.layout.by_columns else (row, column)))
-
-    def _slabs(
-        self, used: tuple[int, ...], across: int
-    ) -> tuple[dict[Key, Coordinate], tuple[Slab, ...]]:
-        """What slabs of the small operand are cut from, with where that lies, and how."""
-        operand, layout = self.small, self.layout
-        homes: dict[Key, Coordinate] = {}
-        numbers: dict[Key, int] = {}
-        slabs = []
-        for s in used:
-            at = (across, s) if layout.by_columns else (s, across)
-            where = operand.where(operand.index((), *at))
-            found = cuts_of(operand.own_chunks, where)
-            keys = [operand.key(index) for index, _, _ in found]
-            for key, (index, _, _) in zip(keys, found, strict=True):
-                if key not in homes:
-                    homes[key] = self._home_of_small(index)
-                    numbers[key] = len(numbers)
-            slabs.append(
-                Slab(
-                    tuple(numbers[key] for key in keys),
-                    tuple((cut, to) for _, cut, to in found),
-                    tuple(size_of(operand.own_chunks, index) for index, _, _ in found),
-                    shape_of(where),
-                )
-            )
-        return homes, tuple(slabs)
-
-    def _home_of_small(self, index: Index) -> Coordinate:
-        operand = self.small
-        turn = -1 if operand.transposed else 1
-        chunk = int(np.ravel_multi_index(index[::turn], operand.array.numblocks[::turn]))
-        return self.layout.grid.place(self.layout.keeper_of_small(chunk))
 
     def _joined(self, strip: int, across: int) -> BlockTask:
         """A block of C."""

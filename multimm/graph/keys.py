@@ -10,6 +10,7 @@
     (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
     (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
     (multimm-portion-T, i, j)                              of a block of C, which is joined
+    (multimm-bundle-T, w)                                  what worker w has of a small operand
     (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
 
 Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
@@ -29,7 +30,7 @@ from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 6
+KEY_VERSION = 7
 
 
 @dataclass(frozen=True)

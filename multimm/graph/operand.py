@@ -7,7 +7,7 @@ A lazy transpose is peeled off: the product takes the blocks below it as stored 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,18 @@ from multimm.planning.layout import Layout
 from multimm.planning.recut import Index, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
+
+
+def number_of(at: Sequence[int], blocks: Sequence[int]) -> int:
+    """The number of a block in C order.
+
+    >>> number_of((1, 2), (4, 3))
+    5
+    """
+    number = 0
+    for index, count in zip(at, blocks, strict=True):
+        number = number * count + index
+    return number
 
 
 def reader_of(array: Any) -> Reader | None:
@@ -169,7 +181,7 @@ class Operand:
         at, blocks = list(index), list(self.array.numblocks)
         if self.transposed:
             at[-2:], blocks[-2:] = at[:-3:-1], blocks[:-3:-1]
-        rank = owners[int(np.ravel_multi_index(at, blocks))]
+        rank = owners[number_of(at, blocks)]
         return grid.place(rank) if rank < grid.workers else None
 
     def where(self, index: Index) -> tuple[slice, ...]:

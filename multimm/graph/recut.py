@@ -14,13 +14,12 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
 from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.declared import DType
-from multimm.graph.operand import Operand
+from multimm.graph.operand import Operand, number_of
 from multimm.graph.pieces import Pieces, made_of
 from multimm.graph.tasks import finished, stream_for
 from multimm.planning.grid import Coordinate
@@ -71,7 +70,7 @@ class Brought(NamedTuple):
     @property
     def parts(self) -> Task:
         """A part of a task that makes `Pieces` of the block."""
-        return _task_of(self.pieces, self.where, self.dtype)
+        return task_of(self.pieces, self.where, self.dtype)
 
     @property
     def ref(self) -> TaskRef | Task:
@@ -117,9 +116,9 @@ def brought(
         if rank != grid.rank(home) and not alone:
             sources = tuple((piece.key, lies) for piece in own)
             key, at_once = (name, *index, rank), place(lies, (*step, *CUT), sources)
-            parts = _task_of(own, where, operand.array.dtype)
+            parts = task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
-            own = _bundled(own, key)
+            own = bundled(own, key)
         pieces += own
         inputs |= dict.fromkeys((piece.key for piece in own), lies)
     return Brought(pieces, tuple(inputs.items()), tasks, where, operand.array.dtype)
@@ -128,16 +127,16 @@ def brought(
 def _spread(operand: Operand, at: Index) -> Coordinate:
     """A worker for a block that is still to be made, and of which several workers have a part."""
     grid = operand.layout.grid
-    return grid.place(int(np.ravel_multi_index(at, operand.array.numblocks)) % grid.workers)
+    return grid.place(number_of(at, operand.array.numblocks) % grid.workers)
 
 
-def _task_of(pieces: list[Piece], where: Where, dtype: DType) -> Task:
+def task_of(pieces: list[Piece], where: Where, dtype: DType) -> Task:
     """A part of a task that makes `Pieces` of a rectangle."""
     keys, sizes, *cuts = zip(*pieces, strict=True)
     return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
 
 
-def _bundled(pieces: list[Piece], key: Key) -> list[Piece]:
+def bundled(pieces: list[Piece], key: Key) -> list[Piece]:
     """The same pieces once they lie one after the other under a key: see `Pieces.in_a_row`."""
     ends = [0, *accumulate(prod(piece.shape) for piece in pieces)]
     spans = pairwise(ends)

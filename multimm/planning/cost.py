@@ -94,7 +94,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     links = layout.links - 1 if fewest <= cluster.threads else 0
     switches = ceil_div(tasks, cluster.workers) / cluster.threads * SWITCH[device.kind]
     cut_first = bool(layout.cut_apart)  # C is not waited for
-    steps = bool(layout.packed) + cut_first + levels + (layout.finishing > 0)
+    bundled = isinstance(layout, GatheredLayout) and layout.bundled
+    steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
     products = flops / (product_gflops(p, device) * 1e9)
     # What tasks of portions are sent they need at once, and transfers hide behind nothing.
     fetches, waited = layout.fetched_first if isinstance(layout, GatheredLayout) else (0, 0.0)

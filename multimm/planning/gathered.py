@@ -45,10 +45,14 @@ class GatheredLayout(Layout):
         Of A; of B transposed, with `by_columns`.
     by_columns : bool
         B is taken where it lies, and not A.
+    bundled : bool
+        What each worker has of the other operand travels as one block: a hundred small chunks take
+        a tenth of a second.
     """
 
     portions: Portions = field(kw_only=True)
     by_columns: bool = False
+    bundled: bool = False
 
     @property
     def large(self) -> str:
@@ -168,8 +172,14 @@ class GatheredLayout(Layout):
 
     @property
     def tasks(self) -> int:
-        """One for each portion, and for each block of C that has several."""
-        return self.blocks + self.finishing
+        """One for each portion, for each block of C that has several, and for each bundle."""
+        return self.blocks + self.finishing + len(self.bundlers)
+
+    @cached_property
+    def bundlers(self) -> tuple[int, ...]:
+        """The workers that bundle what they have of the small operand."""
+        chunks = enumerate(product(*self.spec(self.small).chunks)) if self.bundled else ()
+        return tuple(sorted({self.keeper_of_small(at) for at, size in chunks if prod(size)}))
 
     @property
     def share_flops(self) -> int:
@@ -257,7 +267,7 @@ class GatheredLayout(Layout):
     def fetched_first(self) -> tuple[int, float]:
         """Chunks, and bytes, that a worker is sent before it has all for a task, at most."""
         small, strips, workers = self.spec(self.small), len(self.strips), self.grid.workers
-        chunks = prod(map(len, small.chunks))
+        chunks = len(self.bundlers) or prod(map(len, small.chunks))
         away = 1 - 1 / workers if chunks >= workers else 1
         elsewhere = sum(map(ne, self.laid.owners, self.portions.at)) / workers / strips
         most = max(self.fetched.values(), default=0) / strips

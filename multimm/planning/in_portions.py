@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import prod
 
 from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Cut, Options, lay_out
 from multimm.planning.gathered import GatheredLayout
@@ -76,10 +78,13 @@ def _layouts(
         m_blocks = usual.m_blocks if by_columns else lengths
         n_blocks = lengths if by_columns else usual.n_blocks
         band = ceil_div(len(m_blocks), grid.p_m)
-        yield GatheredLayout(
+        layout = GatheredLayout(
             problem, grid, (), m_blocks, n_blocks, slabs, band,
             pack_once=False, portions=portions, by_columns=by_columns,
         )  # fmt: skip
+        yield layout
+        if prod(map(len, layout.spec(layout.small).chunks)) > workers:
+            yield replace(layout, bundled=True)
 
 
 def _strips(rows: Blocks, k: int, across: int, cluster: ClusterSpec) -> Iterator[Blocks]:

@@ -277,8 +277,10 @@ def _count_small(layout: GatheredLayout) -> Iterator[Transfer]:
     along, across = spec.chunks[:: -1 if layout.by_columns else 1]
     ends = [*accumulate(portions.columns)]
     for (at, (start, end)), (other, size) in product(enumerate(spans(along)), enumerate(across)):
-        first, last = bisect_right(ends, start), bisect_left(ends, end)
-        users = set().union(*portions.users[first : last + 1]) if end > start else set()
+        used = slice(None)
+        if not layout.bundled:
+            used = slice(bisect_right(ends, start), bisect_left(ends, end) + 1)
+        users = set().union(*portions.users[used]) if end > start else set()
         index = (other, at) if layout.by_columns else (at, other)
         chunk = index[0] * len(spec.chunks[1]) + index[1]
         yield layout.keeper_of_small(chunk), users, (end - start) * size * spec.itemsize
