@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
+from math import prod
 
 from multimm.planning import traffic
 from multimm.planning.gathered import GatheredLayout
@@ -16,6 +17,9 @@ from multimm.planning.spec import ClusterSpec, DeviceSpec, MatrixSpec
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
 BEFORE = 0.2
+#: The same for each chunk of the operands beyond so many, which `call_s` has in it: 14 to 38 ms for
+#: 256 to 543 chunks that lay on two H200s.
+CHUNK, FEW_CHUNKS = 0.1, 64
 #: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
 #: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
 SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
@@ -46,6 +50,9 @@ PART = 0.4
 #: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
 #: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
 FETCH_S, PIECE_S = 4e-4, 5e-5
+#: Of portions, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each of two
+#: H200s 0.1 s.
+ARRIVE_S = 1.2e-3
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -97,22 +104,20 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     bundled = isinstance(layout, GatheredLayout) and layout.bundled
     steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
     products = flops / (product_gflops(p, device) * 1e9)
-    # What tasks of portions are sent they need at once, and transfers hide behind nothing.
-    fetches, waited = layout.fetched_first if isinstance(layout, GatheredLayout) else (0, 0.0)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
+    transfers, first = _arrivals(layout, cluster, moved, alone)
     return {
         "block products": products,
-        "transfers": max(0.0, moved - waited) / rate,
+        "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
-        "starting": cluster.call_s + BEFORE * tasks * cluster.task_overhead_s,
+        "starting": cluster.call_s
+        + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
-        "first blocks": _waiting(layout, cluster, alone)
-        if not waited
-        else cluster.link.latency_s + FETCH_S * fetches + waited / rate,
+        "first blocks": first,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
@@ -198,6 +203,28 @@ def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
     """Bytes per second that a worker receives, from its own node and from others in turn."""
     far = traffic.share_between_nodes(layout.problem, layout.grid, cluster.node)
     return 1e9 / ((1 - far) / cluster.link.gbps + far / cluster.between.gbps)
+
+
+def _many_chunks(problem: Problem) -> int:
+    """Chunks of the operands, but for a few."""
+    given = (problem.a, problem.b, problem.c)
+    chunks = sum(prod(map(len, spec.chunks)) for spec in given if spec is not None)
+    return max(0, chunks - FEW_CHUNKS)
+
+
+def _arrivals(
+    layout: Layout, cluster: ClusterSpec, moved: float, product: float
+) -> tuple[float, float]:
+    """Seconds of transfers that products may hide, and of those that come before the first one.
+
+    A task of portions needs all chunks at once.
+    """
+    rate = link_rate(layout, cluster)
+    if not isinstance(layout, GatheredLayout):
+        return moved / rate, _waiting(layout, cluster, product)
+    chunks, nbytes, later = layout.arriving
+    first = cluster.link.latency_s + ARRIVE_S * chunks + nbytes / rate
+    return max(0.0, moved - nbytes) / rate + ARRIVE_S * later, first
 
 
 def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:

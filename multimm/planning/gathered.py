@@ -25,14 +25,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from math import ceil, prod
+from math import prod
 from operator import ne
+from typing import NamedTuple
 
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
 from multimm.planning.portions import Portions
 from multimm.planning.recut import Recut
 from multimm.planning.spec import MatrixSpec
+
+
+class Arriving(NamedTuple):
+    """What a worker is sent of operands."""
+
+    first: float  #: chunks for its first task, or bundles
+    nbytes: float  #: of these
+    later: float  #: chunks for others
 
 
 @dataclass(frozen=True)
@@ -264,14 +273,15 @@ class GatheredLayout(Layout):
         return {self.small: self.spec(self.small).nbytes} | ({self.large: most} if most else {})
 
     @cached_property
-    def fetched_first(self) -> tuple[int, float]:
-        """Chunks, and bytes, that a worker is sent before it has all for a task, at most."""
+    def arriving(self) -> Arriving:
+        """What a worker is sent: the small operand, and its share of what others have."""
         small, strips, workers = self.spec(self.small), len(self.strips), self.grid.workers
         chunks = len(self.bundlers) or prod(map(len, small.chunks))
         away = 1 - 1 / workers if chunks >= workers else 1
-        elsewhere = sum(map(ne, self.laid.owners, self.portions.at)) / workers / strips
-        most = max(self.fetched.values(), default=0) / strips
-        return ceil(chunks * away + elsewhere), small.nbytes * away + most
+        moved = sum(map(ne, self.laid.owners, self.portions.at)) / workers
+        most = max(self.fetched.values(), default=0)
+        first = chunks * away + moved / strips
+        return Arriving(first, small.nbytes * away + most / strips, moved * (1 - 1 / strips))
 
     def arrives(self, role: str) -> bool:
         """Whether a worker is sent some of an operand."""
