@@ -70,7 +70,7 @@ class Sizes:
     tall: tuple[tuple[int, int], ...]
     rectangular: tuple[tuple[int, int, int], ...]
     chunked: tuple[tuple[int, int, int], ...]  #: rows and columns of an operand, edge of its chunks
-    projected: tuple[tuple[int, int, int, int], ...]  #: of X W: X's, W's columns, rows of a chunk
+    projected: tuple[tuple[int, int, int, int], ...]  #: of X W: X's, W's columns, edge of a chunk
     steady: int
     per: str  #: what a worker is called
 
@@ -78,17 +78,18 @@ class Sizes:
 #: By device, and whether it is to be over soon. Those of CPU take seconds on a few cores.
 SIZES = {
     # Of tall ones, what eight GPUs have together, and what one of them has of it. 5792: the largest
-    # square of Dask's own 128 MiB, which rows of 2048 have in chunks of 16384.
+    # square of Dask's own 128 MiB, in which it cuts rows of 8192; those of 2048 come 16384 at once.
     ("gpu", False): Sizes((32768, 65536, 131072), 32768,
                           ((1048576, 8192), (8388608, 8192), (4194304, 2048), (33554432, 2048)),
                           ((65536, 16384, 65536), (16384, 16384, 262144)),
                           ((32768, 32768, 5792), (4194304, 2048, 131072)),
-                          ((4194304, 2048, 1024, 16384),), 32768, "GPU"),
+                          ((4194304, 2048, 1024, 16384), (1048576, 8192, 1024, 5792)), 32768,
+                          "GPU"),
     ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),),
                          ((16384, 16384, 5792),), (), 16384, "GPU"),
     ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),),
-                          ((4096, 4096, 700), (131072, 512, 4096)), ((131072, 512, 64, 1024),),
-                          1024, "worker"),
+                          ((4096, 4096, 700), (131072, 512, 4096)),
+                          ((131072, 512, 64, 1024), (65536, 1024, 64, 700)), 1024, "worker"),
     ("cpu", True): Sizes((1024,), 512, ((16384, 128),), ((2048, 256, 1024),),
                          ((1024, 1024, 300), (16384, 128, 1024)), (), 1024, "worker"),
 }  # fmt: skip

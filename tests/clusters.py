@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import dask
@@ -53,18 +54,29 @@ def counting_client(workers: int) -> Any:
     return client
 
 
-def scattered(client: Client, x: np.ndarray, rows: int, owners: Sequence[int]) -> da.Array:
-    """A matrix, or a stack, in blocks of so many along its first axis, on workers by number."""
+def scattered(
+    client: Client, x: np.ndarray, rows: int | tuple[int, int], owners: Sequence[int]
+) -> da.Array:
+    """A matrix, or a stack, in chunks on workers by number.
+
+    Of so many rows, or matrices; of a matrix also of so many rows and columns.
+    """
     addresses = sorted(listed(client))  # the client's own list lacks workers for a moment
-    blocks = np.split(x, range(rows, len(x), rows))
+    edges = rows if isinstance(rows, tuple) else (rows, *x.shape[1:])
+    chunks = tuple(
+        tuple(min(edge, size - start) for start in range(0, size, edge))
+        for edge, size in zip(edges, x.shape, strict=True)
+    )
+    at = product(*(range(len(sizes)) for sizes in chunks))
     name = f"scattered-{np.random.default_rng().integers(10**9)}"
     futures = {
-        (name, i, *(0,) * (x.ndim - 1)): client.scatter(
-            block, workers=[addresses[owner]], hash=False
+        (name, *index): client.scatter(
+            x[tuple(slice(i * edge, (i + 1) * edge) for i, edge in zip(index, edges, strict=True))],
+            workers=[addresses[owner]],
+            hash=False,
         )
-        for i, (block, owner) in enumerate(zip(blocks, owners, strict=True))
+        for index, owner in zip(at, owners, strict=True)
     }
-    chunks = (tuple(map(len, blocks)), *((size,) for size in x.shape[1:]))
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, chunks, dtype=x.dtype)
 

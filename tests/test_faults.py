@@ -203,15 +203,17 @@ def test_a_worker_killed_among_operands_in_other_chunks():
         assert len(cluster.scheduler.workers) == 2
 
 
-def test_a_worker_killed_while_portions_of_c_are_made():
-    """What is joined of them, and what they are made of, is made again."""
+@pytest.mark.parametrize("columns", [512, 300])
+def test_a_worker_killed_while_portions_of_c_are_made(columns):
+    """What is joined of them, or added, and what they are made of, is made again."""
     with workers(3) as (cluster, client):
-        a = da.random.default_rng(0).integers(-8, 9, (18000, 512), chunks=(200, 512))
+        a = da.random.default_rng(0).integers(-8, 9, (18000, 512), chunks=(200, columns))
         b = da.random.default_rng(1).integers(-8, 9, (512, 16))  # no BLAS: slow
-        large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30)
+        large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30 * len(a.chunks[1]))
         problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64", 8, 8)
         spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000_000, 50.0, 20.0), 3)
-        plan = replace(plan_matmul(problem, spec), layout=next(in_portions(problem, spec)))
+        found = (x for x in in_portions(problem, spec) if x.adds == (columns < 512))
+        plan = replace(plan_matmul(problem, spec), layout=next(found))
         install(client)
         killer = Killer(cluster, client, [2], only="multimm-portion-")
         step = tasks.Step("int64", "int64")

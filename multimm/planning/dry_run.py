@@ -68,9 +68,7 @@ def _blocks_line(plan: MatmulPlan) -> str:
     within = layout.cut_within
     portions = ""
     if isinstance(layout, GatheredLayout):
-        parted = f" in {layout.blocks} portions" if layout.joined else ""
-        joined = ", and joined" if layout.joined else ""
-        portions, within = f", made{parted} where {names(within)} lies{joined}", ()
+        portions, within = _portions_text(layout), ()
     cut = f", {names(within)} cut by every product" if within else ""
     packed = ", packed by every product" if layout.on_tensor_cores else ""
     if layout.packed:
@@ -80,6 +78,15 @@ def _blocks_line(plan: MatmulPlan) -> str:
         f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
         f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
     )
+
+
+def _portions_text(layout: GatheredLayout) -> str:
+    parted = f" in {layout.blocks} portions" if layout.joined else ""
+    elsewhere = human(sum(layout.fetched.values())) if layout.fetched else ""
+    but = f" but for {elsewhere}" if elsewhere else ""
+    joined = f",{' added' * layout.adds} and joined" if layout.joined else ""
+    bundled = f", {layout.small.upper()} bundled by each worker" if layout.bundled else ""
+    return f", made{parted} where {layout.large.upper()} lies{but}{joined}{bundled}"
 
 
 def _order_line(plan: MatmulPlan) -> str:

@@ -41,8 +41,10 @@ def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayo
     nothing = not problem.m * problem.n * problem.k or cluster.workers == 1
     if problem.batch_shape or problem.gram or not known or nothing:
         return
+    largest = max(problem.a.nbytes, problem.b.nbytes)
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
-        if spec.owners and max(spec.owners) < cluster.workers:
+        lies = spec.owners and max(spec.owners) < cluster.workers
+        if lies and spec.nbytes == largest:
             evened = _evened(spec, cluster.workers)
             for at in dict.fromkeys((spec.owners, evened, _by_rows(spec))):
                 yield from _layouts(problem, cluster, bool(by_columns), spec, at)

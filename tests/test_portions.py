@@ -1,0 +1,197 @@
+"""Matrices in two-dimensional chunks, multiplied where these lie: portions that are sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting_client, received, scattered
+from small import integers
+
+import multimm
+from multimm.graph.build import build
+from multimm.graph.tasks import Step
+from multimm.planning import cost
+from multimm.planning.gathered import GatheredLayout
+from multimm.planning.in_portions import in_portions
+from multimm.planning.portions import Group, Portions
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
+
+#: 1048576 x 8192 in the squares of 128 MiB that Dask cuts it into, 182 times 2.
+ROWS, COLUMNS = (5792,) * 181 + (224,), (5792, 2400)
+SHAPE = sum(ROWS), sum(COLUMNS)
+
+
+def gpus(workers):
+    return ClusterSpec.homogeneous(H200, workers)
+
+
+def lying(workers, seed=0):
+    """Chunks of X on any workers, as `persist` leaves them."""
+    owners = np.random.default_rng(seed).integers(0, workers, len(ROWS) * len(COLUMNS))
+    return MatrixSpec(SHAPE, chunks=(ROWS, COLUMNS), owners=tuple(map(int, owners)))
+
+
+# --------------------------------------------------------------------- the plan
+
+
+def test_a_portion_has_the_rows_of_which_its_worker_has_chunks():
+    """The example of the module's docstring."""
+    portions = Portions((1, 1, 1, 1), (5, 3), (0, 0, 0, 1, 1, 0, 1, 1), (4,), 2)
+    assert portions.lengths == (3, 3)
+    assert portions.made[0].groups == (Group((0,), (0, 1)), Group((1,), (0,)), Group((2,), (1,)))
+    assert portions.made[1].groups == (Group((1,), (1,)), Group((2,), (0,)), Group((3,), (0, 1)))
+    runs = list(portions.runs(0))
+    assert [[number for number, _ in run.found] for run in runs] == [[0], [0, 1], [0, 1], [1]]
+    assert [to for run in runs for _, to in run.goes_to] == [slice(i, i + 1) for i in range(4)]
+    assert portions.multiplied == {0: 16, 1: 16}
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("columns", [1, 64, 1024])
+def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
+    x = lying(workers)
+    w = MatrixSpec((SHAPE[1], columns), owners=(0,))
+    plan = plan_matmul(Problem(x, w, pack="float32"), gpus(workers))
+    layout = plan.layout
+    assert isinstance(layout, GatheredLayout)
+    assert not plan.bytes_recut
+    # Each row's sums are in two portions at most, and one of them may be where they are joined.
+    of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.fetched.values())
+    assert plan.bytes_moved <= of_c + (workers - 1) * w.nbytes
+    assert plan.bytes_moved < 0.35 * x.nbytes
+    assert sum(plan.received.values()) == plan.bytes_moved
+    assert plan.tasks <= 4 * workers * (workers + 1)
+    text = str(plan)
+    assert f"{layout.blocks} portions where A lies" in text
+    assert (", added and joined" in text) == layout.adds
+    assert (" but for " in text) == bool(layout.fetched)
+
+
+def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
+    x = lying(4)
+    y = MatrixSpec((SHAPE[0], 64), chunks=((2**19,) * 2, (64,)), owners=(0, 1))
+    plan = plan_matmul(Problem(x.T, y, pack="float32"), gpus(4))
+    layout = plan.layout
+    assert isinstance(layout, GatheredLayout)
+    assert not layout.fetched
+    assert plan.bytes_moved <= 3 * (y.nbytes + 2 * SHAPE[1] * 64 * 4)
+    turned = plan_matmul(Problem(y.T, x, pack="float32"), gpus(4))
+    assert turned.layout.by_columns
+    assert turned.bytes_moved == plan.bytes_moved
+    assert turned.seconds == pytest.approx(plan.seconds)
+
+
+def test_many_small_chunks_travel_in_bundles():
+    x = lying(2)
+    y = MatrixSpec((SHAPE[0], 8), chunks=(ROWS, (8,)), owners=(0, 1) * 91)
+    plan = plan_matmul(Problem(x.T, y), gpus(2))
+    assert plan.layout.bundlers == (0, 1)
+    assert plan.layout.arriving.first == 1
+    assert "bundled" in str(plan)
+    single = replace(plan.layout, bundled=False)
+    assert cost.seconds(single, gpus(2), 0)["first blocks"] > 0.1
+    one = replace(y, chunks=((SHAPE[0],), (8,)), owners=(0,))
+    assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.bundlers
+
+
+def test_who_has_most_leaves_some_to_others():
+    x = lying(4)
+    uneven = replace(x, owners=tuple(owner if i % 3 else 0 for i, owner in enumerate(x.owners)))
+    w = MatrixSpec((SHAPE[1], 1024), owners=(0,))
+    layouts = list(in_portions(Problem(uneven, w, pack="float32"), gpus(4)))
+    busiest = [max(layout.portions.multiplied.values()) for layout in layouts]
+    assert min(busiest) <= 1.03 * SHAPE[0] * SHAPE[1] / 4
+    assert max(busiest) >= 1.4 * SHAPE[0] * SHAPE[1] / 4
+    assert [bool(layout.fetched) for layout in layouts] == [
+        layout.portions.at != uneven.owners for layout in layouts
+    ]
+
+
+def test_of_wide_products_each_row_goes_to_the_worker_with_most_of_it():
+    w = MatrixSpec((SHAPE[1], 8192), owners=(0,))
+    layouts = list(in_portions(Problem(lying(4), w, pack="float32"), gpus(4)))
+    whole = [layout for layout in layouts if not layout.adds]
+    assert whole
+    for layout in whole:
+        at = np.array(layout.portions.at).reshape(len(ROWS), 2)
+        np.testing.assert_array_equal(at[:, 0], at[:, 1])
+        assert sum(layout.fetched.values()) < 0.3 * layout.laid.nbytes
+
+
+# ------------------------------------------------------------------- on workers
+
+client = counting_client(3)
+
+
+def owners_of(rows, columns, seed=0):
+    found = np.random.default_rng(seed).integers(0, 3, rows * columns)
+    return tuple(map(int, found))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_travels_is_what_was_planned(client, turned):
+    x, w = integers((36000, 512)), integers((512, 24), seed=1)
+    a, b = scattered(client, x, (400, 320), owners_of(90, 2)), scattered(client, w, 512, (0,))
+    operands = (b.T, a.T) if turned else (a, b)
+    plan = multimm.plan(*operands)
+    assert isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.adds
+    c, moved = received(client, multimm.matmul(*operands))
+    assert moved == plan.bytes_moved < x.nbytes / 8
+    np.testing.assert_array_equal(c.compute(), (x @ w).T if turned else x @ w)
+
+
+@pytest.mark.parametrize("chunk", [400, 700, 36000])
+def test_long_vectors(client, chunk):
+    x, y = integers((36000, 512)), integers((36000, 8), seed=1)
+    a = scattered(client, x, (400, 320), owners_of(90, 2))
+    b = scattered(client, y, chunk, owners_of(-(-36000 // chunk), 1, seed=1))
+    plan = multimm.plan(a.T, b)
+    assert isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.bundled == (chunk < 36000)
+    c, moved = received(client, multimm.matmul(a.T, b))
+    assert moved == plan.bytes_moved < x.nbytes / 8
+    np.testing.assert_array_equal(c.compute(), x.T @ y)
+
+
+def test_a_square_matrix_and_a_vector_again_and_again(client):
+    """As power iteration does: each result is the next operand."""
+    x, v = integers((4000, 4000)), integers((4000, 1), seed=1)
+    a, b = scattered(client, x, (500, 500), owners_of(8, 8)), scattered(client, v, 4000, (1,))
+    wanted = v
+    for _ in range(2):
+        assert isinstance(multimm.plan(a, b).layout, GatheredLayout)
+        b, moved = received(client, multimm.matmul(a, b))
+        assert moved <= 9 * v.nbytes
+        wanted = x @ wanted
+        np.testing.assert_array_equal(b.compute(), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_portions_are_added_before_they_are_rounded(dtype, alpha):
+    x, w = (integers(shape).astype(dtype) for shape in ((60, 8), (8, 5)))
+    x[0, :] = 5000 if dtype == "float16" else 5  # 5000 * 8 * 4 is no float16, the sum may be one
+    w[:4, 0] = 7
+    w[4:] = -w[:4]
+    a, b = da.from_array(x, chunks=(4, 4)), da.from_array(w)
+    wide = "float32" if dtype == "float16" else dtype
+    sizes = {"dtype": dtype, "itemsize": x.itemsize}
+    owners = owners_of(15, 2)
+    large = MatrixSpec(x.shape, chunks=a.chunks, owners=owners, **sizes)
+    problem = Problem(large, MatrixSpec(w.shape, **sizes), dtype, wide)
+    layouts = [layout for layout in in_portions(problem, gpus(3)) if layout.adds]
+    assert layouts
+    precise = alpha * (x.astype(wide) @ w.astype(wide))
+    assert dtype != "float16" or precise[0, 0] == 0
+    for layout in layouts:
+        plan = replace(plan_matmul(problem, gpus(3)), layout=layout)
+        step = Step(wide, dtype, alpha=alpha)
+        c = build(plan, a, b, None, step, np.empty((0, 0), dtype)).compute(scheduler="sync")
+        assert c.dtype == dtype
+        np.testing.assert_array_equal(c, precise.astype(dtype))
