@@ -47,9 +47,10 @@ from multimm.planning.spec import ClusterSpec
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
-#: A plan gives way to one whose C is joined if it takes so many times as long: C's rows are then in
-#: other blocks than A's. Arbitrary.
-KEPT = 1.25
+#: A plan gives way to one whose C is joined if it takes so many times as long, and where C has the
+#: rows and columns of the operands' chunks otherwise, so many. Arbitrary; products of single chunks
+#: are a little slower than of large blocks, which no prediction knows.
+SURE, KEPT = 1.1, 1.25
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,10 @@ def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
     if rank.too_large:
         return plan
     if found.joins:
-        return best if KEPT * best.seconds < plan.seconds else plan
+        p = plan.layout.problem
+        as_given = plan.layout.sides == (p.a.chunks[-2], p.b.chunks[-1])
+        faster = (KEPT if as_given else SURE) * best.seconds < plan.seconds
+        return best if faster and best.bytes_moved < plan.bytes_moved else plan
     return _moving_less(best, plan)
 
 

@@ -110,26 +110,59 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
 
 @pytest.mark.multigpu(2)
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision):
-    """Portions of C travel, and are joined; so much as was planned."""
+@pytest.mark.parametrize("columns", [4096, 2600])
+def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
+    """Portions of C travel, and are joined, or added; so much as was planned."""
     with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
-        a, b = tall((2**18, 4096), 1024, 9), tall((4096, 1024), 4096, 10)
-        addresses = sorted(client.scheduler_info(-1)["workers"])
-        a = [client.persist(a.blocks[i], workers=addresses[i % 2]) for i in range(a.numblocks[0])]
-        a, b = da.concatenate(a).persist(), b.persist()
-        wait([a, b])
-        plan = multimm.plan(a, b, precision=precision)
-        assert isinstance(plan.layout, GatheredLayout)
-        assert plan.layout.joined
-        reset_received_bytes(client)
-        c = multimm.matmul(a, b, precision=precision).persist()
-        wait(c)
-        assert sum(received_bytes(client).values()) == plan.bytes_moved
+        a, b = (
+            dealt(client, tall((2**18, 4096), 1024, columns, 9)),
+            tall((4096, 1024), 4096, 1024, 10),
+        )
+        c = multiplied(client, a, b.persist(), precision)
+        assert multimm.plan(a, b, precision=precision).layout.adds == (columns < 4096)
         assert multimm.verify(a, b, c, precision=precision)
 
 
-def tall(shape, rows, seed):
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("rows", [1024, 2**18])
+def test_long_operands_in_small_chunks_stay_where_they_lie(rows):
+    """The small one travels in bundles, or as the one block that it is."""
+    with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
+        a, b = dealt(client, tall((2**18, 4096), 1024, 2600, 11)), tall((2**18, 16), rows, 16, 12)
+        b = dealt(client, b)
+        c = multiplied(client, a.T, b, "float32")
+        assert multimm.plan(a.T, b).layout.bundled == (rows == 1024)
+        assert multimm.verify(a.T, b, c)
+
+
+def tall(shape, rows, columns, seed):
     import cupy
 
     rng = da.random.default_rng(cupy.random.default_rng(seed))
-    return rng.standard_normal(shape, chunks=(rows, shape[1]), dtype="float32")
+    return rng.standard_normal(shape, chunks=(rows, columns), dtype="float32")
+
+
+def dealt(client, x):
+    """Its chunks on two workers: rows of some on one of them, of others on both."""
+    addresses = sorted(client.scheduler_info(-1)["workers"])
+    rows, columns = map(range, x.numblocks)
+    placed = [
+        [client.persist(x.blocks[i, j], workers=addresses[i // (1 + j) % 2]) for j in columns]
+        for i in rows
+    ]
+    x = da.block(placed).persist()
+    wait(x)
+    return x
+
+
+def multiplied(client, a, b, precision):
+    """The product, once what moves for it is what was planned."""
+    wait([a, b])
+    plan = multimm.plan(a, b, precision=precision)
+    assert isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.joined
+    reset_received_bytes(client)
+    c = multimm.matmul(a, b, precision=precision).persist()
+    wait(c)
+    assert sum(received_bytes(client).values()) == plan.bytes_moved
+    return c
