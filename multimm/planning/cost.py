@@ -217,14 +217,14 @@ def _arrivals(
 ) -> tuple[float, float]:
     """Seconds of transfers that products may hide, and of those that come before the first one.
 
-    A task of portions needs all chunks at once.
+    A task of portions needs all chunks at once, and of portions only those travel meanwhile.
     """
     rate = link_rate(layout, cluster)
     if not isinstance(layout, GatheredLayout):
         return moved / rate, _waiting(layout, cluster, product)
-    chunks, nbytes, later = layout.arriving
+    chunks, nbytes = layout.arriving
     first = cluster.link.latency_s + ARRIVE_S * chunks + nbytes / rate
-    return max(0.0, moved - nbytes) / rate + ARRIVE_S * later, first
+    return max(0.0, moved - nbytes) / rate, first
 
 
 def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:

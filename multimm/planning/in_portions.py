@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from math import prod
 
 from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Cut, Options, lay_out
@@ -28,8 +28,6 @@ LITTLE = 0.25
 LONG = Cut(slabs=0.0625)
 #: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
 LEAST_JOINED = 2
-#: Who has so many times as much as others have on average may leave the rest to them: arbitrary.
-UNEVEN = 1.02
 
 
 def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayout]:
@@ -45,24 +43,8 @@ def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayo
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
         lies = spec.owners and max(spec.owners) < cluster.workers
         if lies and spec.nbytes == largest:
-            evened = _evened(spec, cluster.workers)
-            for at in dict.fromkeys((spec.owners, evened, _by_rows(spec))):
+            for at in dict.fromkeys((spec.owners, _by_rows(spec))):
                 yield from _layouts(problem, cluster, bool(by_columns), spec, at)
-
-
-def _evened(spec: MatrixSpec, workers: int) -> tuple[int, ...]:
-    """For each chunk the worker that has it, or one that has less to do than that one."""
-    sizes, found = [prod(shape) for shape in product(*spec.chunks)], list(spec.owners)
-    load = [0] * workers
-    for owner, size in zip(found, sizes, strict=True):
-        load[owner] += size
-    most = UNEVEN * sum(load) / workers
-    for i, (owner, size) in enumerate(zip(spec.owners, sizes, strict=True)):
-        if load[owner] > most:
-            least = min(range(workers), key=load.__getitem__)
-            if load[least] + size < load[owner]:
-                load[owner], load[least], found[i] = load[owner] - size, load[least] + size, least
-    return tuple(found)
 
 
 def _by_rows(spec: MatrixSpec) -> tuple[int, ...]:
