@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import dask.array as da
@@ -12,6 +13,7 @@ from small import integers
 
 import multimm
 from multimm.graph.build import build
+from multimm.graph.portions import Recipe, Slab, portion
 from multimm.graph.tasks import Step
 from multimm.planning import cost
 from multimm.planning.gathered import GatheredLayout
@@ -182,3 +184,21 @@ def test_portions_are_added_before_they_are_rounded(dtype, alpha):
         c = build(plan, a, b, None, step, np.empty((0, 0), dtype)).compute(scheduler="sync")
         assert c.dtype == dtype
         np.testing.assert_array_equal(c, precise.astype(dtype))
+
+
+def test_what_is_joined_for_a_product_is_let_go_before_the_next():
+    chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
+    other = np.ones((400, 4), "float32")
+    where = ((slice(0, 200), slice(0, 4)), (slice(200, 400), slice(0, 4)))
+    slabs = tuple(Slab((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
+    recipe = Recipe(slabs, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
+    step = Step("float32", "float32")
+    joined = 8000 * 200 * 4
+    tracemalloc.start()
+    try:
+        c = portion([other], chunks, recipe=recipe, step=step, inner=step)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert joined <= peak < 1.5 * joined
+    np.testing.assert_array_equal(c, np.full((8000, 4), 400))

@@ -60,6 +60,12 @@ def portion(
     """
     by_columns = recipe.by_columns
     of_small, of_large = (step.dtype_a, step.dtype_b)[:: 1 if by_columns else -1]
+
+    def linked(rows: Block, slab: Block, total: Block, step: Step) -> Block:
+        """`link`; what has been joined for it is let go when this returns."""
+        a, b = (slab, rows) if by_columns else (rows, slab)
+        return link(a, b, total, step=step)
+
     with stream_for(large[0]):
         slabs = [
             Pieces([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
@@ -70,9 +76,12 @@ def portion(
             total = None
             for number in numbers:
                 shapes = _shapes(heights, recipe.lengths[number], recipe.turned)
-                rows = _joined(islice(left, len(heights)), shapes, recipe.turned, of_large)
-                pair = (slabs[number], rows) if by_columns else (rows, slabs[number])
-                total = link(*pair, total, step=step if number == numbers[-1] else inner)
+                total = linked(
+                    _joined(islice(left, len(heights)), shapes, recipe.turned, of_large),
+                    slabs[number],
+                    total,
+                    step if number == numbers[-1] else inner,
+                )
             made.append(total)
         return finished(_in_a_row(made, by_columns))
 
