@@ -15,6 +15,7 @@ from multimm.graph.small import SmallOperand
 from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
+from multimm.planning.portions import Group
 from multimm.planning.recut import Index
 from multimm.planning.spec import ClusterSpec
 
@@ -57,19 +58,7 @@ class Gatherer:
         """What one worker makes of a block of C."""
         layout, portions = self.layout, self.layout.portions
         groups = portions.made[number].groups
-        used = sorted({s for group in groups for s in group.slabs})
-        small, slabs = self.small.slabs(used, across)
-        at = {s: n for n, s in enumerate(used)}
-        recipe = Recipe(
-            slabs,
-            tuple(layout.slabs[s] for s in used),
-            tuple(
-                (tuple(portions.rows[i] for i in rows), tuple(at[s] for s in own))
-                for rows, own in groups
-            ),
-            layout.by_columns,
-            layout.by_columns ^ self.large.transposed,
-        )
+        small, recipe = self._recipe(groups, across)
         chunks = [(i, portions.slabs[s]) for rows, own in groups for s in own for i in rows]
         keys = [self.large.key(self._stored(*chunk)) for chunk in chunks]
         owner = Coordinate(*layout.cell(number, 0), 0)
@@ -88,6 +77,23 @@ class Gatherer:
                 (*small, *self._fetched(chunks, keys, owner)),
             ),
         )
+
+    def _recipe(self, groups: tuple[Group, ...], across: int) -> tuple[Inputs, Recipe]:
+        """What a portion needs of the small operand, with where it lies, and how it is made."""
+        layout, sizes = self.layout, self.layout.portions.rows
+        used = sorted({s for group in groups for s in group.slabs})
+        small, slabs = self.small.slabs(used, across)
+        at = {s: n for n, s in enumerate(used)}
+        recipe = Recipe(
+            slabs,
+            tuple(layout.slabs[s] for s in used),
+            tuple(
+                (tuple(sizes[i] for i in rows), tuple(at[s] for s in own)) for rows, own in groups
+            ),
+            layout.by_columns,
+            layout.by_columns ^ self.large.transposed,
+        )
+        return small, recipe
 
     def _fetched(self, chunks: list[tuple[int, int]], keys: list[Key], owner: Coordinate) -> Inputs:
         """Chunks that a worker multiplies and does not have: where those lie."""
