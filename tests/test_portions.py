@@ -135,11 +135,16 @@ def test_what_travels_is_what_was_planned(client, turned):
     np.testing.assert_array_equal(c.compute(), (x @ w).T if turned else x @ w)
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("chunk", [400, 700, 36000])
-def test_long_vectors(client, chunk):
+def test_long_vectors(client, chunk, in_turn):
+    """In turn, no worker needs what all others have of the small operand."""
     x, y = integers((36000, 512)), integers((36000, 8), seed=1)
-    a = scattered(client, x, (400, 320), owners_of(90, 2))
-    b = scattered(client, y, chunk, owners_of(-(-36000 // chunk), 1, seed=1))
+    blocks = -(-36000 // chunk)
+    of_a, of_b = owners_of(90, 2), owners_of(blocks, 1, seed=1)
+    if in_turn:
+        of_a, of_b = (0, 1, 2) * 60, ((0, 1, 2) * 30)[:blocks]
+    a, b = scattered(client, x, (400, 320), of_a), scattered(client, y, chunk, of_b)
     plan = multimm.plan(a.T, b)
     assert isinstance(plan.layout, GatheredLayout)
     assert plan.layout.bundled == (chunk < 36000)

@@ -271,19 +271,25 @@ def _count_large(layout: GatheredLayout) -> Iterator[Transfer]:
         yield -1, {worker}, size
 
 
-def _count_small(layout: GatheredLayout) -> Iterator[Transfer]:
-    """Chunks of the other operand travel whole to all who need some of them."""
+def _count_small(layout: GatheredLayout) -> list[Transfer]:
+    """Chunks of the other operand travel whole to all who need some of them, or of their bundle."""
+    found: list[Transfer] = []
     spec, portions = layout.spec(layout.small), layout.portions
     along, across = spec.chunks[:: -1 if layout.by_columns else 1]
     ends = [*accumulate(portions.columns)]
     for (at, (start, end)), (other, size) in product(enumerate(spans(along)), enumerate(across)):
-        used = slice(None)
-        if not layout.bundled:
-            used = slice(bisect_right(ends, start), bisect_left(ends, end) + 1)
+        used = slice(bisect_right(ends, start), bisect_left(ends, end) + 1)
         users = set().union(*portions.users[used]) if end > start else set()
         index = (other, at) if layout.by_columns else (at, other)
         chunk = index[0] * len(spec.chunks[1]) + index[1]
-        yield layout.keeper_of_small(chunk), users, (end - start) * size * spec.itemsize
+        nbytes = (end - start) * size * spec.itemsize
+        found.append((layout.keeper_of_small(chunk), users, nbytes))
+    if layout.bundled:
+        together: dict[int, set[int]] = {}
+        for keeper, users, _ in found:
+            together.setdefault(keeper, set()).update(users)
+        found = [(keeper, together[keeper], nbytes) for keeper, _, nbytes in found]
+    return found
 
 
 def _count_portions(layout: GatheredLayout) -> Iterator[Transfer]:
