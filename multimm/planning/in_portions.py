@@ -92,13 +92,14 @@ def _layouts(
 def _strips(rows: Blocks, k: int, across: int, cluster: ClusterSpec) -> Iterator[Blocks]:
     """How many rows of chunks each strip may have, of a matrix of so many columns.
 
-    As many strips as there are workers, or a multiple of that: each is to join some. Of a little C
-    one is enough.
+    As many strips as there are workers, or a multiple of that: then each joins some. A half or a
+    quarter of the strips are as much fewer tasks, and for a little C one is enough.
     """
     m, workers = sum(rows), cluster.workers
     usual = EDGE[cluster.slowest.kind] ** 2
     least = max(ceil_div(m * across, LARGEST * usual), ceil_div(m * k, workers * MOST_ELEMENTS))
-    counts = [finer * ceil_div(least, workers) * workers for finer in FINER]
+    counts = [count for count in (workers // 4, workers // 2) if count >= least]
+    counts += [finer * ceil_div(least, workers) * workers for finer in FINER]
     if least == 1 and m * across <= LITTLE * usual:
         counts.insert(0, 1)
     ends = [*accumulate(rows)]
