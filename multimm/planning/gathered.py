@@ -197,24 +197,13 @@ class GatheredLayout(Layout):
     @property
     def handed_on(self) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        return self._handed_on[0] * sum(self.across)
+        return self.portions.handed_on * sum(self.across)
 
     @property
     def packed_by_products(self) -> dict[str, int]:
         """Elements of each operand that the busiest worker packs, if its products do so."""
         large = max(self.portions.multiplied.values()) * len(self.across)
-        return {self.large: large, self.small: self._handed_on[1] * sum(self.across)}
-
-    @cached_property
-    def _handed_on(self) -> tuple[int, int]:
-        """Of the busiest: rows of sums between products, and lengths of slabs of all of these."""
-        rows, lengths, sizes = Counter[int](), Counter[int](), self.portions.rows
-        for number, portion in self.portions.made.items():
-            worker = number % self.grid.workers
-            for group in portion.groups:
-                rows[worker] += (len(group.slabs) - 1) * sum(sizes[i] for i in group.rows)
-                lengths[worker] += sum(self.slabs[s] for s in group.slabs)
-        return max(rows.values()), max(lengths.values())
+        return {self.large: large, self.small: self.portions.walked * sum(self.across)}
 
     # ---------------------------------------------------------------- where operands are
 
@@ -246,14 +235,9 @@ class GatheredLayout(Layout):
     @cached_property
     def recut(self) -> Recut:
         """The chunks that are multiplied, and bytes of those that are joined."""
-        sizes, copied, pieces = self.portions.rows, 0, 0
-        for portion in self.portions.made.values():
-            for rows, slabs in portion.groups:
-                pieces += len(rows) * len(slabs)
-                if len(rows) > 1:
-                    copied += sum(sizes[i] for i in rows) * sum(self.slabs[s] for s in slabs)
-        times = len(self.across)
-        return Recut(0, 0, 0, times * pieces, times * copied * self.laid.itemsize)
+        times, pieces = len(self.across), len(self.portions.rows) * len(self.slabs)
+        copied = self.portions.joined * self.laid.itemsize
+        return Recut(0, 0, 0, times * pieces, times * copied)
 
     @cached_property
     def fetched(self) -> Counter[int]:

@@ -165,6 +165,33 @@ class Portions:
             found[worker] += row * column
         return found
 
+    @property
+    def handed_on(self) -> int:
+        """Rows of sums that the busiest worker's products hand to the next ones."""
+        return self._of_groups[0]
+
+    @property
+    def walked(self) -> int:
+        """Lengths of the slabs of all groups of the busiest worker."""
+        return self._of_groups[1]
+
+    @property
+    def joined(self) -> int:
+        """Elements of chunks that are joined to others of their group."""
+        return self._of_groups[2]
+
+    @cached_property
+    def _of_groups(self) -> tuple[int, int, int]:
+        handed_on, walked, joined = Counter[int](), Counter[int](), 0
+        for number, portion in self.made.items():
+            for rows, slabs in portion.groups:
+                height = sum(self.rows[i] for i in rows)
+                length = sum(self.columns[self.slabs[s]] for s in slabs)
+                handed_on[number % self.workers] += (len(slabs) - 1) * height
+                walked[number % self.workers] += length
+                joined += height * length * (len(rows) > 1)
+        return max(handed_on.values()), max(walked.values()), joined
+
     @cached_property
     def users(self) -> list[set[int]]:
         """By column of chunks: the workers that multiply some of it."""
