@@ -17,6 +17,10 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
+#: Blocks of an operand that an error names: arbitrary.
+NAMED = 4
+
+
 def cause(error: BaseException) -> str:
     """An error's type and text, without line breaks."""
     text = " ".join(str(error).split())
@@ -47,10 +51,21 @@ def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> N
     why = cause(error)
     if key is None or told(error) != why:
         return
-    own = [_block(x) if _token(x) == _token(key) else repr(x) for x in inputs]
-    made_of = f", from {' and '.join(own)}," if own else ""
+    named, given = _few_of_each(inputs)
+    own = [_block(x) if _token(x) == _token(key) else repr(x) for x in named]
+    more = f" and {given - len(own)} more" if len(own) < given else ""
+    made_of = f", from {' and '.join(own)}{more}," if own else ""
     where = "" if worker is None else f" on {worker.address}"
     error.add_note(f"{_block(key)}{made_of} failed{where}: {why}")
+
+
+def _few_of_each(inputs: Iterable[Key]) -> tuple[list[Key], int]:
+    """Some blocks of each operand, and how many there are of all."""
+    found: dict[str, list[Key]] = {}
+    for key in inputs:
+        found.setdefault(_name(key), []).append(key)
+    few = [key for own in found.values() for key in own[:NAMED]]
+    return few, sum(map(len, found.values()))
 
 
 def named(task: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -97,6 +112,10 @@ def _block(key: Key) -> str:
         return f"the wait for slab {at[1]}"
     if role == "part":
         return f"block {_index(at[:-1])} of C, slab {at[-1]}"
+    if role == "portion":
+        return f"portion {_index(at)} of C"
+    if role == "bundle":
+        return f"a bundle of blocks of an operand on worker {at[0]}"
     if role == "sum":
         return f"block {_index(at[:-2])} of C, parts {at[-2]} to {at[-1]} of k"
     return f"block {_index(at)} of C"

@@ -61,7 +61,7 @@ def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
     assert layout.result_owners(4) == (0, 1, 2, 3)
     text = str(plan)
     assert "C in 4 of 262144 x 1 of 1024, made in 16 portions where A lies, and joined" in text
-    assert "portions of C travel in place of a larger operand; 3.32 GB move" in text
+    assert "stationary A, because A stays where it lies, and what is made of it travels" in text
     assert "cut by every product" not in text
 
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting_client, received, scattered
+from clusters import counting, counting_client, received, scattered
+from distributed import wait
 from small import integers
 
 import multimm
+from multimm.errors import ArrayTypeError, ShapeError
 from multimm.graph.build import build
 from multimm.graph.portions import Recipe, Slab, portion
 from multimm.graph.tasks import Step
@@ -117,8 +119,8 @@ def test_of_wide_products_each_row_goes_to_the_worker_with_most_of_it():
 client = counting_client(3)
 
 
-def owners_of(rows, columns, seed=0):
-    found = np.random.default_rng(seed).integers(0, 3, rows * columns)
+def owners_of(rows, columns, seed=0, workers=3):
+    found = np.random.default_rng(seed).integers(0, workers, rows * columns)
     return tuple(map(int, found))
 
 
@@ -207,3 +209,47 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
         tracemalloc.stop()
     assert joined <= peak < 1.5 * joined
     np.testing.assert_array_equal(c, np.full((8000, 4), 400))
+
+
+def test_chunks_that_are_still_to_be_made_are_made_where_they_are_multiplied():
+    """Those of a product that is not computed yet, with something added."""
+    x, w, d = (integers((4000, 4000), seed=seed) for seed in range(3))
+    v, of_d = integers((4000, 8), seed=3), owners_of(16, 16, seed=9, workers=4)
+    with counting(4) as client:
+        a = scattered(client, x, (500, 4000), owners_of(8, 1, workers=4))
+        b = scattered(client, w, (4000, 500), owners_of(8, 1, seed=1, workers=4))
+        c, e = scattered(client, v, 4000, (1,)), scattered(client, d, (250, 250), of_d)
+        first = multimm.matmul(a, b, blocks=250)
+        plan = multimm.plan(first + e, c)
+        assert isinstance(plan.layout, GatheredLayout)
+        held = first.persist()
+        wait(held)
+        owners = plan.layout.problem.a.owners
+        elsewhere = sum(here != there for here, there in zip(owners, of_d, strict=True))
+        found, moved = received(client, multimm.matmul(first + e, c))
+        assert moved == plan.bytes_moved + elsewhere * 250 * 250 * 4
+        np.testing.assert_array_equal(found.compute(), (x @ w + d) @ v)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "error", "said"),
+    [
+        (lambda x: np.ma.masked_array(x, mask=x > 0), ArrayTypeError, "MaskedArray"),
+        (lambda x: x[1:], ShapeError, "38, 1"),
+    ],
+)
+def test_one_chunk_of_hundreds_that_is_none(client, spoilt, error, said):
+    x, w = integers((36000, 512)), integers((512, 24), seed=1)
+    a, b = scattered(client, x, (400, 256), owners_of(90, 2)), scattered(client, w, 512, (0,))
+    bad = a.map_blocks(_spoil, spoilt, dtype="float32", name=f"spoilt-{said}").persist()
+    wait(bad)
+    assert isinstance(multimm.plan(bad, b).layout, GatheredLayout)
+    with pytest.raises(error, match=said) as caught:
+        multimm.matmul(bad, b).compute()
+    (note,) = caught.value.__notes__
+    assert note.startswith("portion (")
+    assert len(note) < 900
+
+
+def _spoil(block, spoilt, block_id=None):
+    return spoilt(block) if block_id == (38, 1) else block

@@ -78,7 +78,7 @@ class BlockTask(Task):
         try:
             for key, planned in self.sizes:
                 if key in values:  # who renames a graph's keys does not know of these
-                    check_shape(values[key], planned)
+                    check_shape(values[key], planned, key)
             return super().__call__(values)  # type: ignore[no-untyped-call]
         except Exception as error:
             note(error, self.key, (key for key, _ in self.place.inputs))
@@ -91,10 +91,11 @@ class BlockTask(Task):
         )
 
 
-def check_shape(block: Block, planned: Shape) -> None:
-    """Raise `ShapeError` for a block that is not what its array's chunks say."""
+def check_shape(block: Block, planned: Shape, key: Key = None) -> None:
+    """Raise `ShapeError` for a block, of a key, that is not what its array's chunks say."""
     found = getattr(block, "shape", planned)  # what is no array says so itself
     if found != planned:
+        which = "" if key is None else f": it is {key!r}"
         raise ShapeError(
-            f"a block of an operand has shape {found}, its array's chunks say {planned}"
+            f"a block of an operand has shape {found}, its array's chunks say {planned}{which}"
         )

@@ -16,7 +16,7 @@ from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
 from multimm.planning.portions import Group
-from multimm.planning.recut import Index
+from multimm.planning.recut import Index, size_of
 from multimm.planning.spec import ClusterSpec
 
 
@@ -74,7 +74,11 @@ class Gatherer:
             place=self._place(
                 owner,
                 (0, 0, *layout.cell(number, across)),
-                (*small, *self._fetched(chunks, keys, owner)),
+                (*small, *self._lying(chunks, keys)),
+            ),
+            sizes=tuple(
+                (key, size_of(self.large.own_chunks, self._stored(*chunk)))
+                for key, chunk in zip(keys, chunks, strict=True)
             ),
         )
 
@@ -95,15 +99,14 @@ class Gatherer:
         )
         return small, recipe
 
-    def _fetched(self, chunks: list[tuple[int, int]], keys: list[Key], owner: Coordinate) -> Inputs:
-        """Chunks that a worker multiplies and does not have: where those lie."""
-        layout, rank = self.layout, self.layout.grid.rank(owner)
-        if not layout.fetched:
-            return ()
+    def _lying(self, chunks: list[tuple[int, int]], keys: list[Key]) -> Inputs:
+        """Chunks of the large operand, and where they lie, or will: those of a lazy one are made
+        there.
+        """
+        layout = self.layout
         owners, wide = layout.laid.owners, len(layout.portions.columns)
-        lies = [owners[row * wide + column] for row, column in chunks]
-        found = zip(keys, lies, strict=True)
-        return tuple((key, layout.grid.place(at)) for key, at in found if at != rank)
+        lies = (layout.grid.place(owners[row * wide + column]) for row, column in chunks)
+        return tuple(zip(keys, lies, strict=True))
 
     def _stored(self, row: int, column: int) -> Index:
         """Where a chunk of the large operand is stored."""

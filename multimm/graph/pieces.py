@@ -76,6 +76,7 @@ class Pieces:
     def _empty(self, shape: Shape) -> Block:
         """Room for what is copied from blocks that are what they should be."""
         for block, size in zip(self.blocks, self.sizes, strict=True):
+            module_of(block=block)  # or it is masked, or sparse: no such block may be copied
             check_shape(block, size)
         return module_of(block=self.blocks[0]).empty(shape, self.blocks[0].dtype)
 

@@ -85,7 +85,7 @@ def _portions_text(layout: GatheredLayout) -> str:
     elsewhere = human(sum(layout.fetched.values())) if layout.fetched else ""
     but = f" but for {elsewhere}" if elsewhere else ""
     joined = f",{' added' * layout.adds} and joined" if layout.joined else ""
-    bundled = f", {layout.small.upper()} bundled by each worker" if layout.bundled else ""
+    bundled = f", {layout.small.upper()} bundled where it lies" if layout.bundled else ""
     return f", made{parted} where {layout.large.upper()} lies{but}{joined}{bundled}"
 
 

@@ -21,10 +21,11 @@ they are then sums of parts of k, which lie anywhere.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 from operator import ne
 from typing import NamedTuple
@@ -32,8 +33,18 @@ from typing import NamedTuple
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
 from multimm.planning.portions import Portions
-from multimm.planning.recut import Recut
+from multimm.planning.recut import Recut, spans
 from multimm.planning.spec import MatrixSpec
+
+
+def _of_several(blocks: Blocks, chunks: Blocks) -> list[bool]:
+    """Whether blocks have parts of more than one chunk.
+
+    >>> _of_several((2, 3), (1, 1, 3))
+    [True, False]
+    """
+    ends = [*accumulate(chunks)]
+    return [bisect_right(ends, start) < bisect_left(ends, end) for start, end in spans(blocks)]
 
 
 class Arriving(NamedTuple):
@@ -278,6 +289,16 @@ class GatheredLayout(Layout):
         """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
         small = self.spec(self.small)
         return {self.large: self.laid.fullest, self.small: small.fullest or small.nbytes}
+
+    @property
+    def joined_small(self) -> int:
+        """Bytes of those slabs of the small operand that are cut from several chunks."""
+        small = self.spec(self.small)
+        along, across = small.chunks[:: -1 if self.by_columns else 1]
+        wide = any(_of_several(self.across, across))
+        cut = zip(self.slabs, _of_several(self.slabs, along), strict=True)
+        length = sum(slab for slab, several in cut if several or wide)
+        return length * max(self.across) * small.itemsize
 
     def keeper_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""

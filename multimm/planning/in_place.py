@@ -34,8 +34,8 @@ class InPlace(NamedTuple):
     ranks: dict[Layout, Rank]
     cluster: ClusterSpec
     reason: str
-    #: C comes in other blocks than the operand does, which others would keep.
-    joins: bool = False
+    #: What stays in place, where C comes in other blocks than that: others would keep its rows.
+    strategy: str = ""
 
 
 def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
@@ -46,9 +46,10 @@ def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
     if (stack := stack_where_it_lies(problem, cluster.workers)) is not None:
         ranks = ranked([_whole_matrices(stack, cluster)], cluster)
         yield InPlace(ranks, cluster, "matrices stay where they lie")
-    if ranks := ranked(in_portions(problem, cluster), cluster):
-        reason = "portions of C travel in place of a larger operand"
-        yield InPlace(ranks, cluster, reason, joins=True)
+    if layouts := list(in_portions(problem, cluster)):
+        name = layouts[0].large.upper()
+        reason = f"{name} stays where it lies, and what is made of it travels"
+        yield InPlace(ranked(layouts, cluster), cluster, reason, f"stationary {name}")
 
 
 def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:

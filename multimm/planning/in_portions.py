@@ -33,7 +33,7 @@ LEAST_JOINED = 2
 def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayout]:
     """Layouts that multiply a matrix where it lies, in few tasks.
 
-    None where each task would have a chunk or two, or where it is not known where chunks lie.
+    None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
     """
     known = problem.c is None and not any(problem.rereadable)
     nothing = not problem.m * problem.n * problem.k or cluster.workers == 1

@@ -53,6 +53,11 @@ class Layout(Homes):
         return ()
 
     @property
+    def joined_small(self) -> int:
+        """Bytes of slabs that a task joins from several chunks, all at once."""
+        return 0
+
+    @property
     def portions_received(self) -> int:
         """Elements of others' portions that one worker joins, at most."""
         return 0

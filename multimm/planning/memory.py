@@ -87,7 +87,7 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
 
 
 def _joined(layout: Layout) -> Terms:
-    """Of portions of C's blocks that others have made: no more than what is joined of them."""
+    """Of portions of C's blocks that others have made."""
     size = layout.portions_received * layout.problem.sum_bytes
     return {"portions of C received": size} if size else {}
 
@@ -106,7 +106,8 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
         terms["operands being converted"] = cluster.threads * slab * sides
     if cut := layout.cut_within * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
-        terms["operands being joined"] = cluster.threads * slab * sides
+        joined = slab * sides + layout.joined_small
+        terms["operands being joined"] = cluster.threads * joined
     if p.c is not None:
         terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
     return terms

@@ -85,18 +85,15 @@ class Portions:
         found = []
         for strip in range(len(self.strips)):
             held: Counter[int] = Counter()
-            for kind, rows in self.alike(strip).items():
+            for kind, rows in self.alike[strip].items():
                 height = sum(self.rows[i] for i in rows)
                 held.update(dict.fromkeys(kind, height))
             found += [held[worker] for worker in range(self.workers)]
         return tuple(found)
 
-    def alike(self, strip: int) -> dict[Kind, list[int]]:
-        """The rows of chunks of a strip, by their kind; but for empty ones."""
-        return self._alike[strip]
-
     @cached_property
-    def _alike(self) -> list[dict[Kind, list[int]]]:
+    def alike(self) -> list[dict[Kind, list[int]]]:
+        """The rows of chunks of each strip, by their kind; but for empty ones."""
         wide, kept = len(self.columns), self.slabs
         found = []
         for start, end in spans(self.strips):
@@ -115,7 +112,7 @@ class Portions:
         """The portions that have rows, by number."""
         found: dict[int, Portion] = {}
         for strip in range(len(self.strips)):
-            alike = self.alike(strip)
+            alike = self.alike[strip]
             own: dict[int, dict[tuple[int, ...], list[Kind]]] = {}
             for kind in alike:
                 for worker in dict.fromkeys(kind):
@@ -140,7 +137,7 @@ class Portions:
         """What a strip is made of."""
         first = sum(self.strips[:strip])
         starts = [*accumulate(self.rows[first : first + self.strips[strip]], initial=0)]
-        for kind, rows in self.alike(strip).items():
+        for kind, rows in self.alike[strip].items():
             begin, moves = 0, list[tuple[slice, slice]]()
             for i in rows:
                 end, to = begin + self.rows[i], slice(*starts[i - first : i - first + 2])
@@ -197,4 +194,7 @@ class Portions:
         """By column of chunks: the workers that multiply some of it."""
         wide = len(self.columns)
         rows = [i for i, size in enumerate(self.rows) if size]
-        return [{self.at[i * wide + s] for i in rows} for s in range(wide)]
+        return [
+            {self.at[i * wide + s] for i in rows} if size else set()
+            for s, size in enumerate(self.columns)
+        ]

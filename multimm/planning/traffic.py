@@ -273,22 +273,21 @@ def _count_large(layout: GatheredLayout) -> Iterator[Transfer]:
 
 def _count_small(layout: GatheredLayout) -> list[Transfer]:
     """Chunks of the other operand travel whole to all who need some of them, or of their bundle."""
-    found: list[Transfer] = []
     spec, portions = layout.spec(layout.small), layout.portions
     along, across = spec.chunks[:: -1 if layout.by_columns else 1]
-    ends = [*accumulate(portions.columns)]
-    for (at, (start, end)), (other, size) in product(enumerate(spans(along)), enumerate(across)):
-        used = slice(bisect_right(ends, start), bisect_left(ends, end) + 1)
-        users = set().union(*portions.users[used]) if end > start else set()
+    ends, found, bundles = [*accumulate(portions.columns)], list[Transfer](), dict[int, set[int]]()
+    users_of = [
+        set().union(*portions.users[bisect_right(ends, start) : bisect_left(ends, end) + 1])
+        for start, end in spans(along)
+    ]
+    for (at, length), (other, size) in product(enumerate(along), enumerate(across)):
         index = (other, at) if layout.by_columns else (at, other)
-        chunk = index[0] * len(spec.chunks[1]) + index[1]
-        nbytes = (end - start) * size * spec.itemsize
-        found.append((layout.keeper_of_small(chunk), users, nbytes))
-    if layout.bundled:
-        together: dict[int, set[int]] = {}
-        for keeper, users, _ in found:
-            together.setdefault(keeper, set()).update(users)
-        found = [(keeper, together[keeper], nbytes) for keeper, _, nbytes in found]
+        keeper = layout.keeper_of_small(index[0] * len(spec.chunks[1]) + index[1])
+        users = users_of[at] if length * size else set()
+        if layout.bundled and users:
+            bundles.setdefault(keeper, set()).update(users)
+            users = bundles[keeper]  # complete at the end
+        found.append((keeper, users, length * size * spec.itemsize))
     return found
 
 
