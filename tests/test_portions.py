@@ -19,6 +19,7 @@ from multimm.graph.portions import Recipe, Slab, portion
 from multimm.graph.tasks import Step
 from multimm.planning import cost
 from multimm.planning.gathered import GatheredLayout
+from multimm.planning.in_place import in_place
 from multimm.planning.in_portions import in_portions
 from multimm.planning.portions import Group, Portions
 from multimm.planning.problem import Problem
@@ -88,6 +89,19 @@ def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
     assert turned.layout.by_columns
     assert turned.bytes_moved == plan.bytes_moved
     assert turned.seconds == pytest.approx(plan.seconds)
+
+
+@pytest.mark.parametrize("role", ["A", "B"])
+def test_of_two_matrices_of_one_size_the_plan_names_the_one_that_stays(role):
+    x = MatrixSpec((2**15,) * 2, chunks=((2**12,) * 8,) * 2, owners=tuple(range(8)) * 8)
+    whole = replace(x, chunks=((2**15,),) * 2, owners=(0,))
+    found = in_place(Problem(*((x, whole) if role == "A" else (whole, x))), gpus(8))
+    ((named, layouts),) = ((kind.strategy, kind.ranks) for kind in found if kind.strategy)
+    assert named == f"stationary {role}"
+    assert {layout.large for layout in layouts} == {role.lower()}
+    both = [kind for kind in in_place(Problem(x, x), gpus(8)) if kind.strategy]
+    assert [kind.strategy for kind in both] == ["stationary A", "stationary B"]
+    assert all(kind.ranks for kind in both)
 
 
 def test_many_small_chunks_travel_in_bundles():

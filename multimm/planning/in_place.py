@@ -46,10 +46,11 @@ def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
     if (stack := stack_where_it_lies(problem, cluster.workers)) is not None:
         ranks = ranked([_whole_matrices(stack, cluster)], cluster)
         yield InPlace(ranks, cluster, "matrices stay where they lie")
-    if layouts := list(in_portions(problem, cluster)):
-        name = layouts[0].large.upper()
+    portions = list(in_portions(problem, cluster))
+    for name in dict.fromkeys(layout.large.upper() for layout in portions):
+        found = [layout for layout in portions if layout.large == name.lower()]
         reason = f"{name} stays where it lies, and what is made of it travels"
-        yield InPlace(ranked(layouts, cluster), cluster, reason, f"stationary {name}")
+        yield InPlace(ranked(found, cluster), cluster, reason, f"stationary {name}")
 
 
 def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
