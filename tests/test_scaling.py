@@ -234,7 +234,7 @@ def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
     found = [i for i in agenda.agenda(ask(gpus="2")) if i.product.kind == "chunked"]
     takes = {item.system for item in found if item.absent != "its operands come in no chunks"}
     assert takes == {"multimm", "dask.array"} < {item.system for item in found}
-    square, tall, projected = products(SIZES["gpu", False], 2, ("chunked",))
+    square, tall, projected, wider = products(SIZES["gpu", False], 2, ("chunked",))
     a, b = operand_specs(square, 2)
     assert a == b == MatrixSpec((32768,) * 2, chunks=((5792,) * 5 + (3808,),) * 2,
                                 owners=(0, 1) * 18)  # fmt: skip
@@ -244,6 +244,9 @@ def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
     a, b = operand_specs(projected, 2)
     assert a == MatrixSpec((4194304, 2048), chunks=((16384,) * 256, (2048,)), owners=(0, 1) * 128)
     assert b == MatrixSpec((2048, 1024), owners=(0,))
+    a, _ = operand_specs(wider, 4)
+    assert a.chunks == ((5792,) * 181 + (224,), (5792, 2400))  # as Dask cuts it by default
+    assert a.owners == (0, 1, 2, 3) * 91
 
 
 def test_a_gram_matrix_is_counted_once():
