@@ -6,7 +6,7 @@ Their keys are listed in `multimm.graph.keys`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -75,8 +75,7 @@ class Builder:
     others: dict[tuple[str, Index], Factor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        accumulate = self.step.accumulate
-        self.inner = replace(self.step, alpha=1, beta=0, dtype=accumulate, dtype_c=None)
+        self.inner = self.step.inner
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
@@ -174,10 +173,7 @@ class Builder:
             self.made[key] = BlockTask(key, transpose, source, place=place)
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        on = self.cluster
-        return Place(
-            self.keys.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers
-        )
+        return self.keys.place(self.cluster, owner, order, inputs)
 
     def _add(
         self,
@@ -228,7 +224,7 @@ class Builder:
                 self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
         elif operand.in_pieces:
             found = self._of_others(operand, index, home, order)
-            if not layout.cuts_apart(operand.role):
+            if not layout.cut_once:
                 return found
             ((key, home),), sizes = found.inputs, found.sizes
         else:
@@ -242,7 +238,7 @@ class Builder:
         """A block of the array's own ones: made once, or given to each product in pieces."""
         at = operand.role, index
         if at not in self.others:
-            if self.layout.cuts_apart(operand.role):
+            if self.layout.cut_once:
                 self.others[at] = self._joined(operand, index, home, order[:2])
             else:
                 where, dtype = operand.where(index), operand.array.dtype

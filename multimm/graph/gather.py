@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from dask._task_spec import List, TaskRef
@@ -49,11 +49,6 @@ class Gatherer:
         operand = self.operands[not self.layout.by_columns]
         return SmallOperand(self.layout, operand, self.keys, self._place)
 
-    @cached_property
-    def inner(self) -> Step:
-        """Of products that only add up."""
-        return replace(self.step, alpha=1, dtype=self.step.accumulate)
-
     def _portion(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
         layout, portions = self.layout, self.layout.portions
@@ -69,8 +64,8 @@ class Gatherer:
             List(*(TaskRef(key) for key, _ in small)),
             List(*map(TaskRef, keys)),
             recipe=recipe,
-            step=self.inner if several and layout.adds else self.step,
-            inner=self.inner,
+            step=self.step.inner if several and layout.adds else self.step,
+            inner=self.step.inner,
             place=self._place(
                 owner,
                 (0, 0, *layout.cell(number, across)),
@@ -136,7 +131,4 @@ class Gatherer:
         )
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        on = self.cluster
-        return Place(
-            self.keys.token, self.layout.grid, on.workers, owner, order, inputs, on.numbers
-        )
+        return self.keys.place(self.cluster, owner, order, inputs)

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multimm.graph.block_task import Key
+from multimm.graph.block_task import Inputs, Key, Place
 from multimm.planning.gathered import GatheredLayout
+from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Layout
 from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
+from multimm.planning.spec import ClusterSpec
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 7
@@ -52,6 +54,14 @@ class Keys:
     def name(self, role: str) -> str:
         """The first entry of the keys of a role."""
         return f"multimm-{role}-{self.token}"
+
+    def place(
+        self, cluster: ClusterSpec, owner: Coordinate, order: Index, inputs: Inputs = ()
+    ) -> Place:
+        """Where and when a task of this product is to run, on workers that it is planned for."""
+        return Place(
+            self.token, self.layout.grid, cluster.workers, owner, order, inputs, cluster.numbers
+        )
 
     def chain(self, batch: Index, i: int, j: int, s: int) -> Key:
         """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multimm.failures import named
@@ -46,6 +46,11 @@ class Step:
     dtype_a: DType = None
     dtype_b: DType = None
     dtype_c: DType = None
+
+    @property
+    def inner(self) -> Step:
+        """Of products that only add up, before the last one: P <- op(A) op(B) + P."""
+        return replace(self, alpha=1, beta=0, dtype=self.accumulate, dtype_c=None)
 
 
 def is_gpu(block: Block) -> bool:

@@ -46,19 +46,15 @@ class Cutting(Partition):
             if not readable[role] and self._comes_otherwise(role)
         )
 
-    def cuts_apart(self, role: str) -> bool:
-        """Whether an operand that comes in other blocks is cut and joined by tasks of its own."""
-        return self.cut_once
-
     @property
     def cut_apart(self) -> tuple[str, ...]:
         """Those of `cut_again` that tasks of their own cut and join."""
-        return tuple(role for role in self.cut_again if self.cuts_apart(role))
+        return self.cut_again if self.cut_once else ()
 
     @property
     def cut_within(self) -> tuple[str, ...]:
         """Those of `cut_again` that each product joins for itself."""
-        return tuple(role for role in self.cut_again if not self.cuts_apart(role))
+        return () if self.cut_once else self.cut_again
 
     @cached_property
     def cuts_c(self) -> bool:

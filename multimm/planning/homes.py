@@ -114,7 +114,7 @@ class Homes(Cutting):
             crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
         else:
             crossed = self.grid.p_m
-        cut = role in self.cut_again and (self.cuts_apart(role) or self.lies_beyond(role))
+        cut = role in self.cut_again and (self.cut_once or self.lies_beyond(role))
         return self.stream or crossed > 1 or cut or role in self.elsewhere
 
     @cached_property

@@ -48,11 +48,6 @@ class Layout(Homes):
         return 0
 
     @property
-    def joined(self) -> tuple[tuple[int, int], ...]:
-        """Blocks of C that are joined from portions: see `GatheredLayout`."""
-        return ()
-
-    @property
     def joined_small(self) -> int:
         """Bytes of slabs that a task joins from several chunks, all at once."""
         return 0
