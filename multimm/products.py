@@ -12,8 +12,10 @@ import numpy as np
 from multimm.cluster.describe import described, listed_with, local
 from multimm.errors import OptionError
 from multimm.gpu import reference
+from multimm.gpu.dtypes import on_devices
 from multimm.graph import tasks
 from multimm.graph.build import build
+from multimm.graph.host import below_download
 from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
@@ -61,11 +63,26 @@ class Factors:
         """Those that are more than a spec."""
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
+    def hosted(self, c: Array | MatrixSpec | None, cluster: ClusterSpec) -> bool:
+        """Whether blocks lie in the host memory of workers that multiply them on GPUs."""
+        given = [x for x in (self.a, self.b, c) if x is not None]
+        dtypes = [named_dtype(str(x.dtype)) for x in given] + [named_dtype(self.step.dtype)]
+        return (
+            any(map(is_dask, given))
+            and not any(map(on_gpu, self.arrays))
+            and all(device.kind == "gpu" for device in cluster.devices)
+            and all(map(on_devices, dtypes))
+        )
+
     def problem(
         self, c: Array | MatrixSpec | None, pack: str, cluster: ClusterSpec, held: Held
     ) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
+        hosted, given = self.hosted(c, cluster), {"a": self.a, "b": self.b, "c": c}
+        if self.gram:
+            del given["b"]
+        uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
             a.T if self.step.trans_a else a,
             b.T if self.step.trans_b else b,
@@ -78,6 +95,8 @@ class Factors:
             pack,
             self.gram,
             any(is_dask(x) and not spec.owners for x, spec in ((self.a, a), (self.b, b))),
+            uploaded=tuple(uploaded),
+            downloaded=hosted,
         )
 
 
@@ -122,12 +141,12 @@ def planned(
             f"cluster={cluster!r}: give a ClusterSpec, such as multimm.cluster.describe(client), "
             "multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
         )
-    gpu = any(on_gpu(x) for x in factors.arrays)
+    gpu = any(map(on_gpu, factors.arrays))
     added = [] if c is None or isinstance(c, MatrixSpec) else [c]
     found, held = _workers(cluster, factors.arrays + added)
     on = found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
-    pack = _pack_scheme(factors, on, gpu or not factors.arrays)
+    pack = _pack_scheme(factors, on, gpu or not factors.arrays or factors.hosted(c, on))
     problem = factors.problem(c, pack, on, held)
     return plan_matmul(problem, on, precision=factors.step.precision, options=options)
 
@@ -156,6 +175,11 @@ def _owners(x: Array, cluster: ClusterSpec, held: Held) -> tuple[int, ...]:
     if owners := owners_of(x, cluster.workers):
         return cluster.ranks(owners)
     return where_blocks_lie(held.get(x.name, ()), cluster.addresses)
+
+
+def _made(x: Array | MatrixSpec) -> bool:
+    """Whether it is a product that is still lazy, made on the GPUs and then brought to the host."""
+    return not isinstance(x, MatrixSpec) and is_dask(x) and below_download(x) is not x
 
 
 def _rereadable(x: Array | MatrixSpec) -> bool:

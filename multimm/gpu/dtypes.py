@@ -55,6 +55,15 @@ def scaled_dtype(dtype: np.dtype[Any], factor: complex, of: str = "the product")
     )
 
 
+def on_devices(dtype: np.dtype[Any]) -> bool:
+    """Whether GPUs compute with a dtype; long doubles they do not have.
+
+    >>> on_devices(np.dtype("complex128")), on_devices(np.dtype("longdouble"))
+    (True, False)
+    """
+    return dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+
+
 def gemm_dtype(
     alpha: complex, product: np.dtype[Any], beta: complex, c: np.dtype[Any] | None
 ) -> np.dtype[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -12,10 +13,12 @@ from dask.tokenize import tokenize
 from multimm.graph.block_task import Block
 from multimm.graph.builder import Builder
 from multimm.graph.gather import Gatherer
+from multimm.graph.host import below_download, downloaded
 from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step
+from multimm.graph.uploads import uploads
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.plan import MatmulPlan
 
@@ -43,26 +46,35 @@ def build(
         Nothing has been computed.
     """
     layout = plan.layout
+    if layout.problem.downloaded:  # of a product that is still lazy, what lies on GPUs
+        a, b = below_download(a), below_download(b)
+        c = None if c is None else below_download(c)
     declared = None if c is None else c.dtype
     step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
-    operands = [Operand("a", a, layout, step.trans_a)]
-    if not layout.mirrors:  # or A's blocks serve both sides
-        operands.append(Operand("b", b, layout, step.trans_b))
-    parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
-    addend = None if c is None else Operand("c", c, layout, transposed=False)
-    if c is not None:
-        parents.append(c)
-    names = [operand.array.name for operand in operands]
+    given = [a] if layout.mirrors else [a, b]  # or A's blocks serve both sides
+    names = [array.name for array in given]
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
-    keys = Keys(token, layout, addend is not None)
+    keys = Keys(token, layout, c is not None)
+    operands = [
+        Operand(role, array, layout, transposed, keys.uploaded(role))
+        for role, array, transposed in zip("ab", given, (step.trans_a, step.trans_b), strict=False)
+    ]
+    parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
+    addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
+    if c is not None:
+        parents.append(c)
     tasks = (
         Gatherer(layout, cluster, operands, step, keys).tasks()
         if isinstance(layout, GatheredLayout)
         else Builder(layout, cluster, operands, addend, step, keys).tasks()
     )
+    if layout.problem.uploaded:
+        inputs = [*operands, addend] if addend else operands
+        tasks |= uploads([*tasks.values()], inputs, partial(keys.place, cluster))
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(tasks, owners, cluster.workers)
     chunks = (*layout.stack, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
-    return da.Array(high, keys.name("matmul"), chunks, meta=meta)
+    result = da.Array(high, keys.name("matmul"), chunks, meta=meta)
+    return downloaded(result) if layout.problem.downloaded else result

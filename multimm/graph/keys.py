@@ -1,6 +1,8 @@
 """The keys of a product's tasks, with β the indices along the batch dimensions:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
+    (multimm-uploaded-a-T, ...)  (multimm-uploaded-b-T, ...)  (multimm-uploaded-c-T, ...)
+                                                           the arrays' own blocks, on GPUs
     (multimm-joined-a-T, β, i, s)  (multimm-joined-b-T, ...)  or made of other blocks, as stored;
     (multimm-cut-a-T, β, i, s, w)  (multimm-cut-b-T, ...)  what worker w has of it, in a bundle
     (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
@@ -54,6 +56,10 @@ class Keys:
     def name(self, role: str) -> str:
         """The first entry of the keys of a role."""
         return f"multimm-{role}-{self.token}"
+
+    def uploaded(self, role: str) -> str:
+        """The first entry of the keys of an array's own blocks on GPUs; empty if they stay."""
+        return self.name(f"uploaded-{role}") * (role in self.layout.problem.uploaded)
 
     def place(
         self, cluster: ClusterSpec, owner: Coordinate, order: Index, inputs: Inputs = ()

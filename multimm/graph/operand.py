@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dask.array as da
@@ -17,6 +17,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 
 from multimm.graph.block_task import Block, Key
+from multimm.graph.host import upload
 from multimm.graph.tasks import transpose as transpose_block
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
@@ -108,12 +109,15 @@ class Operand:
     layout : Layout
     transposed : bool
         Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
+    uploaded : str
+        Its blocks lie in host memory, and are brought to GPUs: under keys that begin with this.
     """
 
     role: str
     array: da.Array
     layout: Layout
     transposed: bool
+    uploaded: str = ""
 
     @cached_property
     def reader(self) -> Reader | None:
@@ -121,7 +125,8 @@ class Operand:
 
         C is read as it comes: nobody holds its reads back until they are needed.
         """
-        return None if self.role == "c" else reader_of(self.array)
+        found = None if self.role == "c" else reader_of(self.array)
+        return partial(_read_and_upload, found) if found and self.uploaded else found
 
     @cached_property
     def in_pieces(self) -> bool:
@@ -167,6 +172,11 @@ class Operand:
         return (*(0,) * skipped, *index[:own])
 
     def key(self, index: Index) -> Key:
+        """The key of one of the array's own blocks, in the plan's order, as tasks take it."""
+        name, *at = self.source(index)
+        return (self.uploaded or name, *at)
+
+    def source(self, index: Index) -> Key:
         """The array's own key of one of its blocks, in the plan's order."""
         at = list(index)
         for axis, order in self._orders.items():
@@ -191,3 +201,8 @@ class Operand:
     @cached_property
     def _offsets(self) -> tuple[list[slice], ...]:
         return tuple(offsets(blocks) for blocks in self.chunks)
+
+
+def _read_and_upload(reader: Reader, where: tuple[slice, ...]) -> Block:
+    """A rectangle of an array, on this worker's GPU."""
+    return upload(reader(where))

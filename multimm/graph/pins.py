@@ -5,6 +5,8 @@ So is what makes its operand blocks, and what only that needs, where nobody else
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from multimm.graph.block_task import Key, Place
@@ -27,8 +29,25 @@ _UPSTREAM, _MAKER, _OWN = -1, 0, 1
 Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
 
 
-def product_of(scheduler: Scheduler, place: Place) -> Product | None:
-    """A product that begins, on the workers that are there; None if there are none."""
+def fullest(scheduler: Scheduler, places: Iterable[Place]) -> str:
+    """The worker with most bytes of what a product's tasks need; empty if none has any of it.
+
+    Of what is still to be made, that is what it is made of: it may be no more than another name.
+    """
+    keys = {key for place in places for key, _ in place.inputs}
+    needed = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
+    held = Counter[str]()
+    sources = {source for ts in needed for source in ([ts] if ts.who_has else ts.dependencies)}
+    for ts in sources:
+        held.update(dict.fromkeys((ws.address for ws in ts.who_has or ()), ts.get_nbytes()))
+    return max(sorted(held), key=held.__getitem__, default="")
+
+
+def product_of(scheduler: Scheduler, place: Place, on: list[str]) -> Product | None:
+    """A product that begins, on a given worker or on those that are there; None if there are none.
+
+    The worker is given of a product whose tasks all have the same owner.
+    """
     live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
     if not live:
         return None  # nothing to pin to: Dask places the blocks when workers come
@@ -44,6 +63,7 @@ def product_of(scheduler: Scheduler, place: Place) -> Product | None:
         )
     elif place.numbers:
         live = [live[number] for number in place.numbers]
+    live = on or live
     product = Product(place.product, grid, [live[rank % len(live)] for rank in range(grid.workers)])
     hand_over(scheduler, product, set(live).difference(able(scheduler)))
     return product

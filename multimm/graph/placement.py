@@ -31,7 +31,7 @@ from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.block_task import Key, Place
 from multimm.graph.heirs import able, follow, hand_over, tell, unpin
-from multimm.graph.pins import Owners, pin_tasks, product_of
+from multimm.graph.pins import Owners, fullest, pin_tasks, product_of
 from multimm.graph.prefetch import fetch_for, is_step
 from multimm.graph.product import Product
 from multimm.graph.replicas import let_go, place_of, spare_awaited
@@ -103,18 +103,21 @@ class BlockPlacement(SchedulerPlugin):
             if ts is not None and place is not None:
                 arrived.setdefault(place.product, {})[ts] = place
         for token, places in arrived.items():
-            if len({place.owner for place in places.values()}) == 1:
-                continue  # one block: Dask runs it where its operands are
-            self._begin(scheduler, token, places)
+            alone = len({place.owner for place in places.values()}) == 1
+            if alone and (len(places) == 1 or not (at := fullest(scheduler, places.values()))):
+                continue  # Dask runs one task where its operands are, or most of what makes them
+            self._begin(scheduler, token, places, [at] if alone else [])
         if self.products and NAME not in scheduler.periodic_callbacks:
             spare_awaited(scheduler)
             watch = PeriodicCallback(partial(self._watch, scheduler), 1000 * GLANCE)
             scheduler.periodic_callbacks[NAME] = watch  # so that it ends with the scheduler
             watch.start()
 
-    def _begin(self, scheduler: Scheduler, token: str, places: dict[TaskState, Place]) -> None:
-        """Pin tasks of a product; its workers are those that are there when the first arrive."""
-        product = self.products.get(token) or product_of(scheduler, next(iter(places.values())))
+    def _begin(
+        self, scheduler: Scheduler, token: str, places: dict[TaskState, Place], on: list[str]
+    ) -> None:
+        """Pin tasks of a product, to a worker if one is given; else to all who are there now."""
+        product = self.products.get(token) or product_of(scheduler, next(iter(places.values())), on)
         if product is None:
             return
         self.products[token] = product

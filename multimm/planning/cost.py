@@ -61,8 +61,20 @@ SUMS_BYTES = 4
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 
+#: Bytes per second from NumPy arrays to a GPU, and back into new ones: 50e9 and 20e9 on an H200
+#: with 16 cores of its own, 29e9 and 14e9 by four of them (`multimm.gpu.host`).
+UPLOAD_RATE, DOWNLOAD_RATE = 40e9, 18e9
+
 #: What one thread of a worker does.
-IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
+IN_TURN = (
+    "block products",
+    "packing",
+    "cutting",
+    "sums between slabs",
+    "between tasks",
+    "to the GPUs",
+    "from the GPUs",
+)
 #: What comes before the first block product, after the last, or stops all.
 AROUND = (
     "starting",
@@ -95,7 +107,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
-    tasks = layout.tasks + cuts
+    tasks = layout.tasks + cuts + _host_tasks(layout)
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
@@ -111,6 +123,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
+        "to the GPUs": _uploading(layout, cluster),
+        "from the GPUs": each * layout.share_result * p.out_bytes * p.downloaded / DOWNLOAD_RATE,
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
@@ -177,6 +191,20 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
     """Bytes that packing an element within a product takes as long as."""
     widened = 2 * problem.sum_bytes if spec.itemsize < problem.sum_bytes else 0  # written and read
     return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
+
+
+def _host_tasks(layout: Layout) -> int:
+    """Tasks that bring blocks from host memory to the GPUs, and those of the result back."""
+    p = layout.problem
+    read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
+    chunks = sum(prod(map(len, layout.spec(role).chunks)) for role in {*p.uploaded} - read)
+    return chunks + p.downloaded * prod(map(len, (*layout.stack, *layout.sides)))
+
+
+def _uploading(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of the worker that has the most of the operands in host memory."""
+    specs = [layout.spec(role) for role in layout.problem.uploaded]
+    return sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs) / UPLOAD_RATE
 
 
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:

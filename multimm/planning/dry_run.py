@@ -34,6 +34,8 @@ def _lines(plan: MatmulPlan) -> list[tuple[str, str]]:
     ]
     if plan.spill_terms:
         lines.append(("", _spill_line(plan)))
+    if plan.layout.problem.downloaded:
+        lines.append(("host", _host_line(plan)))
     return [*lines, ("time", _time_line(plan))]
 
 
@@ -159,6 +161,13 @@ def _spill_line(plan: MatmulPlan) -> str:
     return f"and {human(size)} that may be spilled ({_terms_text(plan.spill_terms)}){over}"
 
 
+def _host_line(plan: MatmulPlan) -> str:
+    problem, layout = plan.layout.problem, plan.layout
+    size = human(sum(layout.spec(role).nbytes for role in problem.uploaded))
+    up = f"{size} of {names(problem.uploaded)} to the GPUs, " if problem.uploaded else ""
+    return f"{up}{human(problem.result_bytes)} of C from there"
+
+
 def _terms_text(terms: Terms) -> str:
     return ", ".join(f"{name} {human(size)}" for name, size in terms.items())
 
@@ -186,10 +195,11 @@ def rates_text(cluster: ClusterSpec) -> str:
 def names(roles: Iterable[str]) -> str:
     """Operands as they are written.
 
-    >>> names(("a", "b"))
-    'A and B'
+    >>> names("ab"), names("abc")
+    ('A and B', 'A, B and C')
     """
-    return " and ".join(role.upper() for role in roles)
+    *others, last = (role.upper() for role in roles)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def blocks_text(blocks: Blocks) -> str:

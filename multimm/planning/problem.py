@@ -65,6 +65,10 @@ class Problem:
         The same of A's block rows and of B's block columns, and so of C's.
     stack : tuple of int
         The same of the blocks of a stack's one batch dimension.
+    uploaded : tuple of str
+        Those of A, B and C, ``"a"`` and so on, that come from the host memory of GPU workers.
+    downloaded : bool
+        The result goes there.
     """
 
     a: MatrixSpec
@@ -82,6 +86,8 @@ class Problem:
     rows: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     stack: tuple[int, ...] = ()
+    uploaded: tuple[str, ...] = ()
+    downloaded: bool = False
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:

@@ -166,3 +166,30 @@ def multiplied(client, a, b, precision):
     wait(c)
     assert sum(received_bytes(client).values()) == plan.bytes_moved
     return c
+
+
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "float32"), ("float64", "ieee")])
+def test_numpy_blocks_are_multiplied_on_gpus_and_come_back(dtype, precision):
+    with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
+        rng = da.random.default_rng(0)
+        a, b = (rng.standard_normal((SIZE, SIZE), chunks=1024, dtype=dtype) for _ in "ab")
+        a, b = a.persist(), b.persist()
+        wait([a, b])
+        plan = multimm.plan(a, b, precision=precision, blocks=2048, slabs=1024)
+        c = multimm.matmul(a, b, precision=precision, blocks=2048, slabs=1024)
+        c = c.persist()
+        wait(c)
+        assert all(client.run(_has_uploaded).values())
+        assert "of C from there" in str(plan)
+        assert type(c._meta) is np.ndarray
+        assert all(type(block) is np.ndarray for block in client.gather(client.futures_of(c)))
+        assert multimm.verify(a, b, c)
+        d = multimm.matmul(multimm.matmul(a, b), a)  # what lies between never leaves the GPUs
+        assert multimm.verify(c, a, d)
+
+
+def _has_uploaded():
+    from multimm.gpu import host
+
+    return host._road.cache_info().currsize > 0

@@ -1,0 +1,78 @@
+"""Blocks in the host memory of GPU workers: multiplied on the GPU, and returned as they came.
+
+Whose operands are NumPy arrays gets NumPy arrays, wherever the workers multiply them. So on workers
+with GPUs each block of such an operand is brought to the GPU of the worker that has it, or is to
+have it (`multimm.graph.uploads`); all that follows is as for blocks that were made there. A task
+for each block of the result brings that back, in a layer of its own: a product of the result takes
+what is below.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import dask.array as da
+import numpy as np
+from dask.blockwise import Blockwise
+
+from multimm.graph.block_task import Block
+from multimm.graph.declared import DType, as_declared
+from multimm.graph.streams import own_stream
+from multimm.graph.tasks import finished, is_gpu, stream_for
+
+
+def upload(block: Block, *, dtype: DType = None) -> Block:
+    """A block in host memory on this worker's GPU; any other, and without a GPU, as it is.
+
+    Parameters
+    ----------
+    block : array
+    dtype : dtype, optional
+        That its array declares.
+    """
+    block = as_declared(block, dtype)
+    if type(block) is not np.ndarray or (at := _device()) is None:
+        return block
+    from multimm.gpu.host import to_device
+
+    with own_stream(at):
+        return finished(to_device(block))
+
+
+def download(block: Block) -> Block:
+    """A block in host memory."""
+    if not is_gpu(block):
+        return block
+    from multimm.gpu.host import to_host
+
+    with stream_for(block):
+        return to_host(block)
+
+
+def downloaded(array: da.Array) -> da.Array:
+    """The lazy array of the same blocks in host memory."""
+    axes = tuple(range(array.ndim))
+    result: da.Array = da.blockwise(
+        download, axes, array, axes, dtype=array.dtype, meta=array._meta
+    )
+    return result
+
+
+def below_download(array: da.Array) -> da.Array:
+    """What `downloaded` was made of; any other array itself."""
+    layer = array.dask.layers.get(array.name)
+    if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not download:
+        return array
+    name = str(layer.indices[0][0])
+    return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
+
+
+@cache
+def _device() -> int | None:
+    """This worker's GPU: the current one of a process to which dask-cuda gave it."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDevice())
+    except Exception:  # no CuPy, no driver, no device: a cluster that has lost its GPUs
+        return None

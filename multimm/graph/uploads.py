@@ -1,0 +1,58 @@
+"""The tasks that bring operand blocks from host memory to the GPUs that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from dask._task_spec import TaskRef
+
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.host import upload
+from multimm.graph.operand import Operand
+from multimm.planning.grid import Coordinate
+from multimm.planning.recut import Index, size_of
+
+#: What stands for row and column in their order: they come before `multimm.graph.block_task.CUT`.
+UPLOAD = (-4, -4)
+
+
+def uploads(
+    made: Iterable[BlockTask],
+    operands: Iterable[Operand],
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> dict[Key, BlockTask]:
+    """A task for each block of the operands that tasks of a product need on a GPU.
+
+    Each runs where its block lies, or where the block is first needed, and as early as that.
+
+    Parameters
+    ----------
+    made : iterable of BlockTask
+        The product.
+    operands : iterable of Operand
+        Those whose blocks are uploaded, and others.
+    place : callable
+        From a worker, an order and inputs to a `Place`.
+    """
+    first: dict[Key, tuple[Index, Coordinate]] = {}
+    for task in made:
+        for key, home in task.place.inputs:
+            when = task.place.order[:2], home
+            first[key] = min(first.get(key, when), when)
+    tasks = {}
+    for operand in operands:
+        for index in np.ndindex(*operand.array.numblocks) if operand.uploaded else ():
+            if (key := operand.key(index)) not in first:
+                continue  # read from its source, in the plan's blocks
+            step, home = first[key]
+            source, at = operand.source(index), operand.located(index) or home
+            tasks[key] = BlockTask(
+                key,
+                upload,
+                TaskRef(source),
+                dtype=operand.array.dtype,
+                place=place(at, (*step, *UPLOAD), ((source, at),)),
+                sizes=((source, size_of(operand.own_chunks, index)),),
+            )
+    return tasks

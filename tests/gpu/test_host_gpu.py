@@ -1,0 +1,123 @@
+"""NumPy arrays to a GPU and back: every byte, in any order, whatever else the GPU does."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from multimm.gpu.host import LANES, PIECE, SMALL, to_device, to_host
+from multimm.graph.host import download, upload
+
+pytestmark = pytest.mark.gpu
+
+#: Bytes: nothing, one, around what is copied by threads, and around the pieces of all of them.
+SIZES = [0, 1, SMALL - 1, SMALL, SMALL + 1, LANES * PIECE - 1, 2 * LANES * PIECE + 7, 3 * PIECE]
+
+
+def some(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_byte_goes_there_and_back(size):
+    import cupy
+
+    x = some(size)
+    there = to_device(x)
+    assert type(there) is cupy.ndarray
+    np.testing.assert_array_equal(there.get(), x)
+    back = to_host(there)
+    assert type(back) is np.ndarray
+    np.testing.assert_array_equal(back, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int8", "bool", "bfloat16"])
+def test_dtypes(dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    x = (some((2100, 1999)) % 2).astype(dtype)
+    there = to_device(x)
+    assert there.dtype == x.dtype
+    assert there.shape == x.shape
+    np.testing.assert_array_equal(to_host(there), x)
+
+
+@pytest.mark.parametrize("view", [
+    lambda x: x.T, lambda x: x[::2], lambda x: x[:, 5:], lambda x: x[::-1, ::-1],
+    lambda x: x.reshape(2, -1, x.shape[1]).swapaxes(0, 1),
+])  # fmt: skip
+def test_any_memory_order(view):
+    x = view(some((4096, 3000)).astype(np.float64))
+    there = to_device(x)
+    np.testing.assert_array_equal(there.get(), x)
+    np.testing.assert_array_equal(to_host(there), x)
+    np.testing.assert_array_equal(to_host(view(to_device(view(x)))), view(view(x)))
+
+
+def test_memory_that_may_not_be_written():
+    x = some(2 * PIECE + 1)
+    x.flags.writeable = False
+    np.testing.assert_array_equal(to_host(to_device(x)), x)
+
+
+def test_a_block_is_fetched_when_its_kernels_are_done():
+    import cupy
+
+    x = cupy.ones((8192, 8192), "float32")
+    for _ in range(3):
+        y = x
+        for _ in range(200):  # far longer than a copy takes to begin
+            y = y + 1
+        assert to_host(y).min() == 201
+
+
+def test_memory_is_written_when_nobody_reads_it_any_more():
+    """What goes up may get memory that kernels of the current stream still read."""
+    import cupy
+
+    host = np.full((4096, 4096), 7, "float32")
+    with cupy.cuda.Stream(non_blocking=True):
+        for _ in range(5):
+            x = cupy.ones((4096, 4096), "float32")
+            total = cupy.zeros_like(x)
+            for _ in range(100):
+                total += x
+            del x  # the pool hands it out again in the order of this stream
+            there = to_device(host)
+            assert total.min() == 100
+            assert there.max() == 7
+
+
+def test_tasks_in_several_threads():
+    blocks, found = [some(3 * PIECE + n, n) for n in range(6)], {}
+
+    def run(n):
+        found[n] = download(upload(blocks[n], dtype=blocks[n].dtype))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n, block in enumerate(blocks):
+        np.testing.assert_array_equal(found[n], block)
+
+
+def test_a_failure_in_one_thread_is_raised_and_leaves_nothing_behind(monkeypatch):
+    from cupy.cuda import runtime
+
+    x = some(4 * LANES * PIECE)
+    copy, calls = runtime.memcpyAsync, iter(range(10**6))
+
+    def broken(*args):
+        if next(calls) == 5:
+            raise runtime.CUDARuntimeError(2)
+        return copy(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "memcpyAsync", broken)
+        with pytest.raises(runtime.CUDARuntimeError):
+            to_device(x)
+    np.testing.assert_array_equal(to_host(to_device(x)), x)

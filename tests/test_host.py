@@ -1,0 +1,209 @@
+"""NumPy blocks on GPU workers: where they go up, what travels, and that NumPy blocks come back.
+
+The workers here have no GPU: plans take them to have one, and each block that is brought to it
+stays what it is. What moves them to a GPU and back is tested on one (`tests/gpu/test_host_gpu.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting_client, in_threads, received, scattered
+from distributed import Client, wait
+from small import integers
+
+import multimm
+from multimm import products
+from multimm.cluster.describe import described
+from multimm.graph.block_task import BlockTask
+from multimm.graph.host import below_download, upload
+from multimm.io import open_array
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+
+client = counting_client(4)
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+    """Plans are made for workers with GPUs."""
+
+    def with_gpus(client, workers):
+        spec = described(client, workers)
+        return replace(spec, devices=(H200,) * spec.workers)
+
+    monkeypatch.setattr(products, "described", with_gpus)
+
+
+def tasks_of(array, role):
+    """The product's tasks of a role, such as ``"uploaded-a"``."""
+    graph = array.__dask_graph__()
+    return [task for key, task in graph.items() if str(key[0]).startswith(f"multimm-{role}-")]
+
+
+def matrices(client, chunks_a=(64, 80), chunks_b=(100, 50), shape=(200, 240, 150)):
+    """Two matrices of small integers, their chunks dealt out in turn, and the arrays."""
+    m, n, k = shape
+    x, y = integers((m, k), 1), integers((k, n), 2)
+    owners = [*range(4)] * 99
+    chunks = [-(-size // edge) for array, edges in ((x, chunks_a), (y, chunks_b))
+              for size, edge in zip(array.shape, edges, strict=True)]  # fmt: skip
+    a = scattered(client, x, chunks_a, owners[: chunks[0] * chunks[1]])
+    b = scattered(client, y, chunks_b, owners[1 : 1 + chunks[2] * chunks[3]])
+    return x, y, a, b
+
+
+@pytest.mark.parametrize(
+    "chunks", [((64, 80), (100, 50)), ((200, 16), (16, 240)), ((8, 150), (150, 8))]
+)
+@pytest.mark.parametrize("options", [{}, {"blocks": 64, "slabs": 48}, {"blocks": 128, "p_k": 2}])
+def test_products_are_right_and_move_what_was_planned(client, chunks, options):
+    x, y, a, b = matrices(client, *chunks)
+    plan = multimm.plan(a, b, **options)
+    c, moved = received(client, multimm.matmul(a, b, **options))
+    assert moved <= plan.bytes_moved
+    if plan.grid.workers == 4:  # one worker alone is chosen when it runs: who has the most of them
+        assert moved == plan.bytes_moved
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_each_block_goes_up_once_where_it_lies(client):
+    x, y, a, b = matrices(client)
+    c = multimm.matmul(a, b, blocks=64, slabs=48)
+    for role, array, offset in (("a", a, 0), ("b", b, 1)):
+        tasks = tasks_of(c, f"uploaded-{role}")
+        assert len(tasks) == array.npartitions
+        grid = tasks[0].place.grid
+        for task in tasks:
+            at = np.ravel_multi_index(task.key[1:], array.numblocks)
+            assert grid.rank(task.place.owner) == (at + offset) % 4
+    # Nothing else is given a block of the host's.
+    own = {a.name, b.name}
+    tasks = [task for task in c.__dask_graph__().values() if isinstance(task, BlockTask)]
+    users = [task for task in tasks if own & {key[0] for key in task.dependencies}]
+    assert users
+    assert all(task.func is upload for task in users)
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(client):
+    x, y, a, b = matrices(client)
+    c = multimm.matmul(a, b, blocks=64)
+    assert type(c._meta) is np.ndarray
+    assert below_download(c).name.startswith("multimm-matmul")
+    assert below_download(a) is a
+    d = multimm.matmul(c.T, c, blocks=64)
+    ups, downs = (
+        sum(role in str(key[0]) for key in dask.optimize(d)[0].__dask_graph__())
+        for role in ("uploaded", "download")
+    )
+    assert ups == a.npartitions + b.npartitions
+    assert downs == d.npartitions
+    expected = x @ y
+    np.testing.assert_array_equal(d.compute(), expected.T @ expected)
+    assert "host      230 kB of C from there" in str(multimm.plan(c.T, c))
+    # What was computed is NumPy's, and goes up again.
+    wait(kept := c.persist())
+    assert tasks_of(multimm.matmul(kept.T, kept), "uploaded-a")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "float16", "bool"])
+def test_other_dtypes_go_up_too(client, dtype):
+    x, y = integers((40, 30), 3).astype(dtype), integers((30, 20), 4).astype(dtype)
+    c = multimm.matmul(da.from_array(x, chunks=16), da.from_array(y, chunks=16))
+    assert len(tasks_of(c, "uploaded-a")) == 6
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_what_gpus_do_not_have_stays(client):
+    x = integers((40, 30), 3).astype("longdouble")
+    a = da.from_array(x, chunks=16)
+    c = multimm.matmul(a, x.T)
+    assert not any(tasks_of(c, f"uploaded-{role}") for role in "ab")
+    assert "host" not in str(multimm.plan(a, a.T))
+    np.testing.assert_array_equal(c.compute(), x @ x.T)
+
+
+def test_a_stack_a_gram_product_and_an_addend(client):
+    x, y = integers((3, 40, 30), 5), integers((30, 20), 6)
+    c = multimm.matmul(da.from_array(x, chunks=(1, 16, 30)), da.from_array(y, chunks=30))
+    np.testing.assert_array_equal(c.compute(), x @ y)
+    a = da.from_array(x[0], chunks=10)
+    gram = multimm.matmul(a.T, a)
+    assert len(tasks_of(gram, "uploaded-a")) == 12
+    assert not tasks_of(gram, "uploaded-b")
+    np.testing.assert_array_equal(gram.compute(), x[0].T @ x[0])
+    d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8))
+    assert len(tasks_of(d, "uploaded-c")) == 15
+    np.testing.assert_array_equal(d.compute(), 5 * (x[0] @ y))
+    v = multimm.matmul(a, da.from_array(y[:, 0], chunks=10))
+    np.testing.assert_array_equal(v.compute(), x[0] @ y[:, 0])
+
+
+def test_files_are_read_to_the_gpus(client, tmp_path):
+    x = integers((64, 48), 7)
+    np.save(tmp_path / "x.npy", x)
+    a = open_array(tmp_path / "x.npy")
+    c = multimm.matmul(a, a.T, blocks=32, slabs=16)
+    assert not tasks_of(c, "uploaded-a")
+    assert all("upload" in str(task.args[0].func) for task in tasks_of(c, "a"))
+    np.testing.assert_array_equal(c.compute(), x @ x.T)
+
+
+@pytest.mark.parametrize(("made", "message"), [
+    (lambda block: None, "None, its array says float32"),
+    (lambda block: block[:5], "has shape"),
+    (lambda block: block.astype("float64"), "cannot hold"),
+])  # fmt: skip
+def test_wrong_blocks_are_named(client, made, message):
+    x = da.from_array(integers((40, 40), 8), chunks=20)
+    wrong = x.map_blocks(made, dtype="float32", meta=x._meta)
+    with pytest.raises(multimm.errors.MultimmError, match=message) as caught:
+        multimm.matmul(wrong, x, blocks=20).compute()
+    assert wrong.name in "".join([*map(str, caught.value.args), *caught.value.__notes__])
+
+
+def test_lazy_blocks_are_made_where_they_are_needed(client):
+    x, y = integers((160, 96), 9), integers((96, 120), 10)
+    a, b = (da.from_array(z, chunks=24).map_blocks(np.copy) for z in (x, y))
+    plan = multimm.plan(a, b, blocks=48, slabs=24)
+    c, moved = received(client, multimm.matmul(a, b, blocks=48, slabs=24))
+    assert moved <= plan.bytes_moved
+    np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+def test_without_a_client_nothing_goes_up(monkeypatch):
+    monkeypatch.setattr(products, "current_client", lambda: None)
+    x = da.from_array(integers((40, 30), 3), chunks=16)
+    c = multimm.matmul(x, x.T)
+    assert not tasks_of(c, "uploaded-a")
+    assert below_download(c) is c
+
+
+def test_plans_count_what_goes_up_and_comes_back():
+    cluster = ClusterSpec.homogeneous(H200, 2)
+    a = da.zeros((32768, 32768), chunks=8192, dtype="float32")
+    hosted = multimm.plan(a, a, cluster=cluster)
+    spec = MatrixSpec(a.shape, chunks=a.chunks)
+    there = multimm.plan(spec, MatrixSpec(a.shape, chunks=a.chunks), cluster=cluster)
+    more = hosted.seconds - there.seconds
+    # Half of both operands at 40 GB/s, and of the result at 18.
+    assert 0.2 < more < 0.35
+    assert "host      8.59 GB of A and B to the GPUs, 4.29 GB of C from there" in str(hosted)
+    assert "host" not in str(there)
+
+
+def test_a_lost_worker_is_survived():
+    with in_threads(3) as cluster, Client(cluster) as client:
+        x, y = integers((300, 200), 11), integers((200, 260), 12)
+        a, b = (da.from_array(z, chunks=50).map_blocks(np.copy) for z in (x, y))
+        c = client.compute(multimm.matmul(a, b, blocks=50, slabs=50))
+        client.run_on_scheduler(_lose_one)
+        np.testing.assert_array_equal(c.result(timeout=60), x @ y)
+
+
+async def _lose_one(dask_scheduler):
+    await dask_scheduler.retire_workers(workers=[min(dask_scheduler.workers)])
