@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -31,34 +30,49 @@ import numpy as np
 PIECE, PIECES = 2**22, 2
 #: Threads that copy, at most: with twelve, 45 GB/s on an H200.
 LANES = 8
+#: Arrays that are carried at a time: when lanes have done their shares of one, they go on.
+ARRAYS = 2
 #: Arrays of fewer bytes are left to CUDA: it takes less time than to wake the threads. Arbitrary.
 SMALL = PIECE
 
 #: Seconds after which a thread gives the interpreter to another one while blocks are copied.
 SWITCH_S = 1e-5
 
-_turn = threading.Lock()  # all lanes carry one array at a time: the link is what they share
+_patience: list[float] = []  #: how long threads took before, once for each road in use
+_changing = threading.Lock()
 
 
-@dataclass(frozen=True)
 class Lane:
     """A thread's stream and its pinned pieces."""
 
-    stream: Any
-    pieces: list[np.ndarray[Any, Any]]
-    free: list[Any]  #: events: the last copy from or to the piece is done
+    def __init__(self, device: int) -> None:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            pinned = [cupy.cuda.alloc_pinned_memory(PIECE) for _ in range(PIECES)]
+            #: The last copy from or to each piece is done.
+            self.free = [cupy.cuda.Event(disable_timing=True) for _ in pinned]
+        self.pieces = [np.frombuffer(memory, np.uint8, PIECE) for memory in pinned]
 
 
-@dataclass(frozen=True)
+Work = Callable[[Lane, range], None]  #: what a lane does with the pieces that begin there
+
+
 class Road:
-    """The lanes between host memory and one device."""
+    """The lanes between host memory and one device, one way."""
 
-    device: int
-    lanes: list[Lane]
-    threads: ThreadPoolExecutor = field(compare=False)
+    def __init__(self, device: int, way: str, lanes: int) -> None:
+        self.device, self.lanes = device, lanes
+        self.turn = threading.BoundedSemaphore(ARRAYS)
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}", self._begin)
 
-    def carry(self, work: Callable[[Lane, range], None], nbytes: int) -> None:
-        """Have each lane do its share of the pieces of so many bytes, and wait for all of it.
+    def _begin(self) -> None:
+        self._own.lane = Lane(self.device)
+
+    def carry(self, work: Work, nbytes: int) -> None:
+        """Have lanes do their shares of the pieces of so many bytes, and wait for all of it.
 
         What the current stream was given before is done first.
         """
@@ -68,16 +82,17 @@ class Road:
         ready.record()
 
         def run(number: int) -> None:
+            lane: Lane = self._own.lane
             with cupy.cuda.Device(self.device):
-                lane = self.lanes[number]
                 lane.stream.wait_event(ready)
                 try:
-                    work(lane, range(number * PIECE, nbytes, len(self.lanes) * PIECE))
+                    work(lane, range(number * PIECE, nbytes, self.lanes * PIECE))
                 finally:
                     lane.stream.synchronize()
 
-        with _turn, _giving_way():
-            done = [self.threads.submit(run, number) for number in range(len(self.lanes))]
+        shares = min(self.lanes, -(-nbytes // PIECE))
+        with _giving_way():
+            done = [self._threads.submit(run, number) for number in range(shares)]
             wait(done)  # also where one fails: until then the others use the array
         for future in done:
             future.result()
@@ -103,12 +118,14 @@ def to_device(block: np.ndarray[Any, Any]) -> Any:
     if block.flags.f_contiguous and not block.flags.c_contiguous:
         return to_device(block.T).T
     block = np.ascontiguousarray(block)
-    target = cupy.empty(block.shape, block.dtype)
     if block.nbytes < SMALL:
+        target = cupy.empty(block.shape, block.dtype)
         target.set(block)
         return target
-    source, pointer = block.reshape(-1).view(np.uint8), target.data.ptr
-    _road(target.device.id).carry(partial(_send, source, pointer), block.nbytes)
+    source, road = block.reshape(-1).view(np.uint8), _road(cupy.cuda.Device().id, "up")
+    with road.turn:  # until then it needs no memory there
+        target = cupy.empty(block.shape, block.dtype)
+        road.carry(partial(_send, source, target.data.ptr), block.nbytes)
     return target
 
 
@@ -131,20 +148,25 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
     if block.nbytes < SMALL:
         block.get(out=target)
         return target
-    into, pointer = target.reshape(-1).view(np.uint8), block.data.ptr
-    _road(block.device.id).carry(partial(_fetch, pointer, into), block.nbytes)
+    into, road = target.reshape(-1).view(np.uint8), _road(block.device.id, "down")
+    with road.turn:
+        road.carry(partial(_fetch, block.data.ptr, into), block.nbytes)
     return target
 
 
 @contextmanager
 def _giving_way() -> Iterator[None]:
     """Have all threads of this process give way to each other soon."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
+    with _changing:
+        _patience.append(sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        with _changing:
+            if not _patience[1:]:
+                sys.setswitchinterval(_patience[0])
+            _patience.pop()
 
 
 def _send(source: np.ndarray[Any, Any], target: int, lane: Lane, starts: range) -> None:
@@ -191,24 +213,11 @@ def _arriving(
 
 
 @cache
-def _road(device: int) -> Road:
-    """The lanes to a device, made once: pinned memory takes milliseconds to get."""
-    import cupy
+def _road(device: int, way: str) -> Road:
+    """The lanes to or from a device, made once: pinned memory takes milliseconds to get."""
+    from cupy.cuda import runtime
 
-    with cupy.cuda.Device(device):
-        lanes = [_lane() for _ in range(_lanes(cupy.cuda.runtime.getDeviceCount()))]
-    return Road(device, lanes, ThreadPoolExecutor(len(lanes), "multimm-host"))
-
-
-def _lane() -> Lane:
-    import cupy
-
-    memory = [cupy.cuda.alloc_pinned_memory(PIECE) for _ in range(PIECES)]
-    return Lane(
-        cupy.cuda.Stream(non_blocking=True),
-        [np.frombuffer(pinned, np.uint8, PIECE) for pinned in memory],
-        [cupy.cuda.Event(disable_timing=True) for _ in memory],
-    )
+    return Road(device, way, _lanes(runtime.getDeviceCount()))
 
 
 def _lanes(devices: int) -> int:

@@ -9,6 +9,9 @@ what is below.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import dask.array as da
@@ -19,6 +22,9 @@ from multimm.graph.block_task import Block
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, is_gpu, stream_for
+
+#: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
+_waiting = threading.BoundedSemaphore(32)
 
 
 def upload(block: Block, *, dtype: DType = None) -> Block:
@@ -35,7 +41,7 @@ def upload(block: Block, *, dtype: DType = None) -> Block:
         return block
     from multimm.gpu.host import to_device
 
-    with own_stream(at):
+    with _beside_other_tasks(), own_stream(at):
         return finished(to_device(block))
 
 
@@ -45,7 +51,7 @@ def download(block: Block) -> Block:
         return block
     from multimm.gpu.host import to_host
 
-    with stream_for(block):
+    with _beside_other_tasks(), stream_for(block):
         return to_host(block)
 
 
@@ -65,6 +71,21 @@ def below_download(array: da.Array) -> da.Array:
         return array
     name = str(layer.indices[0][0])
     return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
+
+
+@contextmanager
+def _beside_other_tasks() -> Iterator[None]:
+    """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
+    from distributed import secede
+
+    if beside := _waiting.acquire(blocking=False):
+        with suppress(ValueError):  # no worker of distributed's
+            secede()
+    try:
+        yield
+    finally:
+        if beside:
+            _waiting.release()
 
 
 @cache

@@ -13,8 +13,9 @@ from multimm.graph.operand import Operand
 from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, size_of
 
-#: What stands for row and column in their order: they come before `multimm.graph.block_task.CUT`.
-UPLOAD = (-4, -4)
+#: What comes before row and column in their order, so that they come before all else of a step: see
+#: `multimm.graph.block_task.CUT`. Among them those come first that the first product needs.
+UPLOAD = -4
 
 
 def uploads(
@@ -38,21 +39,22 @@ def uploads(
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
         for key, home in task.place.inputs:
-            when = task.place.order[:2], home
+            wave, step, *rest = task.place.order
+            when = (wave, step, UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
     tasks = {}
     for operand in operands:
         for index in np.ndindex(*operand.array.numblocks) if operand.uploaded else ():
             if (key := operand.key(index)) not in first:
                 continue  # read from its source, in the plan's blocks
-            step, home = first[key]
+            order, home = first[key]
             source, at = operand.source(index), operand.located(index) or home
             tasks[key] = BlockTask(
                 key,
                 upload,
                 TaskRef(source),
                 dtype=operand.array.dtype,
-                place=place(at, (*step, *UPLOAD), ((source, at),)),
+                place=place(at, order, ((source, at),)),
                 sizes=((source, size_of(operand.own_chunks, index)),),
             )
     return tasks
