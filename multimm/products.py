@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,14 @@ def planned(
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     pack = _pack_scheme(factors, on, gpu or not factors.arrays or factors.hosted(c, on))
     problem = factors.problem(c, pack, on, held)
-    return plan_matmul(problem, on, precision=factors.step.precision, options=options)
+    plan = partial(plan_matmul, cluster=on, precision=factors.step.precision, options=options)
+    made = plan(problem)
+    stays = {*"ab"[: 2 - problem.gram]} <= {*problem.uploaded}
+    if stays and (made.bytes_spilled or on.workers == 1):
+        # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
+        again = plan(replace(problem, rereadable=(True, True), from_host=True))
+        made = min(made, again, key=lambda x: (x.peak_bytes > x.budget_bytes, x.seconds))
+    return made
 
 
 def _peeled(x: Array | MatrixSpec) -> tuple[Array | MatrixSpec, bool]:

@@ -71,10 +71,17 @@ class Road:
     def _begin(self) -> None:
         self._own.lane = Lane(self.device)
 
-    def carry(self, work: Work, nbytes: int) -> None:
-        """Have lanes do their shares of the pieces of so many bytes, and wait for all of it.
+    def carry(self, work: Work, length: int, step: int) -> None:
+        """Have lanes do their shares of an array's pieces, and wait for all of it.
 
         What the current stream was given before is done first.
+
+        Parameters
+        ----------
+        work : callable
+            Of a lane and the beginnings of its pieces.
+        length, step : int
+            Of the array, and of a piece of it.
         """
         import cupy
 
@@ -86,11 +93,11 @@ class Road:
             with cupy.cuda.Device(self.device):
                 lane.stream.wait_event(ready)
                 try:
-                    work(lane, range(number * PIECE, nbytes, self.lanes * PIECE))
+                    work(lane, range(number * step, length, self.lanes * step))
                 finally:
                     lane.stream.synchronize()
 
-        shares = min(self.lanes, -(-nbytes // PIECE))
+        shares = min(self.lanes, -(-length // step))
         with _giving_way():
             done = [self._threads.submit(run, number) for number in range(shares)]
             wait(done)  # also where one fails: until then the others use the array
@@ -117,16 +124,27 @@ def to_device(block: np.ndarray[Any, Any]) -> Any:
 
     if block.flags.f_contiguous and not block.flags.c_contiguous:
         return to_device(block.T).T
-    block = np.ascontiguousarray(block)
     if block.nbytes < SMALL:
         target = cupy.empty(block.shape, block.dtype)
-        target.set(block)
+        target.set(np.ascontiguousarray(block))
         return target
-    source, road = block.reshape(-1).view(np.uint8), _road(cupy.cuda.Device().id, "up")
+    source, road = _rows(block), _road(cupy.cuda.Device().id, "up")
     with road.turn:  # until then it needs no memory there
         target = cupy.empty(block.shape, block.dtype)
-        road.carry(partial(_send, source, target.data.ptr), block.nbytes)
+        work = partial(_send, source, target.data.ptr)
+        road.carry(work, len(source), _rows_of_a_piece(source))
     return target
+
+
+def _rows(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same bytes in rows of which a piece holds one at least."""
+    if block.flags.c_contiguous or not _rows_of_a_piece(block):
+        return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+    return block
+
+
+def _rows_of_a_piece(block: np.ndarray[Any, Any]) -> int:
+    return PIECE * len(block) // block.nbytes
 
 
 def to_host(block: Any) -> np.ndarray[Any, Any]:
@@ -150,7 +168,7 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
         return target
     into, road = target.reshape(-1).view(np.uint8), _road(block.device.id, "down")
     with road.turn:
-        road.carry(partial(_fetch, block.data.ptr, into), block.nbytes)
+        road.carry(partial(_fetch, block.data.ptr, into), block.nbytes, PIECE)
     return target
 
 
@@ -170,16 +188,17 @@ def _giving_way() -> Iterator[None]:
 
 
 def _send(source: np.ndarray[Any, Any], target: int, lane: Lane, starts: range) -> None:
-    """Copy pieces of host memory to an address on the device."""
+    """Copy rows of an array in host memory to an address on the device."""
     from cupy.cuda import runtime
 
+    step, stride = _rows_of_a_piece(source), source.nbytes // len(source)
     for turn, start in enumerate(starts):
-        part = source[start : start + PIECE]
-        piece, free = lane.pieces[turn % PIECES][: part.size], lane.free[turn % PIECES]
+        part = source[start : start + step]
+        piece, free = lane.pieces[turn % PIECES][: part.nbytes], lane.free[turn % PIECES]
         free.synchronize()
-        np.copyto(piece, part)
-        to, kind = target + start, runtime.memcpyHostToDevice
-        runtime.memcpyAsync(to, piece.ctypes.data, part.size, kind, lane.stream.ptr)
+        np.copyto(piece.view(part.dtype).reshape(part.shape), part)
+        to, kind = target + start * stride, runtime.memcpyHostToDevice
+        runtime.memcpyAsync(to, piece.ctypes.data, part.nbytes, kind, lane.stream.ptr)
         free.record(lane.stream)
 
 

@@ -24,7 +24,7 @@ from multimm.graph.gram_tasks import (
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
 from multimm.graph.pieces import multiply_pieces, pieces
-from multimm.graph.recut import brought, join
+from multimm.graph.recut import brought, join, upload_pieces
 from multimm.graph.tasks import (
     Step,
     add,
@@ -39,7 +39,7 @@ from multimm.graph.tasks import (
 )
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
-from multimm.planning.recut import Index, size_of
+from multimm.planning.recut import Index, Where, size_of
 from multimm.planning.spec import ClusterSpec
 
 Verb = Callable[..., Block]
@@ -211,17 +211,18 @@ class Builder:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
-        home = layout.home(operand.role, user, r if operand.role == "a" else c, s)
+        block = r if operand.role == "a" else c
+        home = layout.home(operand.role, user, block, s)
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
         sizes: Sizes = ()
-        if operand.reader is not None:
+        if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), wave, *index)
             if key not in self.made:
                 gate = layout.gate(home, wave, s) if layout.stream else None
                 waits = [] if gate is None else [TaskRef(self._gate(gate, home.part))]
-                where, place = operand.where(index), self._place(home, order)
-                self.made[key] = BlockTask(key, read, operand.reader, where, *waits, place=place)
+                # Of a step, those come first that the first products need.
+                self._read(key, operand, operand.where(index), waits, home, (*order, block))
         elif operand.in_pieces:
             found = self._of_others(operand, index, home, order)
             if not layout.cut_once:
@@ -233,6 +234,25 @@ class Builder:
         if operand.role in layout.packed:
             key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
         return Factor(TaskRef(key), ((key, home),), sizes)
+
+    def _read(
+        self,
+        key: Key,
+        operand: Operand,
+        where: Where,
+        waits: list[TaskRef],
+        home: Coordinate,
+        order: Index,
+    ) -> None:
+        """A task that reads an operand block from its source, or brings it from host memory."""
+        verb: Verb = read
+        source: tuple[Any, ...] = operand.reader, where
+        inputs: Inputs = ()
+        if operand.from_host:
+            parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)
+            verb, source, inputs = upload_pieces, (parts,), tuple((key, home) for key in keys)
+        place = self._place(home, order, inputs)
+        self.made[key] = BlockTask(key, verb, *source, *waits, place=place)
 
     def _of_others(self, operand: Operand, index: Index, home: Coordinate, order: Index) -> Factor:
         """A block of the array's own ones: made once, or given to each product in pieces."""

@@ -36,13 +36,19 @@ def upload(block: Block, *, dtype: DType = None) -> Block:
     dtype : dtype, optional
         That its array declares.
     """
-    block = as_declared(block, dtype)
-    if type(block) is not np.ndarray or (at := _device()) is None:
-        return block
+    return uploaded([as_declared(block, dtype)])[0]
+
+
+def uploaded(blocks: list[Block]) -> list[Block]:
+    """`upload` of blocks of the dtypes that their arrays declare, all in one task."""
+    if (at := _device()) is None or not any(type(block) is np.ndarray for block in blocks):
+        return blocks
     from multimm.gpu.host import to_device
 
     with _beside_other_tasks(), own_stream(at):
-        return finished(to_device(block))
+        there = [to_device(x) if type(x) is np.ndarray else x for x in blocks]
+        finished(next(x for x in there if is_gpu(x)))
+    return there
 
 
 def download(block: Block) -> Block:

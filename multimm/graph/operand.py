@@ -128,6 +128,11 @@ class Operand:
         found = None if self.role == "c" else reader_of(self.array)
         return partial(_read_and_upload, found) if found and self.uploaded else found
 
+    @property
+    def from_host(self) -> bool:
+        """Whether the plan's blocks go to GPUs from host memory each time that they are needed."""
+        return self.layout.problem.from_host and self.role != "c" and self.reader is None
+
     @cached_property
     def in_pieces(self) -> bool:
         """Whether it comes in other blocks than the plan's."""

@@ -10,6 +10,7 @@ several products use them; those of the C that is added by the task that makes t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
@@ -17,8 +18,9 @@ from typing import NamedTuple
 from dask._task_spec import Task, TaskRef
 
 from multimm.gpu.layout import Shape
-from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
 from multimm.graph.declared import DType
+from multimm.graph.host import upload, uploaded
 from multimm.graph.operand import Operand, number_of
 from multimm.graph.pieces import Pieces, made_of
 from multimm.graph.tasks import finished, stream_for
@@ -156,3 +158,16 @@ def join(parts: Pieces) -> Block:
     """A block of its pieces, in memory of its own."""
     with stream_for(parts.blocks[0]):
         return finished(parts.copied())
+
+
+def upload_pieces(parts: Pieces, gate: None = None) -> Block:
+    """A block of pieces in host memory, on this worker's GPU; a gate only holds it back."""
+    if len(parts.blocks) == 1:
+        return upload(parts.joined())
+    for block, size in zip(parts.blocks, parts.sizes, strict=True):
+        check_shape(block, size)
+    cuts = zip(parts.blocks, parts.cuts, strict=True)
+    there = uploaded([block[cut] for block, (cut, _) in cuts])
+    whole = [tuple(slice(0, size) for size in block.shape) for block in there]
+    own = tuple((cut, to) for cut, (_, to) in zip(whole, parts.cuts, strict=True))
+    return join(replace(parts, blocks=there, cuts=own, sizes=tuple(x.shape for x in there)))

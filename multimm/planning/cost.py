@@ -27,6 +27,10 @@ SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
+#: More of it, in seconds, where blocks of host memory are copied meanwhile, by threads that share
+#: the interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
+#: time that they are copied for.
+BESIDE_COPIES = 3e-3
 #: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
 #: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
 CHAINED = {"gpu": 3.6, "cpu": 0.0}
@@ -61,9 +65,10 @@ SUMS_BYTES = 4
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 
-#: Bytes per second from NumPy arrays to a GPU, and back into new ones: 50e9 and 20e9 on an H200
-#: with 16 cores of its own, 29e9 and 14e9 by four of them (`multimm.gpu.host`).
-UPLOAD_RATE, DOWNLOAD_RATE = 40e9, 18e9
+#: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
+#: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
+#: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.host`).
+UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
 
 #: What one thread of a worker does.
 IN_TURN = (
@@ -72,9 +77,9 @@ IN_TURN = (
     "cutting",
     "sums between slabs",
     "between tasks",
-    "to the GPUs",
-    "from the GPUs",
 )
+#: What runs beside that.
+BESIDE = ("transfers", "scheduling", "to the GPUs", "from the GPUs")
 #: What comes before the first block product, after the last, or stops all.
 AROUND = (
     "starting",
@@ -83,6 +88,7 @@ AROUND = (
     "last sums",
     "mirroring",
     "joining C",
+    "last block from a GPU",
     "spilling",
 )
 #: What runs side by side still gets in each other's way: this share of all but the longest
@@ -118,23 +124,28 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     products = flops / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     transfers, first = _arrivals(layout, cluster, moved, alone)
+    going_up, first_up = _going_up(layout, cluster)
+    coming_back, last = _coming_back(layout, each)
+    beside = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
     return {
         "block products": products,
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
-        "to the GPUs": _uploading(layout, cluster),
-        "from the GPUs": each * layout.share_result * p.out_bytes * p.downloaded / DOWNLOAD_RATE,
+        "to the GPUs": going_up,
+        "from the GPUs": coming_back,
         "sums between slabs": SUMS_BYTES * handed_on / copying,
-        "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s,
+        "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
+        + min(beside, (going_up + coming_back) / 2),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": cluster.call_s
         + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
         "from step to step": steps * STEP * cluster.task_overhead_s,
-        "first blocks": first,
+        "first blocks": first + first_up,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
+        "last block from a GPU": last,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
 
@@ -194,17 +205,40 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
 
 
 def _host_tasks(layout: Layout) -> int:
-    """Tasks that bring blocks from host memory to the GPUs, and those of the result back."""
+    """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
     p = layout.problem
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
     chunks = sum(prod(map(len, layout.spec(role).chunks)) for role in {*p.uploaded} - read)
     return chunks + p.downloaded * prod(map(len, (*layout.stack, *layout.sides)))
 
 
-def _uploading(layout: Layout, cluster: ClusterSpec) -> float:
-    """Seconds of the worker that has the most of the operands in host memory."""
-    specs = [layout.spec(role) for role in layout.problem.uploaded]
-    return sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs) / UPLOAD_RATE
+def _going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
+    """Seconds of the worker that has most of the operands in host memory, and of these the ones
+    before its first product: a block row of A and a block column of B, of one slab.
+    """
+    p = layout.problem
+    if not p.uploaded:
+        return 0.0, 0.0
+    specs = [layout.spec(role) for role in p.uploaded]
+    nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
+    if layout.stream:
+        nbytes = layout.read_bytes / cluster.workers
+    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in p.uploaded)
+    each = UPLOAD_S * ceil_div(_host_tasks(layout), cluster.workers)
+    seconds = nbytes / UPLOAD_RATE + each
+    return seconds, min(seconds, max(layout.slabs) * sides / UPLOAD_RATE)
+
+
+def _coming_back(layout: Layout, each: int) -> tuple[float, float]:
+    """Seconds of the result on its way to host memory, and of these the ones of the last block."""
+    p = layout.problem
+    if not p.downloaded:
+        return 0.0, 0.0
+    block = max(layout.row_sizes) * max(layout.n_blocks)
+    share = each * layout.share_result
+    rate = p.out_bytes / DOWNLOAD_RATE
+    return share * rate, min(share, block) * rate
 
 
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
@@ -327,7 +361,7 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
 def total_seconds(terms: Terms) -> float:
     """Predicted seconds from the terms of `seconds`."""
     in_turn = sum(terms[name] for name in IN_TURN)
-    side_by_side = [in_turn, terms["transfers"], terms["scheduling"]]
+    side_by_side = [in_turn, *(terms[name] for name in BESIDE)]
     longest = max(side_by_side)
     hidden = FRICTION * (sum(side_by_side) - longest)
     return longest + hidden + sum(terms[name] for name in AROUND)

@@ -97,7 +97,8 @@ def _order_line(plan: MatmulPlan) -> str:
     waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
     slabs = min(layout.slabs_per_task, layout.steps)
     fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
-    reads = ", operand blocks read slab by slab" if layout.stream else ""
+    read = "taken from host memory" if layout.problem.from_host else "read"
+    reads = f", operand blocks {read} slab by slab" if layout.stream else ""
     half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
     at_once = min(layout.fan_in, layout.parts)
     sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
@@ -129,9 +130,11 @@ def _moved_line(plan: MatmulPlan) -> str:
 
 
 def _recut_text(plan: MatmulPlan) -> str:
-    roles = plan.layout.cut_again
+    roles, apart = plan.layout.cut_again, "before to cut"
+    if plan.layout.problem.from_host:
+        roles, apart = plan.layout.roles, "between hosts' memories to bring"
     size = f"{_at_most(plan, roles)}{human(plan.bytes_recut)}"
-    return f", and {size} before to cut {names(roles)} into these blocks"
+    return f", and {size} {apart} {names(roles)} into these blocks"
 
 
 def _added_text(plan: MatmulPlan) -> str:
@@ -163,7 +166,11 @@ def _spill_line(plan: MatmulPlan) -> str:
 
 def _host_line(plan: MatmulPlan) -> str:
     problem, layout = plan.layout.problem, plan.layout
-    size = human(sum(layout.spec(role).nbytes for role in problem.uploaded))
+    size = human(
+        layout.read_bytes
+        if problem.from_host
+        else sum(layout.spec(role).nbytes for role in problem.uploaded)
+    )
     up = f"{size} of {names(problem.uploaded)} to the GPUs, " if problem.uploaded else ""
     return f"{up}{human(problem.result_bytes)} of C from there"
 

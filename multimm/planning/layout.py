@@ -205,3 +205,13 @@ class Layout(Homes):
         used = {("a", wave, of_a[flat].users[0], i) for wave, flat, i in rows}
         users_of_b = {(wave, of_b[flat].users[0]) for wave, flat, _ in rows}
         return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
+
+    @cached_property
+    def read_bytes(self) -> int:
+        """Bytes of the operands that are read, some in several waves."""
+        edges, k = {"a": self.m_blocks, "b": self.n_blocks}, self.problem.k
+        of, width = self.share_of, {role: self.spec(role).itemsize for role in self.roles}
+        return sum(
+            of(role)[flat].matrices * edges[role][block] * k * width[role]
+            for role, _, flat, block in self.operand_panels()
+        )

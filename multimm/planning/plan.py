@@ -144,8 +144,8 @@ class MatmulPlan:
     def time_terms(self) -> Terms:
         """Predicted seconds of the slowest worker, by name."""
         shared = (self.bytes_recut + self.bytes_added) / self.used.workers
-        spilled = memory.excess(self._memory, self.used)
-        return cost.seconds(self.layout, self.used, self.bytes_busiest + shared, spilled)
+        moved, spilled = self.bytes_busiest + shared, self.bytes_spilled
+        return cost.seconds(self.layout, self.used, moved, spilled)
 
     @property
     def seconds(self) -> float:
@@ -168,6 +168,11 @@ class MatmulPlan:
         if all(device.spills for device in self.used.devices):
             return stay, spill
         return stay | spill, {}
+
+    @property
+    def bytes_spilled(self) -> float:
+        """What the fullest worker has to spill."""
+        return memory.excess(self._memory, self.used)
 
     @property
     def peak_bytes(self) -> int:

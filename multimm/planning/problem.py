@@ -69,6 +69,8 @@ class Problem:
         Those of A, B and C, ``"a"`` and so on, that come from the host memory of GPU workers.
     downloaded : bool
         The result goes there.
+    from_host : bool
+        Operands stay there, and their blocks go up when they are needed, as if they were read.
     """
 
     a: MatrixSpec
@@ -88,6 +90,7 @@ class Problem:
     stack: tuple[int, ...] = ()
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False
+    from_host: bool = False
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:

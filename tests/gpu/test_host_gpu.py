@@ -9,6 +9,8 @@ import pytest
 
 from multimm.gpu.host import LANES, PIECE, SMALL, to_device, to_host
 from multimm.graph.host import download, upload
+from multimm.graph.pieces import Pieces
+from multimm.graph.recut import upload_pieces
 
 pytestmark = pytest.mark.gpu
 
@@ -121,3 +123,22 @@ def test_a_failure_in_one_thread_is_raised_and_leaves_nothing_behind(monkeypatch
         with pytest.raises(runtime.CUDARuntimeError):
             to_device(x)
     np.testing.assert_array_equal(to_host(to_device(x)), x)
+
+
+@pytest.mark.parametrize("edge", [700, 1500])
+def test_a_block_of_pieces(edge):
+    """The last 1000 rows and columns of four blocks, or a part of one."""
+    x = some((1500, 1500)).astype("float32")
+    blocks, cuts, at = [], [], range(0, 1500, edge)
+    for r in at:
+        for c in at:
+            rows, cols = (range(max(s, 500), min(s + edge, 1500)) for s in (r, c))
+            if not rows or not cols:
+                continue
+            blocks.append(x[r : r + edge, c : c + edge])
+            sides = zip((rows, cols), (r, c), strict=True)
+            cut = tuple(slice(s.start - first, s.stop - first) for s, first in sides)
+            cuts.append((cut, tuple(slice(s.start - 500, s.stop - 500) for s in (rows, cols))))
+    sizes = tuple(block.shape for block in blocks)
+    there = upload_pieces(Pieces(blocks, tuple(cuts), sizes, (1000, 1000), x.dtype))
+    np.testing.assert_array_equal(download(there), x[500:, 500:])
