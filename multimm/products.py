@@ -80,8 +80,6 @@ class Factors:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
         hosted, given = self.hosted(c, cluster), {"a": self.a, "b": self.b, "c": c}
-        if self.gram:
-            del given["b"]
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
             a.T if self.step.trans_a else a,
@@ -150,7 +148,7 @@ def planned(
     problem = factors.problem(c, pack, on, held)
     plan = partial(plan_matmul, cluster=on, precision=factors.step.precision, options=options)
     made = plan(problem)
-    stays = {*"ab"[: 2 - problem.gram]} <= {*problem.uploaded}
+    stays = {*"ab"} <= {*problem.uploaded}
     if stays and (made.bytes_spilled or on.workers == 1):
         # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
         again = plan(replace(problem, rereadable=(True, True), from_host=True))

@@ -135,6 +135,11 @@ def test_a_stack_a_gram_product_and_an_addend(client):
     gram = multimm.matmul(a.T, a)
     assert len(tasks_of(gram, "uploaded-a")) == 12
     assert not tasks_of(gram, "uploaded-b")
+    square = da.from_array(x[0, :30], chunks=10)
+    both = multimm.matmul(square, square)
+    assert len(tasks_of(both, "uploaded-a")) == 9
+    assert not tasks_of(both, "uploaded-b")
+    np.testing.assert_array_equal(both.compute(), x[0, :30] @ x[0, :30])
     np.testing.assert_array_equal(gram.compute(), x[0].T @ x[0])
     d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8))
     assert len(tasks_of(d, "uploaded-c")) == 15

@@ -5,26 +5,19 @@ at 9 GB/s to an H200 and 4 from it into new memory, where the link carries 55. H
 copy through pinned pieces of their own, each while its other piece is on its way: 50 GB/s and 20
 with eight (pages that are new are what limits the latter; 42 into pages that are there). Larger
 pieces were slower (16 MiB: 35 GB/s), for they do not stay in the processor's caches.
-
-A thread lets go of the interpreter while it copies, and gets it back when another one gives it
-away: the event loop of a worker that is connected through UCXX never sleeps, and Python has it give
-way after 5 ms only. With such a thread in the process that made 4 GB/s of 50; giving way after 10
-us, as here while blocks are copied, 29. (Copying without Python, in a function compiled by Numba,
-makes 44, and takes each worker some seconds to compile.)
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
+
+from multimm.gpu.lanes import loops
 
 #: Bytes of a piece, and pieces of a lane: one is filled while the other is on its way.
 PIECE, PIECES = 2**22, 2
@@ -35,74 +28,72 @@ ARRAYS = 2
 #: Arrays of fewer bytes are left to CUDA: it takes less time than to wake the threads. Arbitrary.
 SMALL = PIECE
 
-#: Seconds after which a thread gives the interpreter to another one while blocks are copied.
-SWITCH_S = 1e-5
-
-_patience: list[float] = []  #: how long threads took before, once for each road in use
-_changing = threading.Lock()
-
 
 class Lane:
-    """A thread's stream and its pinned pieces."""
+    """A thread's stream, its pinned pieces, and events: their last copies are done."""
 
     def __init__(self, device: int) -> None:
         import cupy
 
         with cupy.cuda.Device(device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
-            pinned = [cupy.cuda.alloc_pinned_memory(PIECE) for _ in range(PIECES)]
-            #: The last copy from or to each piece is done.
-            self.free = [cupy.cuda.Event(disable_timing=True) for _ in pinned]
-        self.pieces = [np.frombuffer(memory, np.uint8, PIECE) for memory in pinned]
+            self.pieces = [cupy.cuda.alloc_pinned_memory(PIECE) for _ in range(PIECES)]
+            self.free = [cupy.cuda.Event(disable_timing=True) for _ in range(PIECES)]
 
-
-Work = Callable[[Lane, range], None]  #: what a lane does with the pieces that begin there
+    @property
+    def handles(self) -> list[int]:
+        """What a loop takes at its end."""
+        return [x.ptr for x in (*self.pieces, *self.free, self.stream)]
 
 
 class Road:
-    """The lanes between host memory and one device, one way."""
+    """The lanes between host memory and one device, one way; so many arrays use them at a time."""
 
     def __init__(self, device: int, way: str, lanes: int) -> None:
         self.device, self.lanes = device, lanes
         self.turn = threading.BoundedSemaphore(ARRAYS)
+        self._loop = getattr(loops(), way)
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}", self._begin)
 
     def _begin(self) -> None:
         self._own.lane = Lane(self.device)
 
-    def carry(self, work: Work, length: int, step: int) -> None:
+    def carry(self, size: int, step: int, *args: int) -> None:
         """Have lanes do their shares of an array's pieces, and wait for all of it.
 
         What the current stream was given before is done first.
 
         Parameters
         ----------
-        work : callable
-            Of a lane and the beginnings of its pieces.
-        length, step : int
-            Of the array, and of a piece of it.
+        size, step : int
+            Bytes of the array, and of a piece.
+        *args : int
+            What the loop takes before the first byte that a lane begins with.
+
+        Raises
+        ------
+        cupy.cuda.driver.CUDADriverError
         """
         import cupy
 
         ready = cupy.cuda.Event(disable_timing=True)
         ready.record()
 
-        def run(number: int) -> None:
+        def run(number: int) -> int:
             lane: Lane = self._own.lane
             with cupy.cuda.Device(self.device):
                 lane.stream.wait_event(ready)
-                try:
-                    work(lane, range(number * step, length, self.lanes * step))
-                finally:
-                    lane.stream.synchronize()
+                first, apart = number * step, self.lanes * step
+                failed: int = self._loop(*args, first, apart, step, *lane.handles)
+                lane.stream.synchronize()
+            return failed
 
-        shares = min(self.lanes, -(-length // step))
-        with _giving_way():
-            done = [self._threads.submit(run, number) for number in range(shares)]
-            wait(done)  # also where one fails: until then the others use the array
-        for future in done:
-            future.result()
+        shares = min(self.lanes, -(-size // step))
+        done = [self._threads.submit(run, number) for number in range(shares)]
+        wait(done)  # also where one fails: until then the others use the array
+        if failed := max(future.result() for future in done):
+            raise cupy.cuda.driver.CUDADriverError(failed)
 
 
 def to_device(block: np.ndarray[Any, Any]) -> Any:
@@ -122,29 +113,36 @@ def to_device(block: np.ndarray[Any, Any]) -> Any:
     """
     import cupy
 
-    if block.flags.f_contiguous and not block.flags.c_contiguous:
+    if _turned(block):
         return to_device(block.T).T
     if block.nbytes < SMALL:
         target = cupy.empty(block.shape, block.dtype)
         target.set(np.ascontiguousarray(block))
         return target
-    source, road = _rows(block), _road(cupy.cuda.Device().id, "up")
+    block, row = _in_rows(block)
+    size, stride = block.nbytes, row if row == block.nbytes else block.strides[0]
+    road = _road(cupy.cuda.Device().id, "send")
     with road.turn:  # until then it needs no memory there
         target = cupy.empty(block.shape, block.dtype)
-        work = partial(_send, source, target.data.ptr)
-        road.carry(work, len(source), _rows_of_a_piece(source))
+        step = PIECE if row == size else PIECE // row * row
+        road.carry(size, step, target.data.ptr, block.ctypes.data, size, row, stride)
     return target
 
 
-def _rows(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same bytes in rows of which a piece holds one at least."""
-    if block.flags.c_contiguous or not _rows_of_a_piece(block):
-        return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-    return block
+def _turned(block: np.ndarray[Any, Any]) -> bool:
+    """Whether neighbours along the first axis, and no others, are neighbours in memory."""
+    near = [stride == block.itemsize for stride in block.strides]
+    return near[1:] != [] and not block.flags.c_contiguous and near[0] and not near[-1]
 
 
-def _rows_of_a_piece(block: np.ndarray[Any, Any]) -> int:
-    return PIECE * len(block) // block.nbytes
+def _in_rows(block: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    """The same array, and bytes of the rows that it consists of: all, or less than a piece."""
+    if block.ndim == 2 and not block.flags.c_contiguous:
+        row = block.shape[1] * block.itemsize
+        if block.strides[1] == block.itemsize and block.strides[0] > 0 and row <= PIECE:
+            return block, row
+    block = np.ascontiguousarray(block)
+    return block, block.nbytes
 
 
 def to_host(block: Any) -> np.ndarray[Any, Any]:
@@ -166,69 +164,10 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
     if block.nbytes < SMALL:
         block.get(out=target)
         return target
-    into, road = target.reshape(-1).view(np.uint8), _road(block.device.id, "down")
+    size, road = target.nbytes, _road(block.device.id, "fetch")
     with road.turn:
-        road.carry(partial(_fetch, block.data.ptr, into), block.nbytes, PIECE)
+        road.carry(size, PIECE, target.ctypes.data, block.data.ptr, size)
     return target
-
-
-@contextmanager
-def _giving_way() -> Iterator[None]:
-    """Have all threads of this process give way to each other soon."""
-    with _changing:
-        _patience.append(sys.getswitchinterval())
-        sys.setswitchinterval(SWITCH_S)
-    try:
-        yield
-    finally:
-        with _changing:
-            if not _patience[1:]:
-                sys.setswitchinterval(_patience[0])
-            _patience.pop()
-
-
-def _send(source: np.ndarray[Any, Any], target: int, lane: Lane, starts: range) -> None:
-    """Copy rows of an array in host memory to an address on the device."""
-    from cupy.cuda import runtime
-
-    step, stride = _rows_of_a_piece(source), source.nbytes // len(source)
-    for turn, start in enumerate(starts):
-        part = source[start : start + step]
-        piece, free = lane.pieces[turn % PIECES][: part.nbytes], lane.free[turn % PIECES]
-        free.synchronize()
-        np.copyto(piece.view(part.dtype).reshape(part.shape), part)
-        to, kind = target + start * stride, runtime.memcpyHostToDevice
-        runtime.memcpyAsync(to, piece.ctypes.data, part.nbytes, kind, lane.stream.ptr)
-        free.record(lane.stream)
-
-
-def _fetch(source: int, target: np.ndarray[Any, Any], lane: Lane, starts: range) -> None:
-    """Copy pieces from an address on the device into host memory."""
-    for turn, piece in enumerate(_arriving(source, target.size, lane, starts)):
-        start = starts[turn]
-        np.copyto(target[start : start + PIECE], piece)
-
-
-def _arriving(
-    source: int, nbytes: int, lane: Lane, starts: range
-) -> Iterator[np.ndarray[Any, Any]]:
-    """Each piece once it is there; the next one is on its way meanwhile."""
-    from cupy.cuda import runtime
-
-    def order(turn: int) -> np.ndarray[Any, Any]:
-        start = starts[turn]
-        piece = lane.pieces[turn % PIECES][: min(PIECE, nbytes - start)]
-        kind = runtime.memcpyDeviceToHost
-        runtime.memcpyAsync(piece.ctypes.data, source + start, piece.size, kind, lane.stream.ptr)
-        lane.free[turn % PIECES].record(lane.stream)
-        return piece
-
-    ordered = [order(turn) for turn in range(min(PIECES, len(starts)))]
-    for turn in range(len(starts)):
-        lane.free[turn % PIECES].synchronize()
-        yield ordered[turn]
-        if turn + PIECES < len(starts):
-            ordered.append(order(turn + PIECES))
 
 
 @cache

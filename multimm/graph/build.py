@@ -56,9 +56,13 @@ def build(
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
     keys = Keys(token, layout, c is not None)
+    # One array on both sides goes up once.
+    roles = "aa" if names[1:] == names[:1] else "ab"
     operands = [
-        Operand(role, array, layout, transposed, keys.uploaded(role))
-        for role, array, transposed in zip("ab", given, (step.trans_a, step.trans_b), strict=False)
+        Operand(role, array, layout, transposed, keys.uploaded(name))
+        for role, array, transposed, name in zip(
+            "ab", given, (step.trans_a, step.trans_b), roles, strict=False
+        )
     ]
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))

@@ -208,26 +208,29 @@ def _host_tasks(layout: Layout) -> int:
     """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
     p = layout.problem
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
-    chunks = sum(prod(map(len, layout.spec(role).chunks)) for role in {*p.uploaded} - read)
+    going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
+    chunks = sum(prod(map(len, spec.chunks)) for spec in going_up)
     return chunks + p.downloaded * prod(map(len, (*layout.stack, *layout.sides)))
 
 
 def _going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     """Seconds of the worker that has most of the operands in host memory, and of these the ones
-    before its first product: a block row of A and a block column of B, of one slab.
+    before its first product: a block row of A and a block column of B, of the slabs that its first
+    task multiplies.
     """
-    p = layout.problem
-    if not p.uploaded:
+    roles = layout.uploaded
+    if not roles:
         return 0.0, 0.0
-    specs = [layout.spec(role) for role in p.uploaded]
+    specs = [layout.spec(role) for role in roles]
     nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
     if layout.stream:
         nbytes = layout.read_bytes / cluster.workers
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in p.uploaded)
+    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
     each = UPLOAD_S * ceil_div(_host_tasks(layout), cluster.workers)
     seconds = nbytes / UPLOAD_RATE + each
-    return seconds, min(seconds, max(layout.slabs) * sides / UPLOAD_RATE)
+    slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
+    return seconds, min(seconds, slabs * sides / UPLOAD_RATE)
 
 
 def _coming_back(layout: Layout, each: int) -> tuple[float, float]:

@@ -166,12 +166,9 @@ def _spill_line(plan: MatmulPlan) -> str:
 
 def _host_line(plan: MatmulPlan) -> str:
     problem, layout = plan.layout.problem, plan.layout
-    size = human(
-        layout.read_bytes
-        if problem.from_host
-        else sum(layout.spec(role).nbytes for role in problem.uploaded)
-    )
-    up = f"{size} of {names(problem.uploaded)} to the GPUs, " if problem.uploaded else ""
+    roles = layout.uploaded
+    size = layout.read_bytes if problem.from_host else sum(layout.spec(x).nbytes for x in roles)
+    up = f"{human(size)} of {names(roles)} to the GPUs, " if roles else ""
     return f"{up}{human(problem.result_bytes)} of C from there"
 
 

@@ -152,6 +152,11 @@ class Partition:
         """The operands that blocks are read, kept or sent of: where C is mirrored, B is A."""
         return ("a",) if self.mirrors else ("a", "b")
 
+    @property
+    def uploaded(self) -> tuple[str, ...]:
+        """Those of A, B and C whose blocks come from host memory."""
+        return tuple(x for x in self.problem.uploaded if x == "c" or x in self.roles)
+
     def spec(self, role: str) -> MatrixSpec:
         """The operand "a" or "b", as it is multiplied, or the "c" that is added."""
         problem = self.problem

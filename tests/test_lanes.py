@@ -1,0 +1,116 @@
+"""The loops that copy between host memory and a GPU, on a driver whose copies land late.
+
+What was ordered is copied when its event is waited for, or at the end: a piece that is filled again
+too early, or emptied, gives other bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, c_int, c_size_t
+
+import numpy as np
+import pytest
+
+from multimm.gpu import lanes
+
+PIECE = 64  # bytes
+
+
+class LateDriver:
+    """What the loops call of the CUDA driver: addresses are those of NumPy's arrays."""
+
+    def __init__(self) -> None:
+        self.ordered, self.recorded, self.fails_after = [], {}, 10**6
+        word = c_size_t
+        self.functions = {
+            "cuMemcpyHtoDAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
+            "cuMemcpyDtoHAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
+            "cuEventRecord": CFUNCTYPE(c_int, word, word)(self.record),
+            "cuEventSynchronize": CFUNCTYPE(c_int, word)(self.wait),
+        }
+
+    def copy(self, target, source, size, stream):
+        self.fails_after -= 1
+        if self.fails_after < 0:
+            return 7
+        assert stream == 99
+        self.ordered.append((target, source, size))
+        return 0
+
+    def record(self, event, stream):
+        self.recorded[event] = len(self.ordered)
+        return 0
+
+    def wait(self, event):
+        self.land(self.recorded.get(event, 0))
+        return 0
+
+    def land(self, count):
+        for n, copy in enumerate(self.ordered[:count]):
+            if copy:
+                ctypes.memmove(*copy)
+                self.ordered[n] = None
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = LateDriver()
+    monkeypatch.setattr(lanes, "_driver", lambda name, words: driver.functions[name])
+    return driver
+
+
+def run(driver, way, target, source, size, *rows, lanes_used=3, step=PIECE):
+    """Each lane's share, one lane after another; what they return."""
+    loop = getattr(lanes.loops.__wrapped__(), way)
+    failed = []
+    for lane in range(lanes_used):
+        pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
+        ends = [piece.ctypes.data for piece in pieces] + [1, 2, 99]
+        driver.recorded.clear()
+        share = lane * step, lanes_used * step, step
+        failed.append(loop(target, source, size, *rows, *share, *ends))
+        driver.land(len(driver.ordered))
+        driver.ordered.clear()
+    return failed
+
+
+SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("lanes_used", [1, 3])
+def test_every_byte_goes_up_and_comes_back(driver, size, lanes_used):
+    x = np.random.default_rng(size).integers(0, 255, size, dtype=np.uint8)
+    there, back = np.zeros(size + 9, np.uint8), np.zeros(size + 9, np.uint8)
+    up = there.ctypes.data, x.ctypes.data, size, size, size
+    assert not any(run(driver, "send", *up, lanes_used=lanes_used))
+    np.testing.assert_array_equal(there[:size], x)
+    assert not any(
+        run(driver, "fetch", back.ctypes.data, there.ctypes.data, size, lanes_used=lanes_used)
+    )
+    np.testing.assert_array_equal(back[:size], x)
+    assert not there[size:].any()
+    assert not back[size:].any()
+
+
+@pytest.mark.parametrize("row", [5, 31, 64])
+def test_rows_that_lie_apart(driver, row):
+    wide = np.random.default_rng(row).integers(0, 255, (50, 100), dtype=np.uint8)
+    x = wide[3:40, 20 : 20 + row]
+    there = np.zeros(x.size + 9, np.uint8)
+    rows = there.ctypes.data, x.ctypes.data, x.size, row, 100
+    assert not any(run(driver, "send", *rows, step=PIECE // row * row))
+    np.testing.assert_array_equal(there[: x.size], x.reshape(-1))
+    assert not there[x.size :].any()
+
+
+@pytest.mark.parametrize("way", ["send", "fetch"])
+def test_a_failure_is_returned_and_nothing_is_ordered_after_it(driver, way):
+    size = 20 * PIECE
+    x, y = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    driver.fails_after = 4
+    rows = (size, size) if way == "send" else ()
+    failed = run(driver, way, y.ctypes.data, x.ctypes.data, size, *rows, lanes_used=1)
+    assert failed == [7]
+    assert driver.fails_after == -1
