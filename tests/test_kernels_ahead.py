@@ -53,6 +53,8 @@ def calls(monkeypatch):
 
     for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose", "join"):
         recorded(name)
+    for name in ("upload", "download"):  # whose GPU a process remembers
+        monkeypatch.setattr(kernels, name, lambda block, name=name: seen.append((name, 1, "")))
     return seen
 
 
@@ -68,6 +70,7 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert halves == (2 if precision == "ieee" else 3)
         assert calls.count(("multiply_diagonal", 1, precision)) == 1
     kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
+    kinds |= {"upload", "download"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
 

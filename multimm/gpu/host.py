@@ -23,8 +23,6 @@ from multimm.gpu.lanes import loops
 PIECE, PIECES = 2**22, 2
 #: Threads that copy, at most: with twelve, 45 GB/s on an H200.
 LANES = 8
-#: Arrays that are carried at a time: when lanes have done their shares of one, they go on.
-ARRAYS = 2
 #: Arrays of fewer bytes are left to CUDA: it takes less time than to wake the threads. Arbitrary.
 SMALL = PIECE
 
@@ -47,11 +45,10 @@ class Lane:
 
 
 class Road:
-    """The lanes between host memory and one device, one way; so many arrays use them at a time."""
+    """The lanes between host memory and one device, one way, for one array after another."""
 
     def __init__(self, device: int, way: str, lanes: int) -> None:
         self.device, self.lanes = device, lanes
-        self.turn = threading.BoundedSemaphore(ARRAYS)
         self._loop = getattr(loops(), way)
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}", self._begin)
@@ -121,11 +118,12 @@ def to_device(block: np.ndarray[Any, Any]) -> Any:
         return target
     block, row = _in_rows(block)
     size, stride = block.nbytes, row if row == block.nbytes else block.strides[0]
-    road = _road(cupy.cuda.Device().id, "send")
-    with road.turn:  # until then it needs no memory there
-        target = cupy.empty(block.shape, block.dtype)
-        step = PIECE if row == size else PIECE // row * row
-        road.carry(size, step, target.data.ptr, block.ctypes.data, size, row, stride)
+    target, step = (
+        cupy.empty(block.shape, block.dtype),
+        PIECE if row == size else PIECE // row * row,
+    )
+    road = _road(target.device.id, "send")
+    road.carry(size, step, target.data.ptr, block.ctypes.data, size, row, stride)
     return target
 
 
@@ -165,8 +163,7 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
         block.get(out=target)
         return target
     size, road = target.nbytes, _road(block.device.id, "fetch")
-    with road.turn:
-        road.carry(size, PIECE, target.ctypes.data, block.data.ptr, size)
+    road.carry(size, PIECE, target.ctypes.data, block.data.ptr, size)
     return target
 
 

@@ -10,9 +10,10 @@ what is below.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from operator import itemgetter
 
 import dask.array as da
 import numpy as np
@@ -25,6 +26,10 @@ from multimm.graph.tasks import finished, is_gpu, stream_for
 
 #: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
 _waiting = threading.BoundedSemaphore(32)
+#: Tasks that use it at a time, each way: while one begins or ends, the other one's bytes travel.
+#: Who waits has no memory on the GPU yet.
+AT_ONCE = 2
+_going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
 
 
 def upload(block: Block, *, dtype: DType = None) -> Block:
@@ -36,19 +41,17 @@ def upload(block: Block, *, dtype: DType = None) -> Block:
     dtype : dtype, optional
         That its array declares.
     """
-    return uploaded([as_declared(block, dtype)])[0]
+    return uploaded([as_declared(block, dtype)], itemgetter(0))
 
 
-def uploaded(blocks: list[Block]) -> list[Block]:
-    """`upload` of blocks of the dtypes that their arrays declare, all in one task."""
+def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block:
+    """What is made of blocks of the dtypes that their arrays declare, once they are there."""
     if (at := _device()) is None or not any(type(block) is np.ndarray for block in blocks):
-        return blocks
+        return made(blocks)
     from multimm.gpu.host import to_device
 
-    with _beside_other_tasks(), own_stream(at):
-        there = [to_device(x) if type(x) is np.ndarray else x for x in blocks]
-        finished(next(x for x in there if is_gpu(x)))
-    return there
+    with _beside_other_tasks(), _going_up, own_stream(at):
+        return finished(made([to_device(x) if type(x) is np.ndarray else x for x in blocks]))
 
 
 def download(block: Block) -> Block:
@@ -57,7 +60,7 @@ def download(block: Block) -> Block:
         return block
     from multimm.gpu.host import to_host
 
-    with _beside_other_tasks(), stream_for(block):
+    with _beside_other_tasks(), _coming_back, stream_for(block):
         return to_host(block)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from dask.system import CPU_COUNT
 
 from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.ahead import compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.gram_tasks import multiply_diagonal
+from multimm.graph.host import download, upload
 from multimm.graph.narrow import FLOAT32
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import join
@@ -70,6 +72,7 @@ def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
     add(partial, transpose(partial), step=step)
     whole = (slice(0, SIDE), slice(0, SIDE))
     join(Pieces([partial], ((whole, whole),), (partial.shape,), partial.shape))
+    download(upload(np.ones((SIDE, K), FLOAT32)))
     for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
         add(*[partial[:1]] * count, step=step)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
@@ -167,7 +168,11 @@ def upload_pieces(parts: Pieces, gate: None = None) -> Block:
     for block, size in zip(parts.blocks, parts.sizes, strict=True):
         check_shape(block, size)
     cuts = zip(parts.blocks, parts.cuts, strict=True)
-    there = uploaded([block[cut] for block, (cut, _) in cuts])
-    whole = [tuple(slice(0, size) for size in block.shape) for block in there]
+    return uploaded([block[cut] for block, (cut, _) in cuts], partial(_join_all, parts))
+
+
+def _join_all(parts: Pieces, blocks: list[Block]) -> Block:
+    """A block of others that are nothing but its pieces."""
+    whole = [tuple(slice(0, size) for size in block.shape) for block in blocks]
     own = tuple((cut, to) for cut, (_, to) in zip(whole, parts.cuts, strict=True))
-    return join(replace(parts, blocks=there, cuts=own, sizes=tuple(x.shape for x in there)))
+    return replace(parts, blocks=blocks, cuts=own, sizes=tuple(x.shape for x in blocks)).copied()

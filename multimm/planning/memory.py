@@ -13,6 +13,8 @@ Terms = dict[str, float]
 #: Bytes that must stay, and that may be spilled.
 Held = tuple[Terms, Terms]
 
+#: Blocks that are joined of pieces from host memory at a time (`multimm.graph.host.AT_ONCE`).
+JOINED_AT_ONCE = 2
 #: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
 SLICED = 2**26
 
@@ -115,6 +117,9 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         joined = slab * sides + layout.joined_small
         terms["operands being joined"] = cluster.threads * joined
+    if p.from_host:
+        most = max(edges[role] * layout.spec(role).itemsize for role in layout.roles)
+        terms["operands being joined"] = JOINED_AT_ONCE * slab * most
     if p.c is not None:
         terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
     return terms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 from distributed import wait
 
 import multimm
+from multimm import products
+from multimm.cluster.describe import described
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.planning.gathered import GatheredLayout
 
@@ -168,10 +171,13 @@ def multiplied(client, a, b, precision):
     return c
 
 
-@pytest.mark.multigpu(2)
+ONE_OR_TWO = [pytest.param(n, marks=pytest.mark.multigpu(n)) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("gpus", ONE_OR_TWO)
 @pytest.mark.parametrize(("dtype", "precision"), [("float32", "float32"), ("float64", "ieee")])
-def test_numpy_blocks_are_multiplied_on_gpus_and_come_back(dtype, precision):
-    with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
+def test_numpy_blocks_are_multiplied_on_gpus_and_come_back(gpus, dtype, precision):
+    with multimm.cluster.start(gpus=gpus, rmm_pool=POOL) as client:
         rng = da.random.default_rng(0)
         a, b = (rng.standard_normal((SIZE, SIZE), chunks=1024, dtype=dtype) for _ in "ab")
         a, b = a.persist(), b.persist()
@@ -193,3 +199,42 @@ def _has_uploaded():
     from multimm.gpu import host
 
     return host._road.cache_info().currsize > 0
+
+
+@pytest.mark.parametrize("gpus", ONE_OR_TWO)
+def test_numpy_operands_that_do_not_fit_stay_in_host_memory(gpus, monkeypatch):
+    """As if a GPU had 0.4 GB: it never holds more than the plan says."""
+
+    def small(client, workers):
+        spec = described(client, workers)
+        devices = tuple(replace(device, memory_bytes=4 * 10**8) for device in spec.devices)
+        return replace(spec, devices=devices)
+
+    monkeypatch.setattr(products, "described", small)
+    with multimm.cluster.start(gpus=gpus, rmm_pool=POOL) as client:
+        x = np.random.default_rng(1).integers(-8, 9, (8192, 12288)).astype("float32")
+        a = da.from_array(x, chunks=3000).persist()
+        b = da.from_array(x.T, chunks=2500).persist()
+        wait([a, b])
+        fixed = {"blocks": 2048, "slabs": 2048, "precision": "ieee"}
+        plan = multimm.plan(a, b, **fixed)
+        assert plan.layout.stream
+        assert "operand blocks taken from host memory slab by slab" in str(plan)
+        client.run(_count_bytes)
+        c = multimm.matmul(a, b, **fixed).persist()
+        wait(c)
+        assert max(client.run(_most_bytes).values()) <= plan.peak_bytes
+        np.testing.assert_array_equal(c[:500].compute(), x[:500] @ x.T)
+
+
+def _count_bytes():
+    import rmm
+
+    counted = rmm.mr.StatisticsResourceAdaptor(rmm.mr.get_current_device_resource())
+    rmm.mr.set_current_device_resource(counted)
+
+
+def _most_bytes():
+    import rmm
+
+    return rmm.mr.get_current_device_resource().allocation_counts.peak_bytes
