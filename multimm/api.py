@@ -44,9 +44,10 @@ def matmul(
     ----------
     a : array_like or dask.array.Array, shape (..., m, k) or (k,)
     b : array_like or dask.array.Array, shape (..., k, n) or (k,)
-        Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both on the
-        CPU or both on a GPU. Dimensions before the last two are broadcast. In place of one or
-        both of two CuPy matrices, what `multimm.gpu.pack` has made of it for this precision.
+        Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both in host
+        memory or both on a GPU; blocks in the host memory of GPU workers are multiplied on the
+        GPUs. Dimensions before the last two are broadcast. In place of one or both of two CuPy
+        matrices, what `multimm.gpu.pack` has made of it for this precision.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -64,8 +65,8 @@ def matmul(
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (..., m, n)
-        Lazy if an operand is a Dask array; else of the operands' kind, computed at once. Of two
-        NumPy vectors a scalar. NumPy's result dtype, whatever the chunks.
+        Of the operands' kind, and of their blocks' kind: lazy if one is a Dask array, else
+        computed at once. Of two NumPy vectors a scalar. NumPy's result dtype, whatever the chunks.
 
     Raises
     ------

@@ -6,6 +6,7 @@ stays what it is. What moves them to a GPU and back is tested on one (`tests/gpu
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import dask
@@ -20,7 +21,7 @@ import multimm
 from multimm import products
 from multimm.cluster.describe import described
 from multimm.graph.block_task import BlockTask
-from multimm.graph.host import below_download, upload
+from multimm.graph.host import _beside_other_tasks, below_download, upload
 from multimm.io import open_array
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
@@ -236,6 +237,30 @@ def test_one_worker_takes_blocks_from_host_memory_as_it_needs_them(client):
     plan = multimm.plan(a, a + 1, cluster=ClusterSpec.homogeneous(H200, 1))
     assert plan.layout.problem.from_host
     assert plan.tasks < 100
+
+
+def test_others_run_beside_a_task_that_waits_for_the_link():
+    """Also twice within one task, as Dask fuses those that bring two results back."""
+    with in_threads(1) as cluster, Client(cluster) as client:
+        held = threading.Event()
+        host_tasks[held_name := f"held-{id(held)}"] = held
+        waits = client.submit(_beside, held_name, pure=False)
+        assert client.submit(sum, [1, 2], pure=False).result(timeout=20) == 3
+        assert not waits.done()
+        held.set()
+        assert waits.result(timeout=20) == 2
+    with _beside_other_tasks():  # nothing to give way to here
+        pass
+
+
+host_tasks: dict[str, threading.Event] = {}
+
+
+def _beside(name):
+    for _ in range(2):
+        with _beside_other_tasks():
+            host_tasks[name].wait(20)
+    return 2
 
 
 def test_a_lost_worker_is_survived():

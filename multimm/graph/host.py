@@ -88,7 +88,8 @@ def _beside_other_tasks() -> Iterator[None]:
     from distributed import secede
 
     if beside := _waiting.acquire(blocking=False):
-        with suppress(ValueError):  # no worker of distributed's
+        # No worker of distributed's; or one that does so already, for Dask fuses what follows.
+        with suppress(ValueError, KeyError):
             secede()
     try:
         yield
