@@ -229,6 +229,8 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
         reads = [*tasks_of(c, "a"), *tasks_of(c, "b")]
         assert {task.func.__name__ for task in reads} == {"upload_pieces"}
         assert any(str(key[0]).startswith("multimm-gate") for key in c.__dask_graph__())
+        c, moved = received(client, c)
+        assert moved <= 1.4 * plan.bytes_moved
         np.testing.assert_array_equal(c.compute(), x @ y)
 
 

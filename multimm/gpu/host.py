@@ -117,11 +117,8 @@ def to_device(block: np.ndarray[Any, Any]) -> Any:
         target.set(np.ascontiguousarray(block))
         return target
     block, row = _in_rows(block)
-    size, stride = block.nbytes, row if row == block.nbytes else block.strides[0]
-    target, step = (
-        cupy.empty(block.shape, block.dtype),
-        PIECE if row == size else PIECE // row * row,
-    )
+    target, size = cupy.empty(block.shape, block.dtype), block.nbytes
+    step, stride = (PIECE, size) if row == size else (PIECE // row * row, block.strides[0])
     road = _road(target.device.id, "send")
     road.carry(size, step, target.data.ptr, block.ctypes.data, size, row, stride)
     return target

@@ -210,7 +210,8 @@ def _host_tasks(layout: Layout) -> int:
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
     going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
     chunks = sum(prod(map(len, spec.chunks)) for spec in going_up)
-    return chunks + p.downloaded * prod(map(len, (*layout.stack, *layout.sides)))
+    blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
+    return chunks + p.downloaded * prod(map(len, blocks))
 
 
 def _going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:

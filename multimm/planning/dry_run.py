@@ -130,11 +130,10 @@ def _moved_line(plan: MatmulPlan) -> str:
 
 
 def _recut_text(plan: MatmulPlan) -> str:
-    roles, apart = plan.layout.cut_again, "before to cut"
-    if plan.layout.problem.from_host:
-        roles, apart = plan.layout.roles, "between hosts' memories to bring"
-    size = f"{_at_most(plan, roles)}{human(plan.bytes_recut)}"
-    return f", and {size} {apart} {names(roles)} into these blocks"
+    size, roles = human(plan.bytes_recut), plan.layout.cut_again
+    if plan.layout.problem.from_host:  # whole chunks, some of them again in later waves
+        return f", and about {size} between host memories to bring {names(plan.layout.roles)} into these blocks"
+    return f", and {_at_most(plan, roles)}{size} before to cut {names(roles)} into these blocks"
 
 
 def _added_text(plan: MatmulPlan) -> str:
