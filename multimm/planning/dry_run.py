@@ -132,7 +132,8 @@ def _moved_line(plan: MatmulPlan) -> str:
 def _recut_text(plan: MatmulPlan) -> str:
     size, roles = human(plan.bytes_recut), plan.layout.cut_again
     if plan.layout.problem.from_host:  # whole chunks, some of them again in later waves
-        return f", and about {size} between host memories to bring {names(plan.layout.roles)} into these blocks"
+        what = names(plan.layout.roles)
+        return f", and about {size} between host memories to bring {what} into these blocks"
     return f", and {_at_most(plan, roles)}{size} before to cut {names(roles)} into these blocks"
 
 
