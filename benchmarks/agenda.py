@@ -174,8 +174,9 @@ def agenda(asked: Asked) -> list[Item]:
         order.sort(key=lambda pair: names.index(pair[0]))
     found = [item for name, count in order for item in _items(asked, name, count)]
     ours = [item for item in found if item.system == "multimm"]
-    if ours and all(item.absent for item in ours):
+    if all(item.absent for item in ours):
         reasons = "; ".join(dict.fromkeys(f"{i.product.name} {i.absent}" for i in ours))
+        reasons = reasons or f"{asked.device} workers have no case of {', '.join(asked.kinds)}"
         raise OptionError(f"nothing can be measured here: {reasons}")
     return found
 
@@ -195,13 +196,20 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
             continue  # another size than that of all others
         reason = (
             missing
-            or ("its operands come in no chunks" if product.chunk and not one.chunked else "")
+            or _lie_elsewhere(one, product)
             or _too_large(one, product, machine)
             or _too_long(asked, one, product, machine)
         )
         for precision in precisions[:1] if product.kind == "steady" else precisions:
             repeats = product.repeats or asked.repeats
             yield Item(name, machine, product, precision, repeats, reason)
+
+
+def _lie_elsewhere(one: Any, product: Product) -> str:
+    """Why operands cannot be where a product has them; what lies in host memory may be whole."""
+    if product.hosted:
+        return "" if one.hosts else "its operands do not lie in host memory"
+    return "its operands come in no chunks" if product.chunk and not one.chunked else ""
 
 
 def _too_large(one: Any, product: Product, machine: Machine) -> str:

@@ -37,6 +37,8 @@ from multimm.planning import cost
 from multimm.planning.plan import MatmulPlan
 
 SYSTEM = "multimm, kernels wait"
+#: Operands in host memory would all pass the links of the few GPUs that there are.
+REHEARSED = tuple(kind for kind in KINDS if kind != "host")
 #: Of the memory of all GPUs, what a product may take.
 MEMORY = 0.9
 
@@ -46,7 +48,7 @@ logger = logging.getLogger("benchmarks.rehearsal")  # also where __name__ is __m
 class Rehearsal(Multimm):
     """multimm, whose block products wait."""
 
-    drawn = tuple(KINDS)
+    drawn = REHEARSED
 
     def started(self) -> AbstractContextManager[Any]:
         """Return a client of workers that share the GPUs."""
@@ -172,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsal", description=__doc__)
     parser.add_argument("--workers", type=int, default=8, help="how many share the GPUs")
-    parser.add_argument("--cases", help=f"some of {','.join(KINDS)}")
+    parser.add_argument("--cases", help=f"some of {','.join(REHEARSED)}")
     parser.add_argument("--precisions", help=f"some of {','.join(PRECISIONS)}")
     parser.add_argument(
         "--repeats", type=int, default=10, help="runs of a case, the first included"
@@ -182,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     gpus = len(visible_gpus())
     try:
-        kinds = chosen(given.cases, tuple(KINDS), "case")
+        kinds = chosen(given.cases, REHEARSED, "case")
         precisions = chosen(given.precisions, PRECISIONS if gpus else PRECISIONS[:1], "precision")
     except OptionError as error:
         parser.error(str(error))

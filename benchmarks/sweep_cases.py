@@ -37,6 +37,9 @@ class Product:
     chunk : int
         Edge of the blocks that operands come in, dealt out to workers in turn. 0 leaves blocks and
         places to the system.
+    hosted : bool
+        Operands and result lie in host memory, also where GPUs multiply them: as NumPy blocks of
+        `chunk` for systems on Dask, as whole arrays for others.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class Product:
     gram: bool = False
     repeats: int = 0
     chunk: int = 0
+    hosted: bool = False
 
     @property
     def flops(self) -> int:
@@ -71,6 +75,7 @@ class Sizes:
     rectangular: tuple[tuple[int, int, int], ...]
     chunked: tuple[tuple[int, int, int], ...]  #: rows and columns of an operand, edge of its chunks
     projected: tuple[tuple[int, int, int, int], ...]  #: of X W: X's, W's columns, edge of a chunk
+    hosted: tuple[tuple[int, int], ...]  #: edge of a square in host memory, and of its chunks
     steady: int
     per: str  #: what a worker is called
 
@@ -83,15 +88,15 @@ SIZES = {
                           ((1048576, 8192), (8388608, 8192), (4194304, 2048), (33554432, 2048)),
                           ((65536, 16384, 65536), (16384, 16384, 262144)),
                           ((32768, 32768, 5792), (4194304, 2048, 131072)),
-                          ((4194304, 2048, 1024, 16384), (1048576, 8192, 1024, 5792)), 32768,
-                          "GPU"),
+                          ((4194304, 2048, 1024, 16384), (1048576, 8192, 1024, 5792)),
+                          ((32768, 8192),), 32768, "GPU"),
     ("gpu", True): Sizes((16384,), 8192, ((262144, 4096),), ((32768, 4096, 16384),),
-                         ((16384, 16384, 5792),), (), 16384, "GPU"),
+                         ((16384, 16384, 5792),), (), ((16384, 4096),), 16384, "GPU"),
     ("cpu", False): Sizes((4096,), 2048, ((131072, 512),), ((6144, 1536, 6144),),
                           ((4096, 4096, 700), (131072, 512, 4096)),
-                          ((131072, 512, 64, 1024), (65536, 1024, 64, 700)), 1024, "worker"),
+                          ((131072, 512, 64, 1024), (65536, 1024, 64, 700)), (), 1024, "worker"),
     ("cpu", True): Sizes((1024,), 512, ((16384, 128),), ((2048, 256, 1024),),
-                         ((1024, 1024, 300), (16384, 128, 1024)), (), 1024, "worker"),
+                         ((1024, 1024, 300), (16384, 128, 1024)), (), (), 1024, "worker"),
 }  # fmt: skip
 
 
@@ -139,6 +144,14 @@ def _chunked(sizes: Sizes, _: int) -> list[Product]:
     ]
 
 
+def _host(sizes: Sizes, _: int) -> list[Product]:
+    """Operands in the host memory of GPU workers; of CPU workers all have them there."""
+    return [
+        _square(edge, "host", f"host square {edge} in {chunk}", chunk=chunk, hosted=True)
+        for edge, chunk in sizes.hosted
+    ]
+
+
 def _steady(sizes: Sizes, _: int) -> list[Product]:
     """Runs in a row; only multimm does them, with the most workers."""
     name = f"steady square {sizes.steady}"
@@ -148,7 +161,7 @@ def _steady(sizes: Sizes, _: int) -> list[Product]:
 #: In the order in which they are run.
 KINDS = {
     "strong": _strong, "weak": _weak, "tall": _tall, "rectangular": _rectangular,
-    "chunked": _chunked, "steady": _steady,
+    "chunked": _chunked, "host": _host, "steady": _steady,
 }  # fmt: skip
 
 

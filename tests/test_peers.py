@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -16,6 +17,7 @@ import dask.array as da
 import distributed
 import numpy as np
 import pytest
+from clusters import in_threads
 
 from benchmarks import cublas, sampling
 from benchmarks.harness import WrongResultError
@@ -26,6 +28,9 @@ from benchmarks.peers.base import ENOUGH_SECONDS, Machine, System, crossing, mea
 from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.records import ROOT
 from benchmarks.sweep_cases import Product
+from multimm import products
+from multimm.cluster.describe import described
+from multimm.planning.spec import H200
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -382,6 +387,99 @@ def test_operands_come_in_chunks_that_lie_in_turn(name):
             assert "k in the order in which it lies" in found["plan"]
 
 
+HOSTED = Product("host", "h", 900, 900, 900, chunk=300, hosted=True)
+
+
+def test_products_in_host_memory_are_planned_as_numpy_blocks_on_gpus(monkeypatch):
+    """The workers have no GPU: plans take them to have one, and nothing goes up when it runs."""
+
+    def with_gpus(client, workers):
+        spec = described(client, workers)
+        return replace(spec, devices=(H200,) * spec.workers)
+
+    monkeypatch.setattr(products, "described", with_gpus)
+    one = system("multimm")(CPU)
+    with one.opened():
+        for precision in ("float32", "tf32"):
+            found = measure(one, HOSTED, precision, 1)
+            # No spec of the same chunks has such a plan.
+            assert "host      6.48 MB of A and B to the GPUs, 3.24 MB of C from" in found["plan"]
+            assert found["bytes_received"] <= found["bytes_predicted"]
+            assert found["detail"]["tasks"] >= one.least_tasks(None) > 0
+        assert "operands NumPy blocks of 300 in turn" in one.config
+        one.prepare(replace(HOSTED, hosted=False, chunk=400), "float32")
+        assert "operands in chunks of 400 in turn" in one.config
+        assert "host" not in str(one._plan)
+
+
+def test_hosted_blocks_are_numpy_also_on_gpu_workers(cupy, gpu_workers):
+    """multimm and dask.array are given the same."""
+    for name in ("multimm", "dask.array"):
+        one = gpu_workers(name)
+        with one.opened():
+            first, second = (one.dealt_out(HOSTED, HOSTED.chunk, seed) for seed in (1, 2))
+            values = []
+            for x in (*first, *second):
+                assert type(x._meta) is np.ndarray
+                assert x.chunks == ((300,) * 3,) * 2
+                blocks = one.client.gather(
+                    [x.dask[key] for row in x.__dask_keys__() for key in row]
+                )
+                assert {(type(block), block.dtype.name) for block in blocks} == {
+                    *((np.ndarray, "float32"),)
+                }
+                values += [float(block[0, 0]) for block in blocks]
+            assert len(set(values)) == len(values)  # no block is another one's
+            there, _ = one.dealt_out(replace(HOSTED, hosted=False), 300, 1)
+            assert type(there._meta) is OnToyGpu
+
+
+MOVED: list[str] = []
+
+
+def to_toy_gpu(block):
+    assert type(block) is np.ndarray
+    MOVED.append("up")
+    return block.view(OnToyGpu)
+
+
+def from_toy_gpu(block):
+    assert type(block) is OnToyGpu
+    MOVED.append("down")
+    return np.asarray(block)
+
+
+@pytest.fixture
+def gpu_workers(cupy, monkeypatch):
+    """Systems on two workers in threads that are taken for GPU workers."""
+    cupy.asarray, cupy.asnumpy = to_toy_gpu, from_toy_gpu
+
+    @contextmanager
+    def started(self):
+        with in_threads(2) as cluster, distributed.Client(cluster) as client:
+            yield client
+
+    monkeypatch.setattr(OnDask, "started", started)
+    return lambda name: system(name)(GPU)
+
+
+def test_dask_moves_each_hosted_block_once(gpu_workers, monkeypatch):
+    monkeypatch.setattr("multimm.cluster.transfers.reset_received_bytes", lambda client: None)
+    monkeypatch.setattr("multimm.cluster.transfers.received_bytes", lambda client: {})
+    one = gpu_workers("dask.array")
+    with one.opened():
+        MOVED.clear()
+        measure(one, HOSTED, "float32", 1)  # two products
+        assert (MOVED.count("up"), MOVED.count("down")) == (2 * 18, 2 * 9)
+        operands = one.operands(HOSTED, "float32", 3)
+        result = one.multiply(operands, "float32")
+        assert type(result._meta) is np.ndarray
+        assert {type(x.result()) for x in distributed.futures_of(result)} == {np.ndarray}
+        assert "NumPy blocks of at most 300 x 300, moved by map_blocks(cupy.asarray)" in one.config
+        one.operands(replace(HOSTED, hosted=False), "float32", 3)
+        assert "CuPy blocks of at most 300 x 300, 2 GPU workers" in one.config
+
+
 def _spoilt(one, product):
     """A product with one element off: verify must see it, and is told so by the caller."""
     operands = one.operands(product, "float32", 7)
@@ -473,6 +571,12 @@ def test_a_block_in_flight_that_another_task_asks_for_is_one_transfer():
                           ("flight", "memory"), ("memory", "released")):  # fmt: skip
         plugin.transition(("multimm-packed-a", 0, 0), start, finish)
     assert [kind for kind, *_ in plugin.intervals] == ["transfer"]
+    # A task that secedes lasts until it is done.
+    for start, finish in (("ready", "executing"), ("executing", "long-running")):
+        plugin.transition(("multimm-uploaded-a", 0, 0), start, finish)
+    assert len(plugin.intervals) == 1
+    plugin.transition(("multimm-uploaded-a", 0, 0), "long-running", "memory")
+    assert plugin.intervals.pop()[1] == "('multimm-uploaded-a', 0, 0)"
     for start, finish in (("fetch", "flight"), ("flight", "missing")):  # its sender is gone
         plugin.transition(("multimm-packed-a", 0, 1), start, finish)
     assert len(plugin.intervals) == 1

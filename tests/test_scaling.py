@@ -97,7 +97,7 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 
 
 def test_unknown_names_list_the_known_ones():
-    for option, known in (("cases", "strong, weak, tall, rectangular, chunked, steady"),
+    for option, known in (("cases", "strong, weak, tall, rectangular, chunked, host, steady"),
                           ("peers", "dask.array, jax highest, cupy, jax default, cublasxt, numpy"),
                           ("precisions", "float32, ieee, tf32")):  # fmt: skip
         with pytest.raises(OptionError, match=f"no .* is called 'nonsense'; known are {known}"):
@@ -227,7 +227,8 @@ def test_products_have_the_extents_that_their_names_say():
                 else:
                     assert str(product.m) in product.name
                     assert str(product.k) in product.name
-                assert bool(product.chunk) == (product.kind == "chunked")
+                assert bool(product.chunk) == (product.kind in ("chunked", "host"))
+                assert product.hosted == (product.kind == "host")
 
 
 def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
@@ -247,6 +248,37 @@ def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
     a, _ = operand_specs(wider, 4)
     assert a.chunks == ((5792,) * 181 + (224,), (5792, 2400))  # as Dask cuts it by default
     assert a.owners == (0, 1, 2, 3) * 91
+
+
+def test_operands_lie_in_host_memory_for_those_who_take_them_there(eight_gpus, monkeypatch):
+    command = {"gpus": "1", "cases": "host", "repeats": 3, "longest": 10.0}
+    asked = ask(**command, precisions="float32,tf32", peers="dask.array,cublasxt")
+    # Whole for cuBLASXt, which takes no chunks.
+    assert [(*item.key, item.absent) for item in agenda.agenda(asked)] == [
+        ("host square 32768 in 8192", system, 1, precision, "")
+        for system, precision in (("multimm", "float32"), ("multimm", "tf32"),
+                                  ("dask.array", "float32"), ("cublasxt", "float32"))
+    ]  # fmt: skip
+    for quick in (False, True):
+        found = agenda.agenda(ask(gpus="1,8", cases="host", quick=quick))
+        absent = {i.system for i in found if i.absent == "its operands do not lie in host memory"}
+        assert absent == {"jax highest", "jax default", "cupy"}
+        assert {"multimm", "dask.array", "cublasxt"} <= {i.system for i in found if not i.absent}
+    # It is the host's memory that must have room, and not the GPUs' alone.
+    monkeypatch.setattr("distributed.system.memory_limit", lambda: 21 * GB)
+    items = agenda.agenda(ask(gpus="8", cases="strong,host", peers="dask.array,cublasxt"))
+    reasons = {i.system: i.absent for i in items if i.product.hosted}
+    assert set(reasons) == {"multimm", "dask.array", "cublasxt"}
+    text = "needs 12.9 GB of the host's memory, of which 12.6 GB may be used"
+    assert set(reasons.values()) == {text}
+    there = {i.system for i in items if i.product.m == 32768 and not i.absent}
+    assert there == {"multimm", "dask.array"}
+
+
+def test_cpu_workers_have_no_case_of_their_own_for_host_memory(no_gpu):
+    assert products(SIZES["cpu", False], 2, ("host",)) == []
+    with pytest.raises(OptionError, match="measured here: cpu workers have no case of host"):
+        agenda.agenda(ask(workers="1", cases="host"))
 
 
 def test_a_gram_matrix_is_counted_once():

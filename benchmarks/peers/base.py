@@ -63,6 +63,8 @@ class System:
     longest: ClassVar[float] = 1.0
     #: Whether operands may come to it in chunks that somebody else has cut.
     chunked: ClassVar[bool] = False
+    #: Whether operands may lie in host memory.
+    hosts: ClassVar[bool] = False
     #: Whether the first run of a product prepares those that follow.
     warms_up: ClassVar[bool] = True
 
@@ -82,6 +84,11 @@ class System:
         """Return why a product cannot be made here; empty where it can."""
         have = 0.85 * machine.memory_bytes * (machine.workers if machine.device == "gpu" else 1)
         return cls.beyond(product.bytes, have, "its devices' memory")
+
+    @classmethod
+    def beyond_host(cls, product: Product, machine: Machine) -> str:
+        """Return why host memory cannot hold a product; samples take some of it, too."""
+        return cls.beyond(product.bytes, 0.6 * machine.host_bytes, "the host's memory")
 
     @staticmethod
     def beyond(need: float, have: float, where: str) -> str:
@@ -211,7 +218,7 @@ def crossing(a: Array, b: Array, c: Array, at: Sample) -> tuple[Array, Array, Ar
     return a[at.rows], b[:, at.columns], c[at.rows][:, at.columns]
 
 
-def normal(rows: int, columns: int, seed: int) -> Array:
+def normal(rows: int, columns: int, seed: int | list[int]) -> Array:
     """Return a matrix of normal float32 numbers on the host; one thread draws 4e7 a second."""
     made = np.empty((rows, columns), np.float32)
     stripes = np.array_split(made, min(rows, 4 * (os.cpu_count() or 1)))

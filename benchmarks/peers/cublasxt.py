@@ -32,8 +32,8 @@ class CublasXt(NumpyMatmul):
 
     @classmethod
     def too_large(cls, product: Product, machine: Machine) -> str:
-        # Pinned and pageable memory are the host's: operands, result, and what samples take.
-        return cls.beyond(product.bytes, 0.6 * machine.host_bytes, "the host's memory")
+        # Pinned and pageable memory are the host's.
+        return cls.beyond_host(product, machine)
 
     @property
     def config(self) -> str:

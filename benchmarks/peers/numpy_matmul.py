@@ -20,6 +20,7 @@ class NumpyMatmul(System):
     needs: ClassVar = {"cpu": (), "gpu": ()}
     runs_on: ClassVar[str | None] = "cpu"
     spreads = False
+    hosts = True
     warms_up = False
 
     def __init__(self, machine: Machine) -> None:
@@ -31,7 +32,7 @@ class NumpyMatmul(System):
         seconds = product.flops / (machine.gflops * 1e9)
         if seconds > LONGEST_SECONDS:
             return f"would take about {seconds:.0f} s for each run"
-        return cls.beyond(product.bytes, 0.6 * machine.host_bytes, "the host's memory")
+        return cls.beyond_host(product, machine)
 
     @property
     def config(self) -> str:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import dask.array as da
 import numpy as np
 
-from benchmarks.peers import trace
-from benchmarks.peers.base import Array, System
+from benchmarks.peers import base, trace
+from benchmarks.peers.base import Array, Machine, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
 from multimm.checks.tasks import host
@@ -33,6 +33,7 @@ class OnDask(System):
     """Workers of `multimm.cluster.start`: one per GPU, or CPU processes."""
 
     chunked = True
+    hosts = True
     #: Whether tasks return before their kernels have run.
     returns_early: ClassVar[bool] = True
 
@@ -42,6 +43,11 @@ class OnDask(System):
         self.addresses: list[str] = []
         self.intervals: dict[str, list[trace.Interval]] = {}
         self._executed = 0
+
+    @classmethod
+    def too_large(cls, product: Product, machine: Machine) -> str:
+        reason = cls.beyond_host(product, machine) if product.hosted else ""
+        return reason or super().too_large(product, machine)
 
     def started(self) -> AbstractContextManager[Any]:
         """Return a client that owns its workers."""
@@ -61,7 +67,7 @@ class OnDask(System):
 
     @property
     def gpu(self) -> bool:
-        """Whether blocks lie on GPUs."""
+        """Whether GPUs multiply, and have all blocks that are not hosted."""
         return self.machine.device == "gpu"
 
     @property
@@ -71,30 +77,36 @@ class OnDask(System):
         protocol = self.addresses[0].partition(":")[0]
         return f"{len(self.addresses)} {kind} workers of multimm.cluster.start over {protocol}"
 
-    def matrix(self, rows: Blocks, columns: Blocks, seed: int, home: Home) -> da.Array:
-        """Return a matrix of normal blocks, kept where `home` says, in memory, with new keys."""
+    def matrix(
+        self, rows: Blocks, columns: Blocks, seed: int, home: Home, hosted: bool = False
+    ) -> da.Array:
+        """Return a matrix of normal blocks, kept where `home` says, in memory, with new keys.
+
+        Hosted ones are NumPy's also on GPU workers, which have one thread for tasks: others help.
+        """
         from dask.highlevelgraph import HighLevelGraph
         from distributed import wait
 
         name = f"operand-{uuid.uuid4().hex}"
         graph: dict[Any, Any] = {}  # with the array's own keys: nothing is left to be renamed
         for i, j in pairs(range(len(rows)), range(len(columns))):
+            own, shape = [seed, i, j], (rows[i], columns[j])
+            task = (base.normal, *shape, own) if hosted else (normal, own, shape, self.gpu)
             graph[name, i, j] = self.client.submit(
-                normal, [seed, i, j], (rows[i], columns[j]), self.gpu,
-                workers=[self.addresses[home(i, j) % len(self.addresses)]], pure=False,
+                *task, workers=[self.addresses[home(i, j) % len(self.addresses)]], pure=False,
                 key=(name, i, j),
             )  # fmt: skip
         wait(list(graph.values()))
         layers = HighLevelGraph.from_collections(name, graph)
-        return da.Array(layers, name, (rows, columns), meta=empty(self.gpu))
+        return da.Array(layers, name, (rows, columns), meta=empty(self.gpu and not hosted))
 
     def dealt_out(self, product: Product, edge: int, seed: int) -> tuple[da.Array, da.Array]:
         """Return operands in blocks of at most that edge, by rank in the order of their rows."""
         m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
-        b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j)
+        b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j, product.hosted)
         if product.gram:
             return b.T, b
-        return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j), b
+        return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j, product.hosted), b
 
     def run(self, product: da.Array) -> da.Array:
         """Compute a lazy product and wait for the workers, and for GPUs that are not done then."""

@@ -19,13 +19,18 @@ from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 
 #: Intervals of a timeline, at most; more make the records unreadable.
 MOST_INTERVALS = 4000
+#: Where operands lie of which the product does not say it.
+AT_HOME = "at home and unpacked"
 #: Edge of the products, and seconds, with which a worker's own rate is taken: in full, and quick.
 #: Arbitrary: as long as a product, and on a GPU long enough for its clock to settle.
 RATE = {"gpu": (16384, 2.0, 0.3), "cpu": (512, 0.3, 0.1)}
 
 
 class Multimm(OnDask):
-    """Operands lie unpacked, in the blocks and at the homes that the plan gives them."""
+    """Operands lie unpacked, in the blocks and at the homes that the plan gives them.
+
+    Those of chunked and of hosted products lie as the product says, and the plan follows them.
+    """
 
     promise = None
     #: Kinds of products whose last run is recorded as a timeline.
@@ -38,12 +43,14 @@ class Multimm(OnDask):
         self._plans: dict[tuple[Product, str], MatmulPlan] = {}
         self._rates: dict[str, float] = {}
         self._plan: MatmulPlan | None = None
-        self._chunk = 0
+        self._where = ""  #: operands of the last product lie
 
     @classmethod
     def too_large(cls, product: Product, machine: Machine) -> str:
         from multimm.cluster.devices import cpu_device
 
+        if product.hosted and (reason := cls.beyond_host(product, machine)):
+            return reason
         if machine.device == "cpu":
             each = machine.memory_bytes // machine.workers
             cluster = ClusterSpec.homogeneous(cpu_device(each, 1, spills=True), machine.workers)
@@ -54,19 +61,23 @@ class Multimm(OnDask):
 
     @property
     def config(self) -> str:
-        where = f"in chunks of {self._chunk} in turn" if self._chunk else "at home and unpacked"
-        return f"multimm.matmul, operands {where}, {self.workers_text}"
+        return f"multimm.matmul, operands {self._where}, {self.workers_text}"
 
     def prepare(self, product: Product, precision: str) -> None:
         """Plan, and take the workers' own rates, before operands fill their memory."""
         super().prepare(product, precision)
-        self._chunk = product.chunk
-        self._plan = self._planned(product, precision)
+        kind = "NumPy blocks" if product.hosted else "in chunks"
+        self._where = f"{kind} of {product.chunk} in turn" if product.chunk else AT_HOME
+        # That blocks lie in host memory no spec says, only the arrays: these are planned for.
+        self._plan = None if product.hosted else self._planned(product, precision)
         self._ideal(precision)
 
     def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
         if product.chunk:
-            return self.dealt_out(product, product.chunk, seed)
+            made = self.dealt_out(product, product.chunk, seed)
+            if product.hosted:
+                self._plan = self._planned(product, precision, made)
+            return made
         plan = self._planned(product, precision)
         layout = plan.layout
         b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
@@ -74,15 +85,21 @@ class Multimm(OnDask):
             return b.T, b
         return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(plan, "a")), b
 
-    def _planned(self, product: Product, precision: str) -> MatmulPlan:
-        """The plan for operands that lie in the plan's own blocks, where it keeps them."""
+    def _planned(
+        self, product: Product, precision: str, made: tuple[da.Array, da.Array] | None = None
+    ) -> MatmulPlan:
+        """The plan for operands that lie in the plan's own blocks, where it keeps them.
+
+        For those in the product's chunks, it is the one of `matmul`; once `made`, of the arrays.
+        """
         import multimm
 
         if (product, precision) in self._plans:
             return self._plans[product, precision]
-        a, b = operand_specs(product, len(self.addresses))
+        a, b = made or operand_specs(product, len(self.addresses))
+        turned = product.gram and not made  # arrays are transposed already
         for _ in range(4):  # what a plan is given it mostly keeps
-            plan = multimm.plan(a, b, trans_a=product.gram, precision=precision)
+            plan = multimm.plan(a, b, trans_a=turned, precision=precision)
             given = a, b
             if product.chunk:
                 break

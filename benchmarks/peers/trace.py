@@ -35,7 +35,9 @@ class Trace(WorkerPlugin):
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         now = time.time()
         # A block in flight that another task asks for is sent to "fetch", where it does not go.
-        ended = start == "executing" or (start == "flight" and finish == "memory")
+        # A task that secedes runs on.
+        ran = start in ("executing", "long-running") and finish != "long-running"
+        ended = ran or (start == "flight" and finish == "memory")
         if ended and (since := self._since.pop(key, None)) is not None:
             kind = "transfer" if start == "flight" else kind_of(key)
             self.intervals.append((kind, str(key), since, now))

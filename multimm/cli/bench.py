@@ -19,7 +19,7 @@ WIDTH = 160
 @click.option("--gpus", metavar="N,...", help="GPU counts. Default: 1,2,4,8 as far as there are.")
 @click.option("--workers", metavar="N,...", help="Counts of CPU workers instead of GPUs.")
 @click.option(
-    "--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, chunked, steady."
+    "--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, chunked, host, steady."
 )
 @click.option("--peers", metavar="NAME,...", help='Systems to compare with; "none". Default: all.')
 @click.option("--precisions", metavar="NAME,...", help="Default: all on GPUs, else float32.")
