@@ -208,7 +208,7 @@ def test_plans_count_what_goes_up_and_comes_back():
 def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, gram):
     """Their blocks go up slab by slab, in every wave, and no more of them than there is room."""
     # Sums of blocks, slabs in flight: a third of what both operands and the result take.
-    small = replace(H200, memory_bytes=10**7 // workers, gflops=1e6)
+    small = replace(H200, memory_bytes=10**7 if workers == 1 else 35 * 10**5, gflops=1e6)
 
     def with_small_gpus(client, workers):
         spec = described(client, workers)

@@ -26,18 +26,19 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     slabs = _slabs(layout, each)
     stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
     stay |= _joined(layout)
-    # In host memory, finished blocks are in nobody's way.
-    finished: Terms = {} if p.downloaded else _finished(layout, each)
+    finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
+    if p.downloaded:  # all but those of a wave are in host memory by then
+        finished, stay = {}, stay | _coming_back(layout, each)
     spill = finished | _at_home(layout, each, slabs) | _cut_before(layout, cluster)
     if p.c is not None:
         spill |= _addend(layout, cluster, result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
 
 
-def _finished(layout: Layout, each: int) -> Terms:
-    """Of blocks of C, those of other waves than the present one."""
-    elements = each * (layout.share_result - layout.wave_sums)
-    return {"C finished": elements * layout.problem.out_bytes}
+def _coming_back(layout: Layout, each: int) -> Terms:
+    """Of blocks of C that are on their way to host memory: those of the wave before."""
+    size = each * layout.wave_sums * layout.problem.out_bytes
+    return {"C coming back": size} if layout.waves > 1 else {}
 
 
 def excess(held: Held, cluster: ClusterSpec) -> float:
