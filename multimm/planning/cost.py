@@ -209,7 +209,7 @@ def _host_tasks(layout: Layout) -> int:
     p = layout.problem
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
     going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
-    chunks = sum(prod(map(len, spec.chunks)) for spec in going_up)
+    chunks = sum(spec.blocks for spec in going_up)
     blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
     return chunks + p.downloaded * prod(map(len, blocks))
 
@@ -274,7 +274,7 @@ def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
 def _many_chunks(problem: Problem) -> int:
     """Chunks of the operands, but for a few."""
     given = (problem.a, problem.b, problem.c)
-    chunks = sum(prod(map(len, spec.chunks)) for spec in given if spec is not None)
+    chunks = sum(spec.blocks for spec in given if spec is not None)
     return max(0, chunks - FEW_CHUNKS)
 
 

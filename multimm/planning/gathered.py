@@ -274,7 +274,7 @@ class GatheredLayout(Layout):
         their bytes would, which its products did not hide.
         """
         small, workers = self.spec(self.small), self.grid.workers
-        chunks = len(self.bundlers) or prod(map(len, small.chunks))
+        chunks = len(self.bundlers) or small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
         moved = sum(map(ne, self.laid.owners, self.portions.at)) / workers
         most = max(self.fetched.values(), default=0)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import prod
 
 from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Cut, Options, lay_out
 from multimm.planning.gathered import GatheredLayout
@@ -85,7 +84,7 @@ def _layouts(
             pack_once=False, portions=portions, by_columns=by_columns,
         )  # fmt: skip
         yield layout
-        if prod(map(len, layout.spec(layout.small).chunks)) > workers:
+        if layout.spec(layout.small).blocks > workers:
             yield replace(layout, bundled=True)
 
 

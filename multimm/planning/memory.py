@@ -157,7 +157,7 @@ def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
     c, grid = layout.spec("c"), layout.grid
     if not layout.cuts_c and not c.owners:  # made where it is needed
         return {"C as it comes": needed}
-    chunks = ceil_div(prod(map(len, c.chunks)), min(cluster.workers, grid.workers))
+    chunks = ceil_div(c.blocks, min(cluster.workers, grid.workers))
     lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
     terms: Terms = {"C as it comes": lying}
     if grid.workers > 1 or layout.lies_beyond("c"):

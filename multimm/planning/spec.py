@@ -59,9 +59,8 @@ class MatrixSpec:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):
             raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
-        blocks = prod(map(len, self.chunks))
-        if self.owners and len(self.owners) != blocks:
-            given = f"{len(self.owners)} owners of {blocks} blocks"
+        if self.owners and len(self.owners) != self.blocks:
+            given = f"{len(self.owners)} owners of {self.blocks} blocks"
             raise ShapeError(f"{given}: give one for each block")
 
     @property
@@ -73,6 +72,11 @@ class MatrixSpec:
     def cols(self) -> int:
         """Columns of each matrix."""
         return self.shape[-1]
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of all matrices."""
+        return prod(map(len, self.chunks))
 
     @cached_property
     def nbytes(self) -> int:
