@@ -68,7 +68,7 @@ class Factors:
         given = [x for x in (self.a, self.b, c) if x is not None]
         dtypes = [named_dtype(str(x.dtype)) for x in given] + [named_dtype(self.step.dtype)]
         return (
-            any(map(is_dask, given))
+            any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
             and not any(map(on_gpu, self.arrays))
             and all(device.kind == "gpu" for device in cluster.devices)
             and all(map(on_devices, dtypes))

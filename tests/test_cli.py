@@ -421,6 +421,15 @@ def test_plan_for_many_gpus_on_a_laptop(cli):
     assert "1024 of NVIDIA H200, nvlink" in result.stdout
 
 
+def test_plan_for_operands_in_host_memory(cli):
+    shapes = "plan", "16384x16384", "16384x8192", "--host"
+    on_gpus = cli(*shapes, "--gpus", 2).stdout
+    assert "host      1.61 GB of A and B to the GPUs, 537 MB of C from there" in on_gpus
+    assert "to the GPUs" in on_gpus.splitlines()[-1]
+    assert "host" not in cli(*shapes, "--workers", 2).stdout
+    assert "host" not in cli(*shapes[:-1], "--gpus", 2).stdout
+
+
 def test_plan_for_cpu_workers_and_files(cli, factors):
     result = cli("plan", *factors, "--workers", 3, "--memory-limit", "2GB", "--threads", 2)
     assert result.exit_code == 0, result.output

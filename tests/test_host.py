@@ -202,6 +202,11 @@ def test_plans_count_what_goes_up_and_comes_back():
     assert there.seconds < hosted.seconds < there.seconds + up + back
     assert "host      8.59 GB of A and B to the GPUs, 4.29 GB of C from there" in str(hosted)
     assert "host" not in str(there)
+    # The same on paper, also transposed.
+    told = replace(spec, hosted=True)
+    assert told.T.hosted
+    on_paper = multimm.plan(told, replace(told), cluster=cluster)
+    assert str(on_paper) == str(hosted)
 
 
 @pytest.mark.parametrize(("workers", "gram"), [(1, False), (1, True), (4, False)])

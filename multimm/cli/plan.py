@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.argument("b", metavar="B", required=False)
 @add(*PRODUCT, *WORKERS)
 @click.option("--chunks", type=int, metavar="N", help="Blocks that the operands come in, N x N.")
+@click.option("--host", is_flag=True, help="Operands lie in host memory, and C is to go there.")
 @click.option("--gram", is_flag=True, help="B is A transposed; with --trans-a, A^T A. Leave B out.")
 @click.option("--per-node", type=int, metavar="N", help="Workers of one node. Default: all.")
 @click.option("--node-link", type=float, metavar="GB/S", help="Rate of a worker to other nodes.")
@@ -30,6 +31,7 @@ def plan(
     b: str | None,
     chunks: int | None,
     dtype: str,
+    host: bool,
     gram: bool,
     per_node: int | None,
     node_link: float | None,
@@ -48,8 +50,8 @@ def plan(
         raise OptionError("give A and B, or A and --gram for A times its own transpose")
     names = ("gpus", "workers", "memory_limit", "threads")
     workers = Workers(**{name: options.pop(name) for name in names})
-    left = operand(a, chunks, dtype)
-    right = left if b is None else operand(b, chunks, dtype)
+    left = operand(a, chunks, dtype, host)
+    right = left if b is None else operand(b, chunks, dtype, host)
     if gram:
         options["trans_b"] = not options["trans_a"]
     paper = rates.applied(workers.on_paper(), rates.stored())
@@ -73,7 +75,7 @@ def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -
     return replace(cluster, per_node=per_node, between=between)
 
 
-def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
+def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSpec | Any:
     """A matrix on paper, or the one in a file."""
     from multimm.files import locate
     from multimm.io import open_array
@@ -92,4 +94,4 @@ def operand(text: str, chunks: int | None, dtype: str) -> MatrixSpec | Any:
         return open_array(text, chunks=chunks)
     shape = int(match[1]), int(match[2])
     blocks = tuple(regular(size, chunks or max(size, 1)) for size in shape)
-    return MatrixSpec(shape, dtype, named_dtype(dtype).itemsize, blocks)
+    return MatrixSpec(shape, dtype, named_dtype(dtype).itemsize, blocks, hosted=hosted)

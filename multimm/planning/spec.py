@@ -38,6 +38,9 @@ class MatrixSpec:
     owners : tuple of int, optional
         Where blocks lie on workers, or will: the worker of each block, in C order, by its place
         among the cluster's workers. Default: nobody knows.
+    hosted : bool
+        Blocks lie in host memory, also where GPUs multiply them. For products on paper: of arrays
+        their blocks say so.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +48,7 @@ class MatrixSpec:
     itemsize: int = 4
     chunks: tuple[tuple[int, ...], ...] = ()
     owners: tuple[int, ...] = ()
+    hosted: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -105,7 +109,7 @@ class MatrixSpec:
             for col in range(cols)
             for owner in self.owners[start + col : start + rows * cols : cols]
         )
-        return MatrixSpec(shape, self.dtype, self.itemsize, chunks, owners)
+        return replace(self, shape=shape, chunks=chunks, owners=owners)
 
 
 @dataclass(frozen=True, slots=True)
