@@ -103,6 +103,8 @@ def _block(key: Key) -> str:
     role = roles[-1]
     if roles[0] == "joined":
         return f"block {_index(at)} of {role.upper()}, joined"
+    if roles[0] == "uploaded":
+        return f"chunk {_index(at)} of {role.upper()} on its way to a GPU"
     if roles[0] == "cut":
         return f"part of block {_index(at[:-1])} of {role.upper()} on worker {at[-1]}"
     if role in ("a", "b"):

@@ -66,20 +66,25 @@ class Factors:
     def hosted(self, c: Array | MatrixSpec | None, cluster: ClusterSpec) -> bool:
         """Whether blocks lie in the host memory of workers that multiply them on GPUs."""
         given = [x for x in (self.a, self.b, c) if x is not None]
-        dtypes = [named_dtype(str(x.dtype)) for x in given] + [named_dtype(self.step.dtype)]
         return (
-            any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
+            all(device.kind == "gpu" for device in cluster.devices)
+            and any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
             and not any(map(on_gpu, self.arrays))
-            and all(device.kind == "gpu" for device in cluster.devices)
-            and all(map(on_devices, dtypes))
+            and all(on_devices(named_dtype(str(x.dtype))) for x in (*given, self.step))
         )
 
     def problem(
-        self, c: Array | MatrixSpec | None, pack: str, cluster: ClusterSpec, held: Held
+        self,
+        c: Array | MatrixSpec | None,
+        pack: str,
+        cluster: ClusterSpec,
+        held: Held,
+        *,
+        hosted: bool,
     ) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
-        hosted, given = self.hosted(c, cluster), {"a": self.a, "b": self.b, "c": c}
+        given = {"a": self.a, "b": self.b, "c": c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
             a.T if self.step.trans_a else a,
@@ -144,8 +149,9 @@ def planned(
     found, held = _workers(cluster, factors.arrays + added)
     on = found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
-    pack = _pack_scheme(factors, on, gpu or not factors.arrays or factors.hosted(c, on))
-    problem = factors.problem(c, pack, on, held)
+    hosted = factors.hosted(c, on)
+    pack = _pack_scheme(factors, on, gpu or hosted or not factors.arrays)
+    problem = factors.problem(c, pack, on, held, hosted=hosted)
     plan = partial(plan_matmul, cluster=on, precision=factors.step.precision, options=options)
     made = plan(problem)
     stays = {*"ab"} <= {*problem.uploaded}

@@ -28,15 +28,19 @@ from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 client = counting_client(4)
 
 
+def plan_for(monkeypatch, device, **more):
+    """Have plans made for workers that have such a device each."""
+
+    def with_devices(client, workers):
+        spec = described(client, workers)
+        return replace(spec, devices=(device,) * spec.workers, **more)
+
+    monkeypatch.setattr(products, "described", with_devices)
+
+
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch):
-    """Plans are made for workers with GPUs."""
-
-    def with_gpus(client, workers):
-        spec = described(client, workers)
-        return replace(spec, devices=(H200,) * spec.workers)
-
-    monkeypatch.setattr(products, "described", with_gpus)
+    plan_for(monkeypatch, H200)
 
 
 def tasks_of(array, role):
@@ -170,6 +174,7 @@ def test_wrong_blocks_are_named(client, made, message):
     with pytest.raises(multimm.errors.MultimmError, match=message) as caught:
         multimm.matmul(wrong, x, blocks=20).compute()
     assert wrong.name in "".join([*map(str, caught.value.args), *caught.value.__notes__])
+    assert "of A on its way to a GPU, from" in "".join(caught.value.__notes__)
 
 
 def test_lazy_blocks_are_made_where_they_are_needed(client):
@@ -213,13 +218,9 @@ def test_plans_count_what_goes_up_and_comes_back():
 def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, gram):
     """Their blocks go up slab by slab, in every wave, and no more of them than there is room."""
     # Sums of blocks, slabs in flight: a third of what both operands and the result take.
-    small = replace(H200, memory_bytes=10**7 if workers == 1 else 35 * 10**5, gflops=1e6)
-
-    def with_small_gpus(client, workers):
-        spec = described(client, workers)
-        return replace(spec, devices=(small,) * spec.workers, task_overhead_s=1e-6, call_s=1e-4)
-
-    monkeypatch.setattr(products, "described", with_small_gpus)
+    memory = 10**7 if workers == 1 else 35 * 10**5
+    small = replace(H200, memory_bytes=memory, gflops=1e6)
+    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
     with counting(workers) as client:
         x = integers((1500, 1300), 13)
         a = scattered(client, x, (400, 350), [n % workers for n in range(16)])
@@ -249,24 +250,23 @@ def test_one_worker_takes_blocks_from_host_memory_as_it_needs_them(client):
 def test_others_run_beside_a_task_that_waits_for_the_link():
     """Also twice within one task, as Dask fuses those that bring two results back."""
     with in_threads(1) as cluster, Client(cluster) as client:
-        held = threading.Event()
-        host_tasks[held_name := f"held-{id(held)}"] = held
-        waits = client.submit(_beside, held_name, pure=False)
+        LET_GO.clear()
+        waits = client.submit(_beside, pure=False)
         assert client.submit(sum, [1, 2], pure=False).result(timeout=20) == 3
         assert not waits.done()
-        held.set()
+        LET_GO.set()
         assert waits.result(timeout=20) == 2
     with _beside_other_tasks():  # nothing to give way to here
         pass
 
 
-host_tasks: dict[str, threading.Event] = {}
+LET_GO = threading.Event()
 
 
-def _beside(name):
+def _beside():
     for _ in range(2):
         with _beside_other_tasks():
-            host_tasks[name].wait(20)
+            LET_GO.wait(20)
     return 2
 
 

@@ -3,7 +3,7 @@
 The event loop of a worker that is connected through UCXX never sleeps, and Python has it give the
 interpreter to another thread after 5 ms only. Beside a thread that polls like it, lanes that ask
 for the interpreter for each piece carried 4 to 14 GB/s of 50; 29, where threads give way after 10
-us. So their loops are compiled, by Numba, in some 0.3 s, once in a process: 44.
+us. So their loops are compiled, by Numba, in a second or two, once in a process: 44.
 """
 
 from __future__ import annotations

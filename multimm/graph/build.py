@@ -51,19 +51,14 @@ def build(
         c = None if c is None else below_download(c)
     declared = None if c is None else c.dtype
     step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
-    given = [a] if layout.mirrors else [a, b]  # or A's blocks serve both sides
-    names = [array.name for array in given]
+    names = [a.name] if layout.mirrors else [a.name, b.name]  # or A's blocks serve both sides
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
     keys = Keys(token, layout, c is not None)
-    # One array on both sides goes up once.
-    roles = "aa" if names[1:] == names[:1] else "ab"
-    operands = [
-        Operand(role, array, layout, transposed, keys.uploaded(name))
-        for role, array, transposed, name in zip(
-            "ab", given, (step.trans_a, step.trans_b), roles, strict=False
-        )
-    ]
+    operands = [Operand("a", a, layout, step.trans_a, keys.uploaded("a"))]
+    if not layout.mirrors:
+        goes_up = keys.uploaded("a" if a.name == b.name else "b")  # one array on both sides once
+        operands.append(Operand("b", b, layout, step.trans_b, goes_up))
     parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
     if c is not None:

@@ -23,12 +23,10 @@ from multimm.graph.block_task import Block
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, is_gpu, stream_for
+from multimm.planning.memory import AT_ONCE
 
 #: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
 _waiting = threading.BoundedSemaphore(32)
-#: Tasks that use it at a time, each way: while one begins or ends, the other one's bytes travel.
-#: Who waits has no memory on the GPU yet.
-AT_ONCE = 2
 _going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
 
 

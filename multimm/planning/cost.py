@@ -71,13 +71,7 @@ SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
 
 #: What one thread of a worker does.
-IN_TURN = (
-    "block products",
-    "packing",
-    "cutting",
-    "sums between slabs",
-    "between tasks",
-)
+IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
 #: What runs beside that.
 BESIDE = ("transfers", "scheduling", "to the GPUs", "from the GPUs")
 #: What comes before the first block product, after the last, or stops all.

@@ -13,8 +13,9 @@ Terms = dict[str, float]
 #: Bytes that must stay, and that may be spilled.
 Held = tuple[Terms, Terms]
 
-#: Blocks that are joined of pieces from host memory at a time (`multimm.graph.host.AT_ONCE`).
-JOINED_AT_ONCE = 2
+#: Blocks that a worker brings from host memory, or into it, at a time: while one task begins or
+#: ends, the other one's bytes travel. Who waits has no memory on the GPU yet.
+AT_ONCE = 2
 #: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
 SLICED = 2**26
 
@@ -120,7 +121,7 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
         terms["operands being joined"] = cluster.threads * joined
     if p.from_host:
         most = max(edges[role] * layout.spec(role).itemsize for role in layout.roles)
-        terms["operands being joined"] = JOINED_AT_ONCE * slab * most
+        terms["operands being joined"] = AT_ONCE * slab * most
     if p.c is not None:
         terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
     return terms
