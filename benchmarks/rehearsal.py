@@ -82,6 +82,7 @@ def wait_instead(rate: float, copy: float) -> None:
     """
     import numpy as np
 
+    from multimm.gpu.arrays import is_cupy
     from multimm.graph import gram_tasks, tasks
     from multimm.planning.triangle import computed
 
@@ -93,7 +94,7 @@ def wait_instead(rate: float, copy: float) -> None:
 
     def gemm(a: Any, b: Any, *addends: Any, step: Any, lower: bool = False, **_: Any) -> Any:
         (m, k), (n, _k) = rows_and_k(a, step.trans_a), rows_and_k(b, not step.trans_b)
-        on_gpu = tasks.is_packed(a) or tasks.is_gpu(a)
+        on_gpu = tasks.is_packed(a) or is_cupy(a)
         packs = on_gpu and step.precision != "ieee"
         loose = sum(x.nbytes for x in (a, b) if packs and not tasks.is_packed(x))
         elements = computed(m, step.accumulate) if lower else m * n

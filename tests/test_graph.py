@@ -239,7 +239,7 @@ def test_tasks_do_not_ask_a_worker_what_was_tuned_there(monkeypatch):
     from multimm.graph import tasks
 
     asked = []
-    monkeypatch.setattr(tasks, "is_gpu", lambda block: True)
+    monkeypatch.setattr(tasks, "is_cupy", lambda block: True)
     monkeypatch.setattr(tasks, "stream_for", lambda block: nullcontext())
     monkeypatch.setattr(tasks, "finished", lambda block: block)
     monkeypatch.setattr(precision, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))

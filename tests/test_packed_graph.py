@@ -67,7 +67,7 @@ def test_each_block_is_packed_once_and_at_home():
 @pytest.mark.parametrize("role", ["a", "b"])
 def test_transposed_blocks_are_packed_as_they_are_stored(role, monkeypatch):
     seen = []
-    monkeypatch.setattr(tasks, "is_gpu", lambda block: seen.append(block.shape))
+    monkeypatch.setattr(tasks, "is_cupy", lambda block: seen.append(block.shape))
     step = replace(FLOAT, trans_a=role == "a", trans_b=role == "b")
     a, b = (da.ones(shape, chunks=1024, dtype="f4") for shape in ((2048, 1024), (1024, 2048)))
     stored = [a.T if role == "a" else a, b.T if role == "b" else b]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.layout import Shape, Stack, may_overlap, repeats, stack_of
 
 Array = Any
@@ -31,7 +32,7 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
     """
     dtype = np.dtype(dtype)
     for name, x in given.items():
-        if type(x).__module__.partition(".")[0] != "cupy" or not hasattr(x, "strides"):
+        if not is_cupy(x):
             raise ArrayTypeError(
                 f"{name} is a {type(x).__module__}.{type(x).__qualname__}: the kernels take CuPy "
                 "arrays; move it with cupy.asarray"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
 
@@ -235,8 +236,8 @@ def _require(holds: bool, sentence: str) -> None:
 
 
 def _check_part(name: str, x: Array, dtype: type, shape: tuple[int, ...]) -> None:
-    there = type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "strides")
-    _require(there, f"{name} is a {type(x).__module__}.{type(x).__qualname__}, not a CuPy array")
+    kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    _require(is_cupy(x), f"{name} is a {kind}, not a CuPy array")
     _require(x.dtype == dtype, f"{name} has dtype {x.dtype}, but must be {np.dtype(dtype)}")
     if x.shape != shape:
         raise ShapeError(f"packed block: {name} has shape {x.shape}, but must have {shape}")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, ShapeError
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.layout import check_addend, product_shape
 
@@ -178,9 +179,8 @@ def module_of(**operands: Array) -> ModuleType:
 def _kind(name: str, x: Array) -> str:
     if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return "numpy"
-    module = type(x).__module__.partition(".")[0]
-    if module == "cupy" and hasattr(x, "strides"):
-        return module
+    if is_cupy(x):
+        return "cupy"
     raise ArrayTypeError(
         f"{name} is a {type(x).__module__}.{type(x).__qualname__}: NumPy and CuPy arrays are "
         "allowed, masked and sparse ones are not; convert it first"

@@ -42,8 +42,19 @@ class Place(NamedTuple):
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
 
 
-class BlockTask(Task):
-    """A task with a place, whose key survives Dask's fusion.
+class OwnTask(Task):
+    """A task that Dask does not fuse with others, so that its key survives."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Dask asks this before it merges tasks."""
+        return True
+
+
+class BlockTask(OwnTask):
+    """A task with a place.
 
     It knows what shapes the blocks should have that it is given as they are in their arrays. No
     kernel does: of two that are wrong alike, the result looks right.
@@ -67,11 +78,6 @@ class BlockTask(Task):
     ) -> None:
         self.place, self.sizes = place, sizes
         super().__init__(key, func, *args, **kwargs)
-
-    @property
-    def block_fusion(self) -> bool:
-        """Dask asks this before it merges tasks."""
-        return True
 
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""

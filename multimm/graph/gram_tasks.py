@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.reference import aligned, module_of
 from multimm.graph.block_task import Block
 from multimm.graph.tasks import (
@@ -12,7 +13,6 @@ from multimm.graph.tasks import (
     declared,
     finished,
     gemm,
-    is_gpu,
     is_packed,
     link,
     own_kernel,
@@ -44,7 +44,7 @@ def multiply_diagonal(
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
     """`multiply_diagonal` in the order of the current stream."""
     a = declared(a, step.dtype_a)
-    if is_packed(a) or (is_gpu(a) and own_kernel(a, a, None, step)):
+    if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:
         sums = _in_pieces(a, partial, step)

@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from operator import itemgetter
+from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.blockwise import Blockwise
+from dask._task_spec import TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.tokenize import tokenize
 
-from multimm.graph.block_task import Block
+from multimm.gpu.arrays import is_cupy
+from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.streams import own_stream
-from multimm.graph.tasks import finished, is_gpu, stream_for
+from multimm.graph.tasks import finished, stream_for
 from multimm.planning.memory import AT_ONCE
 
 #: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
@@ -44,17 +48,15 @@ def upload(block: Block, *, dtype: DType = None) -> Block:
 
 def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block:
     """What is made of blocks of the dtypes that their arrays declare, once they are there."""
-    if (at := _device()) is None or not any(type(block) is np.ndarray for block in blocks):
+    if (at := _device()) is None or not any(map(_in_host_memory, blocks)):
         return made(blocks)
-    from multimm.gpu.host import to_device
-
     with _beside_other_tasks(), _going_up, own_stream(at):
-        return finished(made([to_device(x) if type(x) is np.ndarray else x for x in blocks]))
+        return finished(made(list(map(_there, blocks))))
 
 
 def download(block: Block) -> Block:
     """A block in host memory."""
-    if not is_gpu(block):
+    if not is_cupy(block):
         return block
     from multimm.gpu.host import to_host
 
@@ -62,22 +64,64 @@ def download(block: Block) -> Block:
         return to_host(block)
 
 
+def on_device(func: Callable[..., Block], *blocks: Block) -> Block:
+    """What a function makes of blocks in host memory, computed on this worker's GPU, back there.
+
+    Without a GPU it is computed where the blocks are.
+    """
+    if (at := _device()) is None:
+        return func(*blocks)
+    from multimm.gpu.host import to_host
+
+    with own_stream(at):
+        return to_host(func(*map(_there, blocks)))
+
+
+class DownloadLayer(MaterializedLayer):
+    """The tasks that bring blocks back, with the name of the array that has them on GPUs.
+
+    What follows one is a task of its own: fused with it, a function of the user's would run beside
+    others of its worker, however few at once it was given threads for, and what it holds could not
+    be spilled.
+    """
+
+    def __init__(self, tasks: dict[Key, OwnTask], below: str) -> None:
+        super().__init__(tasks)
+        self.below = below
+
+
 def downloaded(array: da.Array) -> da.Array:
     """The lazy array of the same blocks in host memory."""
-    axes = tuple(range(array.ndim))
-    result: da.Array = da.blockwise(
-        download, axes, array, axes, dtype=array.dtype, meta=array._meta
-    )
-    return result
+    name = f"download-{tokenize(array.name)}"
+    tasks: dict[Key, OwnTask] = {
+        (name, *at): OwnTask((name, *at), download, TaskRef((array.name, *at)))
+        for at in np.ndindex(*array.numblocks)
+    }
+    parents: list[Any] = [array]
+    layer = DownloadLayer(tasks, array.name)
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    return da.Array(graph, name, array.chunks, meta=array._meta)
 
 
 def below_download(array: da.Array) -> da.Array:
     """What `downloaded` was made of; any other array itself."""
     layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not download:
+    if not isinstance(layer, DownloadLayer):
         return array
-    name = str(layer.indices[0][0])
-    return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
+    below = layer.below
+    return da.Array(array.dask.cull_layers([below]), below, array.chunks, meta=array._meta)
+
+
+def _in_host_memory(block: Block) -> bool:
+    """Of NumPy, a file that is mapped into memory included."""
+    return isinstance(block, np.ndarray) and not is_cupy(block)
+
+
+def _there(block: Block) -> Block:
+    """A block on the current device."""
+    from multimm.gpu.host import to_device
+
+    return to_device(np.asarray(block)) if _in_host_memory(block) else block
 
 
 @contextmanager
@@ -86,7 +130,7 @@ def _beside_other_tasks() -> Iterator[None]:
     from distributed import secede
 
     if beside := _waiting.acquire(blocking=False):
-        # No worker of distributed's; or one that does so already, for Dask fuses what follows.
+        # No worker of distributed's, or one that does so already.
         with suppress(ValueError, KeyError):
             secede()
     try:

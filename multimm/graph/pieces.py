@@ -14,12 +14,13 @@ from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.declared import DType, as_declared
-from multimm.graph.tasks import is_gpu, stream_for
+from multimm.graph.tasks import stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 
@@ -83,7 +84,7 @@ class Pieces:
 
 def copied(moves: Sequence[Move]) -> Block:
     """What all of them go to, in the order of the current stream."""
-    if is_gpu(moves[0].target):
+    if is_cupy(moves[0].target):
         copy_all(moves)
     else:
         for move in moves:

@@ -13,6 +13,7 @@ from typing import Any
 
 from multimm.failures import named
 from multimm.gpu import reference
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.packed import PackedBlock
 from multimm.graph.block_task import Block
 from multimm.graph.declared import DType, as_declared
@@ -51,11 +52,6 @@ class Step:
     def inner(self) -> Step:
         """Of products that only add up, before the last one: P <- op(A) op(B) + P."""
         return replace(self, alpha=1, beta=0, dtype=self.accumulate, dtype_c=None)
-
-
-def is_gpu(block: Block) -> bool:
-    """Whether a block lives on a GPU, told without importing CuPy."""
-    return type(block).__module__.partition(".")[0] == "cupy"
 
 
 def is_packed(block: Block) -> bool:
@@ -110,7 +106,7 @@ def gemm(
     array of shape (..., m, n), dtype ``step.dtype``
         On the device of `a`, in the order of the current stream.
     """
-    if is_packed(a) or is_packed(b) or (is_gpu(a) and own_kernel(a, b, c, step)):
+    if is_packed(a) or is_packed(b) or (is_cupy(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import precision
 
         scheme = scheme_of(step.precision, a.dtype, b.dtype)
@@ -155,7 +151,7 @@ def pack(block: Block, *, role: str, step: Step) -> Block:
         Says whether the block is stored transposed, and the precision.
     """
     dtype = step.dtype_a if role == "a" else step.dtype_b
-    if not is_gpu(block):
+    if not is_cupy(block):
         return as_declared(block, dtype)
     from multimm.gpu import precision
 
@@ -189,7 +185,7 @@ def add(*parts: Block, c: Block = None, step: Step) -> Block:
 
 def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
     """`add` in the order of the current stream."""
-    if is_gpu(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
+    if is_cupy(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
         from multimm.gpu.add import add_partials
 
         beta = 0.0 if c is None else step.beta
@@ -207,7 +203,7 @@ def transpose(block: Block) -> Block:
 
 def swap_axes(block: Block) -> Block:
     """The last two axes swapped, C-contiguous, on the block's device."""
-    if is_gpu(block):
+    if is_cupy(block):
         from multimm.gpu.transpose import transpose as on_gpu
 
         return on_gpu(block)
@@ -266,7 +262,7 @@ def stream_for(block: Block) -> AbstractContextManager[None]:
     """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
     if is_packed(block):
         return own_stream(block.device_id)
-    return own_stream(block.device.id) if is_gpu(block) else nullcontext()
+    return own_stream(block.device.id) if is_cupy(block) else nullcontext()
 
 
 def finished(block: Block) -> Block:
@@ -275,7 +271,7 @@ def finished(block: Block) -> Block:
     A task that has returned counts as done: what it made may be sent to another worker, and
     what it read may be freed, before the kernel has run.
     """
-    if is_gpu(block):
+    if is_cupy(block):
         import cupy
 
         with block.device:

@@ -1,0 +1,25 @@
+"""Whose array something is, told without importing CuPy."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def is_cupy(x: Any) -> bool:
+    """Whether it is a CuPy array."""
+    return _is_cupy(type(x))  # type: ignore[arg-type]  # types are hashable
+
+
+@functools.cache
+def _is_cupy(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides")
+
+
+def to_numpy(x: Any) -> Any:
+    """A CuPy array in host memory; anything else as it is."""
+    if not is_cupy(x):
+        return x
+    from multimm.gpu.host import to_host
+
+    return to_host(x)
