@@ -67,7 +67,7 @@ class Factors:
         """Whether blocks lie in the host memory of workers that multiply them on GPUs."""
         given = [x for x in (self.a, self.b, c) if x is not None]
         return (
-            all(device.kind == "gpu" for device in cluster.devices)
+            cluster.on_gpus
             and any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
             and not any(map(on_gpu, self.arrays))
             and all(on_devices(named_dtype(str(x.dtype))) for x in (*given, self.step))

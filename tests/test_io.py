@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import zarr
 from foreign_files import get, names, put
+from stand_in import GPUArray, gpu
 
-from multimm import io
+from multimm import files, io
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import graph, stored
+from multimm.gpu import host as link
 from multimm.graph.operand import reader_of
 
 FORMATS = ["npy", "zarr", "h5", "hdf5"]
@@ -480,22 +482,21 @@ def test_unknown_sizes_are_refused(tmp_path):
     assert names(tmp_path) == []
 
 
-class FakeDeviceBlock:
-    """What a CuPy block looks like to the writing task."""
-
-    __cuda_array_interface__ = {}  # noqa: RUF012 - an attribute is all that is looked for
-
-    def __init__(self, values):
-        self.values = values
-
-    def get(self):
-        return self.values
-
-
-def test_device_blocks_are_moved_to_the_host(tmp_path):
+def test_device_blocks_are_moved_to_the_host(tmp_path, monkeypatch):
     matrix = numbers(4, 3)
+    monkeypatch.setattr(link, "to_host", lambda block: block.view(np.ndarray))
     with io.Output(tmp_path / "c.npy") as output:
         output.store(np.zeros_like(matrix))
         index = (slice(0, 4), slice(0, 3))
-        assert graph.write_block(output._matrix, index, FakeDeviceBlock(matrix)).all()
+        assert graph.write_block(output._matrix, index, gpu(matrix)).all()
         np.testing.assert_array_equal(np.load(Path(output._matrix.path)), matrix)
+
+
+def test_blocks_that_are_read_to_a_gpu(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", numbers(4, 3))
+    monkeypatch.setattr(graph, "to_device", lambda block: block.view(GPUArray))
+    matrix = files.inspect(files.locate(tmp_path / "a.npy", None))
+    index = (slice(1, 4), slice(0, 2))
+    block = graph.read_block(matrix, index, gpu=True)
+    assert type(block) is GPUArray
+    np.testing.assert_array_equal(block, numbers(4, 3)[index])

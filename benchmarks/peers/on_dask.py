@@ -15,9 +15,9 @@ from benchmarks.peers import base, trace
 from benchmarks.peers.base import Array, Machine, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
-from multimm.checks.tasks import host
 from multimm.cluster.describe import listed
 from multimm.cluster.probes import normal
+from multimm.gpu.arrays import to_numpy
 from multimm.planning.grid import regular
 
 Blocks = tuple[int, ...]
@@ -217,7 +217,7 @@ def taken_out(
     block: Array, by_row: list[Any], by_column: list[Any], block_id: tuple[int, int]
 ) -> Array:
     """Runs on a worker: elements of a block as NumPy, gathered on its device."""
-    return host(block[by_row[block_id[0]]][:, by_column[block_id[1]]])
+    return to_numpy(block[by_row[block_id[0]]][:, by_column[block_id[1]]])
 
 
 def synchronize() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from multimm.checks.rule import SHARP, U64, Rule
-from multimm.checks.tasks import SIZES, STATS, host
+from multimm.checks.tasks import SIZES, STATS
 from multimm.failures import named
+from multimm.gpu.arrays import to_numpy
 
 #: What one block of rows tells: how many rows are wrong and the worst ratio of those; how many
 #: are suspect, how many of these the sketch cannot settle (open), and how many others stand
@@ -34,8 +35,8 @@ WIDTH = len(FIELDS) + 2 * ROWS
 @named
 def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
     """The verdict on a block of rows; `others` are the product's and C0's, where they count."""
-    rest = [host(other) for other in others]
-    c = host(sketch)
+    rest = [to_numpy(other) for other in others]
+    c = to_numpy(sketch)
     product = rest.pop(0) if rule.alpha else None
     c0 = rest.pop(0) if rule.beta else None
     verdict = (_judge_integers if rule.kind == "int" else _judge_rows)(c, product, c0, rule)
@@ -133,8 +134,8 @@ def _pack(found: dict[str, Any], score: Any) -> Any:
 @named
 def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
     """[worst ratio, its row and column in the block, difference, bound] of recomputed rows."""
-    rest = [host(other) for other in others]
-    c = host(c)
+    rest = [to_numpy(other) for other in others]
+    c = to_numpy(c)
     count = c.shape[-1]
     exact, sizes = np.zeros((2, *c.shape), rule.dtype)
     if rule.alpha:

@@ -11,9 +11,17 @@ import numpy as np
 from dask.array.core import normalize_chunks
 
 from multimm.checks.rule import Rule, make_rule, rank, row_rule
+from multimm.cluster.describe import describe
 from multimm.errors import ClusterError, MultimmError, OptionError, ShapeError, integer
-from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
-from multimm.operands import as_array, check_same_device, current_client, is_dask, plain_scalar
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
+from multimm.operands import (
+    as_array,
+    check_same_device,
+    current_client,
+    is_dask,
+    on_gpu,
+    plain_scalar,
+)
 
 DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
@@ -30,6 +38,7 @@ class Job:
     c0: Any
     rule: Rule
     rows: Rule  #: of rows that are wrong by `rule`; another one where A B may have wrapped around
+    hosted: bool = False  #: in the host memory of workers with GPUs, which look at them
 
 
 def prepare(
@@ -44,6 +53,7 @@ def prepare(
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
     alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
+    lazy = any(map(is_dask, (a, b, c, c0)))
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
     vectors = a.ndim == 1, b.ndim == 1
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
@@ -61,7 +71,8 @@ def prepare(
     scale = alpha if k else 0, beta
     rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision)
     rows = row_rule(rule, kept, c.dtype, scale)
-    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows)
+    hosted = lazy and _hosted(c, *given)
+    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows, hosted)
 
 
 def _kept(
@@ -73,6 +84,17 @@ def _kept(
     except MultimmError:
         return None  # what is wrong is said later, with what C allows
     return accumulate_dtype(a, b) if whole.name == c.name else None
+
+
+def _hosted(c: Any, *dtypes: DType) -> bool:
+    """Whether NumPy blocks go to workers that have GPUs: one thread of a CPU takes 2 s for one of
+    8192 x 8192 where a GPU, reached through the link to the host, takes some 40 ms.
+    """
+    if on_gpu(c) or not all(map(on_devices, (c.dtype, *dtypes))):
+        return False
+    client = current_client()
+    spec = None if client is None or client.asynchronous else describe(client)
+    return spec is not None and spec.on_gpus
 
 
 def draws(rounds: Any, seed: Any) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from multimm.checks.judge import FIELDS, ROWS, WIDTH, judge, judge_elements
 from multimm.checks.operands import Job
 from multimm.checks.rule import Rule
 from multimm.checks.tasks import STATS, add, add_stats, exact_rows, keep, product_rows, sketch_rows
+from multimm.gpu.arrays import to_numpy
 
 Row = tuple[int, ...]  #: (batch ..., row) in C
 
@@ -30,12 +31,12 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
     vectors = da.from_array(_vectors(job, seed, hidden), chunks=-1)
     exact = rule.kind == "int"
     width, total = (rule.rounds, add) if exact else (rule.rounds + len(STATS), add_stats)
-    parts = [_contract(sketch_rows, job.c, vectors, width, total, rule)]
+    parts = [_contract(sketch_rows, job, job.c, vectors, width, total)]
     if rule.alpha:
-        sketch = _contract(sketch_rows, job.b, vectors, width, total, rule)
-        parts.append(_contract(product_rows, job.a, sketch, width, add, rule))
+        sketch = _contract(sketch_rows, job, job.b, vectors, width, total)
+        parts.append(_contract(product_rows, job, job.a, sketch, width, add))
     if rule.beta:
-        parts.append(_contract(sketch_rows, job.c0, vectors, width, total, rule))
+        parts.append(_contract(sketch_rows, job, job.c0, vectors, width, total))
     verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
     columns = verdicts.reshape(-1, WIDTH).T
     counted = ("wrong", "suspects", "open", "apart")
@@ -48,8 +49,7 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
 
 def hidden_columns(job: Job) -> Any:
     """Where a column of B holds a non-finite value: bool, shape (batch ..., n)."""
-    hidden = compute((~da.isfinite(job.b)).any(axis=-2))[0]
-    return hidden.get() if hasattr(hidden, "__cuda_array_interface__") else hidden
+    return to_numpy(compute((~da.isfinite(job.b)).any(axis=-2))[0])
 
 
 def recompute(job: Job, places: Sequence[Row]) -> tuple[float, str]:
@@ -77,7 +77,7 @@ def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
     if rule.alpha:
         few, columns = _pick(job.a, batch)[rows].T, _pick(job.b, batch).T
         few = few.rechunk({1: -1})
-        parts.append(_contract(exact_rows, columns, few, 2 * len(rows), add, rule))
+        parts.append(_contract(exact_rows, job, columns, few, 2 * len(rows), add))
     if rule.beta:
         parts.append(_pick(job.c0, batch)[rows].T)
     return _side_by_side(judge_elements, parts, 5, rule)
@@ -104,10 +104,10 @@ def _vectors(job: Job, seed: int, hidden: Any) -> Any:
 
 
 def _contract(
-    task: Callable[..., Any], matrix: Any, vectors: Any, width: int, total: Any, rule: Rule
+    task: Callable[..., Any], job: Job, matrix: Any, vectors: Any, width: int, total: Any
 ) -> Any:
     """`task(block, vectors)` for every block of a stack of matrices, added over its columns."""
-    ndim = max(matrix.ndim, vectors.ndim)
+    ndim, dtype = max(matrix.ndim, vectors.ndim), job.rule.dtype
     index = tuple(range(ndim + 1))
     columns, out = index[-2:]
     vectors = vectors.rechunk({vectors.ndim - 2: matrix.chunks[-1]})
@@ -119,12 +119,13 @@ def _contract(
         vectors,
         (*index[ndim - vectors.ndim : -3], columns, out),
         adjust_chunks={columns: 1, out: width},
-        dtype=rule.dtype,
-        meta=np.empty((0,) * (ndim + 1), rule.dtype),
-        rule=rule,
+        dtype=dtype,
+        meta=np.empty((0,) * (ndim + 1), dtype),
+        rule=job.rule,
+        hosted=job.hosted,
     )
-    meta = np.empty((0,) * ndim, rule.dtype)
-    return da.reduction(partial, keep, total, axis=columns, dtype=rule.dtype, meta=meta)
+    meta = np.empty((0,) * ndim, dtype)
+    return da.reduction(partial, keep, total, axis=columns, dtype=dtype, meta=meta)
 
 
 def _side_by_side(task: Callable[..., Any], parts: Sequence[Any], width: int, rule: Rule) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from multimm.checks.rule import Rule
 from multimm.failures import named
+from multimm.graph.host import on_device
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
 #: and finite but hidden (their vector entry is zero: no finite value is right there)
@@ -26,20 +27,26 @@ SIZES = ("norm", "total", "peak", "bad_a", "bad_b")
 #: fill a GPU do not leave. Arbitrary: half a GB of float64 in all, and work for a whole GPU.
 STRIP = 2**24
 
-_Task = Callable[[Any, Any, Rule], Any]
+_Task = Callable[..., Any]
 
 
 def _in_strips(task: _Task) -> _Task:
-    """Have a task look at some rows of its block at a time: each has a row of the result."""
+    """Have a task look at some rows of its block at a time: each has a row of the result.
+
+    With ``hosted=True`` each strip is brought to the worker's GPU, and its rows come back.
+    """
 
     @functools.wraps(task)
-    def run(block: Any, other: Any, rule: Rule) -> Any:
+    def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
+        look = functools.partial(task, rule=rule)
+        if hosted and block.size:
+            look = functools.partial(on_device, look)
         rows = block.shape[-2]
         step = max(1, STRIP * rows // max(1, block.size))
         strips = [block[..., at : at + step, :] for at in range(0, rows, step)]
         if len(strips) < 2:
-            return task(block, other, rule)
-        return np.concatenate([task(strip, other, rule) for strip in strips], axis=-3)
+            return look(block, other)
+        return np.concatenate([look(strip, other) for strip in strips], axis=-3)
 
     return run
 
@@ -117,8 +124,3 @@ def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
     peak = STATS.index("peak") - len(STATS)
     total[..., peak] = block[..., peak].real.max(axis=axis, keepdims=keepdims)
     return total
-
-
-def host(array: Any) -> Any:
-    """A CuPy array as a NumPy array: what is judged is one short row per row of C."""
-    return array.get() if hasattr(array, "__cuda_array_interface__") else array

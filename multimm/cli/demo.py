@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.matmul import InputFiles, described, multiply, on_gpu
+from multimm.cli.matmul import InputFiles, described, multiply
 from multimm.cli.options import DEBUG, KIND, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.errors import OptionError
@@ -112,7 +112,7 @@ def random_product(client: Client, size: int) -> None:
     """C = A B of normal random blocks: planned, timed, checked."""
     import multimm
 
-    gpu = on_gpu(described(client))
+    gpu = described(client).on_gpus
     a, b = (random_matrix(size, seed, gpu=gpu) for seed in (1, 2))
     a, _ = compute(client, a, "making A")
     b, _ = compute(client, b, "making B")

@@ -92,20 +92,20 @@ class InputFiles:
     def __init__(self, a: str, b: str, dataset_a: str | None, dataset_b: str | None) -> None:
         self.paths = ((a, dataset_a), (b, dataset_b))
 
-    def open(self, *, gpu: bool, memory: int | None = None) -> list[da.Array]:
+    def open(self, memory: int | None = None) -> list[da.Array]:
         """Both as lazy arrays, in blocks that a worker with that much memory can check."""
         import dask
 
         from multimm.io import open_array
 
         with dask.config.set({"array.chunk-size": block_bytes(memory)}):
-            return [open_array(path, dataset=dataset, gpu=gpu) for path, dataset in self.paths]
+            return [open_array(path, dataset=dataset) for path, dataset in self.paths]
 
     def check(self, product: dict[str, Any]) -> None:
         """Raise what is wrong with the files before any worker is started."""
         import multimm
 
-        arrays = self.open(gpu=False)
+        arrays = self.open()
         for (path, _), array in zip(self.paths, arrays, strict=True):
             if array.ndim != 2:
                 raise ShapeError(f"{path}: shape {array.shape}; a matrix of 2 dimensions is needed")
@@ -130,9 +130,7 @@ class InputFiles:
         """The plan for the client's workers."""
         import multimm
 
-        spec = described(client)
-        arrays = self.open(gpu=on_gpu(spec), memory=spec.budget_bytes)
-        return multimm.plan(*arrays, **product)
+        return multimm.plan(*self.open(described(client).budget_bytes), **product)
 
 
 def block_bytes(memory: int | None) -> int:
@@ -154,11 +152,6 @@ def described(client: Client) -> ClusterSpec:
     return spec
 
 
-def on_gpu(spec: ClusterSpec) -> bool:
-    """Whether all workers compute on GPUs."""
-    return all(device.kind == "gpu" for device in spec.devices)
-
-
 def multiply(
     client: Client,
     files: InputFiles,
@@ -172,9 +165,8 @@ def multiply(
 
     import multimm
 
-    spec = described(client)
-    gpu = on_gpu(spec)
-    a, b = files.open(gpu=gpu, memory=spec.budget_bytes)
+    memory = described(client).budget_bytes
+    a, b = files.open(memory)
     plan = multimm.plan(a, b, **product)
     if target.regular:
         product, plan = with_regular_blocks(a, b, product, plan)
@@ -186,8 +178,8 @@ def multiply(
     click.echo(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
         said = {name: product[name] for name in ("alpha", "precision", "trans_a", "trans_b")}
-        with failed_run(), dask.config.set({"array.chunk-size": block_bytes(spec.budget_bytes)}):
-            result = multimm.verify(a, b, target.open(gpu=gpu), **said)
+        with failed_run(), dask.config.set({"array.chunk-size": block_bytes(memory)}):
+            result = multimm.verify(a, b, target.open(), **said)
         if not result:
             raise RunError(f"{result}; nothing was written to {target.path}")
         click.echo(f"checked   {result}")

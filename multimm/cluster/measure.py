@@ -168,7 +168,7 @@ def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
 def _links(client: Client, spec: ClusterSpec, hosts: Mapping[str, str]) -> tuple[LinkRates, ...]:
     if spec.link == SHARED_MEMORY:
         return ()  # nothing travels
-    gpu = all(device.kind == "gpu" for device in spec.devices)
+    gpu = spec.on_gpus
     effort = EFFORT["gpu" if gpu else "cpu"]
     rates = []
     for between in (False, True):

@@ -22,6 +22,8 @@ from multimm.errors import ShapeError
 from multimm.failures import named
 from multimm.files import FORMATS, zarr
 from multimm.files.stored import StoredMatrix, Where, reason
+from multimm.gpu.arrays import to_numpy
+from multimm.gpu.host import to_device
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
@@ -33,11 +35,7 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
     block = FORMATS[matrix.place.suffix].read(matrix, index)
     block = np.asarray(block, dtype=block.dtype.newbyteorder("="))
-    if gpu:
-        import cupy
-
-        return cupy.asarray(block)
-    return block
+    return to_device(block) if gpu else block
 
 
 @named
@@ -45,8 +43,7 @@ def write_block(
     matrix: StoredMatrix, index: Where, block: Any, lock: Any = None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Write one block; a single true element in as many dimensions as the block has."""
-    if hasattr(block, "__cuda_array_interface__"):
-        block = block.get()
+    block = to_numpy(block)
     if lock is None:
         FORMATS[matrix.place.suffix].write(matrix, index, block)
     else:

@@ -259,6 +259,11 @@ class ClusterSpec:
         return cls((device,) * workers, link, threads=threads, call_s=call_seconds(workers))
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether every worker computes on a GPU."""
+        return all(device.kind == "gpu" for device in self.devices)
+
+    @property
     def workers(self) -> int:
         """How many workers there are."""
         return len(self.devices)

@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from multimm.checks import tasks
+from multimm.checks.operands import prepare
 from multimm.gpu.host import LANES, PIECE, SMALL, _road, to_device, to_host
 from multimm.graph.host import download, upload
 from multimm.graph.pieces import Pieces
@@ -135,3 +137,23 @@ def test_a_block_of_pieces(edge):
     sizes = tuple(block.shape for block in blocks)
     there = upload_pieces(Pieces(blocks, tuple(cuts), sizes, (1000, 1000), x.dtype))
     np.testing.assert_array_equal(download(there), x[500:, 500:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "int32", "float64"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_of_a_check_are_looked_at_here(dtype, turned, monkeypatch):
+    """As they are in host memory, but for the order in which sums are rounded."""
+    monkeypatch.setattr(tasks, "STRIP", 2**18)
+    x = some((1500, 700)).astype(dtype)
+    x = x.T if turned else x
+    rule = prepare(x, x.T, np.zeros((len(x), len(x)), dtype), None, (False, False), (1, 0), 20).rule
+    signs = np.where(some((x.shape[1], rule.rounds)) > 0, 1, -1).astype("int8")
+    signs = signs.astype("uint64") if rule.kind == "int" else signs
+    here, there = (tasks.sketch_rows(x, signs, rule, hosted=hosted) for hosted in (False, True))
+    assert type(there) is np.ndarray
+    assert here.dtype == there.dtype
+    np.testing.assert_allclose(there, here, rtol=1e-12, atol=1e-9)
+    rows = some((x.shape[1], here.shape[-1])).astype(here.dtype)
+    for task in (tasks.product_rows, tasks.exact_rows):
+        here, there = (task(x, rows, rule, hosted=hosted) for hosted in (False, True))
+        np.testing.assert_allclose(there, here, rtol=1e-12, atol=1e-9)
