@@ -8,7 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, scattered
-from distributed import Client
+from distributed import Client, wait
 
 import multimm
 from multimm.cluster.describe import listed
@@ -156,3 +156,12 @@ def test_tasks_are_counted_part_by_part(per_task):
                     slabs_per_task=per_task)  # fmt: skip
     assert layout.tasks == -(-5 // per_task) + -(-4 // per_task) + 1
     assert layout.links == -(-5 // per_task)
+
+
+def test_a_product_of_no_elements_is_planned_in_slabs(client):
+    """Nothing is in use, of which several slabs at once would take so many bytes."""
+    x = da.zeros((100, 0), chunks=(10, 1)).persist()
+    wait(x)
+    for a, b in ((x.T, x), (x.T, da.zeros((100, 0), chunks=(20, 1)))):
+        c = multimm.matmul(a, b, slabs=10)
+        assert c.compute().shape == (0, 0)

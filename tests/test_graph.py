@@ -20,6 +20,8 @@ from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning.blocking import Options
+from multimm.planning.grid import Grid
+from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
@@ -158,6 +160,22 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
             assert {when[name] for name in tasks[gate].dependencies} == {when[gate]}
     check_gates_are_kept(tasks, layout)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
+
+
+def test_a_read_waits_for_its_own_worker_where_there_are_fewer_block_columns_than_workers():
+    """Homes take all of a grid row's columns in turn; those with blocks of C have their own."""
+    spec = MatrixSpec((40, 80)), MatrixSpec((80, 20))
+    problem = Problem(*spec, rereadable=(True, True))
+    layout = Layout(problem, Grid(1, 3, 1), (), (40,), (10, 10), (10,) * 8, band=1, stream=True)
+    grid, gates = layout.grid, set()
+    for slab in range(WINDOW, 8):
+        home = layout.home("a", 0, 0, slab)
+        gate = layout.gate(home, 0, slab)
+        own = grid.place(grid.rank(home)).col
+        assert gate.col == (own if own < 2 else 0)
+        assert list(layout.behind(gate)) == [(0, gate.col)]
+        gates.add((own, gate.col))
+    assert gates == {(0, 0), (1, 1), (2, 0)}
 
 
 def check_gates_are_kept(tasks, layout):

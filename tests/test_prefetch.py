@@ -10,14 +10,14 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import counting
-from distributed import wait
+from distributed import Event, secede, wait
 
 import multimm
 from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph import placement
 from multimm.graph.block_task import Place
-from multimm.graph.prefetch import Progress, fetch_for, progress_of
+from multimm.graph.prefetch import Progress, fetch_for, is_step
 from multimm.planning.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
@@ -117,6 +117,52 @@ def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypat
     np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
 
 
+def test_a_product_that_is_asked_for_twice_is_counted_once(client):
+    """Another graph of the same blocks lists those that are done as well."""
+    a, b = operands(client, 8)
+    held = Event()
+    late = b.map_blocks(_late, held, dtype=b.dtype, meta=b._meta)
+    c = multimm.matmul(a, late, blocks=SIDE, slabs=SIDE)
+    futures = [client.compute(c.sum())]
+    try:
+        counted = _left(client)
+        assert counted
+        futures.append(client.compute(c.max()))
+        assert _left(client) == counted
+    finally:
+        held.set()
+    assert [future.result(timeout=60) for future in futures]
+    assert not any(_left(client).values())
+
+
+def _late(block, held, block_id=None):
+    if block_id[0] > 0:
+        secede()
+        held.wait(60)
+    return block
+
+
+def _left(client, waits=2.0):
+    """Products and sums that are not done, by worker and step, once that stays so for a while."""
+    found, since = None, time.monotonic()
+    while time.monotonic() - since < waits:
+        now = client.run_on_scheduler(_counted)
+        if now != found:
+            found, since = now, time.monotonic()
+        time.sleep(0.1)
+    return found
+
+
+def _counted(dask_scheduler):
+    plugin = dask_scheduler.plugins[placement.NAME]
+    return {
+        (rank, step): count
+        for product in plugin.products.values()
+        for rank, progress in product.progress.items()
+        for step, count in progress.left.items()
+    }
+
+
 # ------------------------------------------------------------ without workers
 
 
@@ -175,4 +221,4 @@ def test_only_products_and_sums_are_steps():
     """Blocks of all steps are packed and joined as soon as they can be."""
     place = waiting(0)[1]
     places = [place._replace(order=(0, step, at, 0)) for step in range(3) for at in (-2, -1, 0, 1)]
-    assert progress_of(places, place.grid)[0].left == {(0, step): 2 for step in range(3)}
+    assert [is_step(place) for place in places] == [False, False, True, True] * 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from multimm.graph.block_task import Key, Place
 from multimm.graph.heirs import able, hand_over, tell
-from multimm.graph.prefetch import progress_of
+from multimm.graph.prefetch import Progress, is_step
 from multimm.graph.product import Product
 from multimm.graph.replicas import place_of
 from multimm.planning.grid import Coordinate, rearrange
@@ -75,10 +75,13 @@ def pin_tasks(
     """Pin and order tasks of a product, and what makes their operand blocks."""
     order: dict[TaskState, tuple[int, ...]] = {}
     operands: dict[TaskState, Coordinate] = {}
-    product.progress |= progress_of(places.values(), product.grid)
     for ts, place in places.items():
         order[ts] = (*place.order, _OWN)
-        _pin(product, ts, place.owner, owners)
+        progress = product.progress.setdefault(product.grid.rank(place.owner), Progress())
+        # A graph that comes again, or another one of the same blocks, lists what is done, too.
+        fresh = ts.key not in product.pinned
+        if _pin(product, ts, place.owner, owners) and fresh and is_step(place):
+            progress.expect(place.order[:2])
         for key, home in place.inputs:
             maker = scheduler.tasks.get(key)
             if maker is None or place_of(maker):

@@ -10,13 +10,11 @@ not over: for so much the plan has memory.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from multimm.graph.block_task import Key, Place
-from multimm.planning.grid import Grid
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -43,6 +41,11 @@ class Progress:
     asked: set[tuple[Key, int]] = field(default_factory=set)
     _first: list[When] | None = None  #: two of `left`; a scheduler has no time to look at them all
 
+    def expect(self, step: When) -> None:
+        """One more task of a step is to be done."""
+        self.left[step] += 1
+        self._first = None
+
     def near(self, step: When) -> bool:
         """Whether all steps are over that come before another one, except for the last of them."""
         if self._first is None:
@@ -58,16 +61,6 @@ class Progress:
         self._first = None
         ready = [step for step in self.later if self.near(step)]
         return [key for step in ready for key in self.later.pop(step)]
-
-
-def progress_of(places: Iterable[Place], grid: Grid) -> dict[int, Progress]:
-    """Of the workers of a product that begins, by rank."""
-    found: dict[int, Progress] = {}
-    for place in places:
-        progress = found.setdefault(grid.rank(place.owner), Progress())
-        if is_step(place):
-            progress.left[place.order[:2]] += 1
-    return found
 
 
 def is_step(place: Place) -> bool:

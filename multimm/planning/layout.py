@@ -144,9 +144,9 @@ class Layout(Homes):
         if back < first:
             return None
         start = wave * self.band * self.grid.p_m
-        row = home.row % self.grid.p_m
+        row, col = home.row % self.grid.p_m, home.col % self.grid.p_n
         row = row if start + row < len(self.row_sizes) else 0
-        return Gate(wave, back, row, home.col % min(self.grid.p_n, len(self.n_blocks)))
+        return Gate(wave, back, row, col if col < len(self.n_blocks) else 0)
 
     def opening(self, row: int, j: int, part: int) -> Gate | None:
         """What the first product of a block of C waits for; None in the first wave.

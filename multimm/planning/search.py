@@ -179,7 +179,7 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     """
     found = []
     for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
-        most = max(1, int(FUSED * cluster.budget_bytes // sum(layout.in_use.values())))
+        most = max(1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.in_use.values()))))
         tasks = ceil_div(layout.steps, most)
         found.append(replace(layout, slabs_per_task=ceil_div(layout.steps, tasks)))
     return ranked(found, cluster)
