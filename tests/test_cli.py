@@ -447,7 +447,7 @@ def test_plan_of_integers_and_transposes(cli):
 @pytest.mark.parametrize(
     ("args", "texts"),
     [
-        (["3x4", "5x6"], ["A's 4 columns must equal B's 5 rows"]),
+        (["3x4", "5x6"], ["the 4 columns of the first factor must equal the 5 rows of the second"]),
         (["3x4", "no.npy"], ["no.npy: no such file"]),
         (["3x4", "4x5x6"], ["4x5x6: ", "supported are", "a shape is 65536x65536"]),
         (["1e6x10", "10x3"], ["1e6x10: ", "a shape is 65536x65536"]),
@@ -482,3 +482,10 @@ def test_help_and_version(cli):
     bare = cli()
     assert bare.exit_code == 2
     assert "Commands:" in bare.stderr
+
+
+def test_parts_of_k_are_an_option_too(cli):
+    planned = cli("plan", "30x4000", "4000x50", "--workers", 4, "--p-k", 2).stdout
+    assert "grid      2 x 1 x 2" in planned or "grid      1 x 2 x 2" in planned
+    assert cli("plan", "30x40", "40x50", "--workers", 1, "--threads", 0).exit_code != 0
+    assert cli("doctor", "--debug").exit_code in (0, 1)

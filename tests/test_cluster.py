@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import dask
@@ -582,3 +583,66 @@ def test_the_no_compute_guard_guards(no_compute):
     lazy = da.ones(3, chunks=1) + 1
     with pytest.raises(Exception, match="only a graph was to be built"):
         lazy.compute()
+
+
+# ---------------------------------------------------------------- start, when it fails
+
+
+class Gone:
+    """A cluster whose scheduler does not answer."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), KeyboardInterrupt()])
+def test_workers_are_stopped_if_their_scheduler_does_not_answer(monkeypatch, error):
+    cluster = Gone()
+
+    def client(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(start_module, "_cpu_cluster", lambda options: cluster)
+    monkeypatch.setattr("multimm.cluster.client.ClusterClient", client)
+    expected = ClusterError if isinstance(error, Exception) else KeyboardInterrupt
+    with pytest.raises(expected):
+        mc.start(workers=1, memory_limit=GIB)
+    assert cluster.closed
+
+
+@pytest.mark.parametrize("size", ["abc", 0, -1, 1.5e15, "200GiB", object()])
+def test_pools_that_no_gpu_has(two_gpus, size):
+    with pytest.raises(OptionError, match="rmm_pool="):
+        check(rmm_pool=size)
+
+
+@pytest.mark.parametrize("size", [None, 0.5, 10**9, "100GB", 1e9])
+def test_pools_that_one_has(two_gpus, size):
+    assert check(rmm_pool=size).rmm_pool == size
+
+
+def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):
+    class Nvml:
+        class NVMLError(Exception):
+            pass
+
+        def nvmlDeviceGetCount(self):
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(self, index):
+            return index
+
+        def nvmlDeviceGetHandleByUUID(self, name):
+            raise self.NVMLError(name)
+
+        def nvmlDeviceGetMemoryInfo(self, handle):
+            return SimpleNamespace(total=GIB)
+
+        def nvmlDeviceGetName(self, handle):
+            return f"GPU {handle}"
+
+    monkeypatch.setattr(devices, "nvml", lambda: nullcontext(Nvml()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-of-yesterday,0")
+    assert [gpu.ident for gpu in devices.visible_gpus()] == ["1"]

@@ -500,3 +500,10 @@ def test_blocks_that_are_read_to_a_gpu(tmp_path, monkeypatch):
     block = graph.read_block(matrix, index, gpu=True)
     assert type(block) is GPUArray
     np.testing.assert_array_equal(block, numbers(4, 3)[index])
+
+
+@pytest.mark.parametrize("path", ["A.H5:/x", "A.h5:/x", "a.HDF5:x", "a.Zarr:/g/x"])
+def test_a_dataset_in_the_path_whatever_the_case_of_the_suffix(path):
+    found = files.locate(path)
+    assert found.path.endswith(path.partition(":")[0])
+    assert found.dataset == path.partition(":")[2].strip("/")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from multimm.cli.options import DEBUG
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@DEBUG
 def doctor() -> None:
     """Show GPUs, driver, links and versions, and what does not fit together.
 

@@ -83,7 +83,7 @@ def matmul(
     click.echo(f"written   {target.path}")
 
 
-PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs")
+PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs", "p_k")
 
 
 class InputFiles:

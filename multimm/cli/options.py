@@ -47,6 +47,7 @@ PRODUCT = (
     click.option("--trans-b", is_flag=True, help="Multiply the transpose of B."),
     click.option("--blocks", type=int, metavar="N", help="Edge of C's blocks. Default: planned."),
     click.option("--slabs", type=int, metavar="N", help="Length of slabs of k. Default: planned."),
+    click.option("--p-k", type=int, metavar="N", help="Parts of k, summed side by side."),
 )
 KIND = (
     click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs."),
@@ -133,13 +134,11 @@ class Workers:
 
     def on_paper(self) -> ClusterSpec:
         """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
-        from dask.utils import parse_bytes
-
         from multimm.cluster.devices import cpu_device
         from multimm.cluster.options import check, cores
         from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec
 
-        threads = self.threads or 1
+        threads = 1 if self.threads is None else self.threads
         if self.workers is None and self.gpus != 0:
             if self.memory_limit is not None:
                 raise OptionError("--memory-limit is for CPU workers: give --workers as well")
@@ -149,7 +148,6 @@ class Workers:
                 H200, 1 if self.gpus is None else self.gpus, NVLINK, threads
             )
         decided = check(self.gpus, self.workers, threads, self.memory_limit, None, None, None, None)
-        device = cpu_device(
-            parse_bytes(decided.memory_limit), max(1, cores() // decided.workers), spills=True
-        )
+        each = max(1, cores() // decided.workers)
+        device = cpu_device(decided.memory_limit, each, spills=True)
         return ClusterSpec.homogeneous(device, decided.workers, LOCAL_TCP, threads)

@@ -14,13 +14,13 @@ from multimm.cluster.devices import cpu_device, current_gpu
 from multimm.errors import OptionError
 from multimm.planning.spec import (
     H200,
-    INFINIBAND,
     LOCAL_TCP,
     NVLINK,
     SHARED_MEMORY,
     ClusterSpec,
     DeviceSpec,
     Link,
+    between_nodes,
     call_seconds,
 )
 
@@ -170,7 +170,6 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
     # Sorted by address, the workers of a host follow one another.
     counts = set(neighbours.values())
     per_node = counts.pop() if len(neighbours) > 1 and len(counts) == 1 else 0
-    between = INFINIBAND if link is NVLINK else link
     return ClusterSpec(
         devices,
         link,
@@ -178,7 +177,7 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         max(1, threads),
         call_s=call_seconds(len(devices)),
         per_node=per_node,
-        between=between,
+        between=between_nodes(link),
     )
 
 

@@ -80,8 +80,13 @@ def visible_gpus() -> tuple[Gpu, ...]:
         if module is None:
             return ()
         mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-        idents = visible_idents(mask, module.nvmlDeviceGetCount())
-        return tuple(_gpu(module, ident) for ident in idents)
+        found = []
+        for ident in visible_idents(mask, module.nvmlDeviceGetCount()):
+            try:
+                found.append(_gpu(module, ident))
+            except module.NVMLError:  # a UUID of another host, or of yesterday
+                break
+        return tuple(found)
 
 
 def visible_idents(mask: str | None, count: int) -> list[str]:

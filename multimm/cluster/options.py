@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.devices import Gpu, visible_gpus
 from multimm.errors import OptionError, integer
@@ -72,7 +72,7 @@ def check(
         threads,
         _memory_limit(memory_limit, count, chosen),
         _protocol(protocol, security, gpu=bool(chosen)),
-        rmm_pool,
+        _pool(rmm_pool, chosen),
         security,
         _dashboard(dashboard_address),
     )
@@ -113,17 +113,35 @@ def _memory_limit(limit: int | str | None, workers: int, gpus: tuple[Gpu, ...]) 
             least = [int(gpu.memory_bytes * HOST_MEMORY_PER_GPU_BYTE) for gpu in gpus]
             share = max([share, *least])
         return _enough(share, f"{workers} workers, {share / 1e6:.0f} MB of host memory each")
-    from dask.utils import parse_bytes
-
-    try:
-        parsed = parse_bytes(limit)
-    except (ValueError, TypeError, AttributeError):  # AttributeError: neither text nor number
-        parsed = 0
-    if parsed <= 0:
+    if (parsed := _bytes(limit)) <= 0:
         raise OptionError(
             f"memory_limit={limit!r}: bytes above 0 are needed, such as 2000000000 or '2GB'"
         )
-    return _enough(int(parsed), f"memory_limit={limit!r}")
+    return _enough(parsed, f"memory_limit={limit!r}")
+
+
+def _pool(size: float | int | str | None, gpus: tuple[Gpu, ...]) -> float | int | str | None:
+    """What dask-cuda would refuse in a worker's process is refused here."""
+    if size is None or (isinstance(size, float) and 0 < size < 1):
+        return size
+    smallest = min((gpu.memory_bytes for gpu in gpus), default=None)
+    nbytes = _bytes(size)
+    if nbytes <= 0 or (smallest is not None and nbytes > smallest):
+        memory = "" if smallest is None else f", of the {smallest} of a GPU at most"
+        raise OptionError(
+            f"rmm_pool={size!r}: a share below 1, bytes{memory}, text such as '100GB', or None"
+        )
+    return size
+
+
+def _bytes(size: Any) -> int:
+    """A number of bytes, or text that says one; 0 for anything else."""
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(size))
+    except (ValueError, TypeError, AttributeError, OverflowError):  # neither text nor number
+        return 0
 
 
 def _enough(memory_limit: int, given: str) -> int:

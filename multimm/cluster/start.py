@@ -128,7 +128,16 @@ def start(
             f"the workers did not start ({_root(error)}). {MAIN_GUARD} Otherwise see "
             "`multimm doctor`."
         ) from error
-    client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
+    try:
+        client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
+    except BaseException as error:
+        cluster.close()
+        if not isinstance(error, Exception):
+            raise
+        raise ClusterError(
+            f"the workers started, but their scheduler did not answer ({_root(error)}): they were "
+            "stopped; see `multimm doctor`"
+        ) from error
     try:
         prepare(client, overlap=True)
     except BaseException:

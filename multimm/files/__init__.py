@@ -62,7 +62,7 @@ def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location
         format has none.
     """
     text = os.fspath(path)
-    if match := re.fullmatch(r"(.+\.(?:h5|hdf5|zarr)):(.+)", text):
+    if match := re.fullmatch(r"(.+\.(?:h5|hdf5|zarr)):(.+)", text, re.IGNORECASE):
         text, name = match.groups()
         if dataset is not None and dataset.strip("/") != name.strip("/"):
             raise FileFormatError(
