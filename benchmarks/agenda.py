@@ -15,7 +15,7 @@ from benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen, product
 from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.options import cores
 from multimm.errors import MemoryBudgetError, OptionError
-from multimm.operands import PRECISIONS
+from multimm.gpu.choice import PRECISIONS
 from multimm.planning.spec import H200
 
 COUNTS = (1, 2, 4, 8)

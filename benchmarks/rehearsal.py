@@ -32,7 +32,7 @@ from benchmarks.shared_gpus import shared_gpus
 from benchmarks.sweep_cases import KINDS, SIZES, Product, chosen, products
 from multimm.cluster.devices import visible_gpus
 from multimm.errors import OptionError
-from multimm.operands import PRECISIONS
+from multimm.gpu.choice import PRECISIONS
 from multimm.planning import cost
 from multimm.planning.plan import MatmulPlan
 

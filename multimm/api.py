@@ -8,7 +8,9 @@ import numpy as np
 from multimm import products
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import recall, reference
+from multimm.gpu.choice import check_precision
 from multimm.gpu.dtypes import gemm_dtype
+from multimm.gpu.operands import check_beta
 from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
 from multimm.operands import (
@@ -16,7 +18,6 @@ from multimm.operands import (
     as_array,
     check_added,
     check_fit,
-    check_precision,
     check_same_device,
     is_dask,
     matrices,
@@ -114,12 +115,12 @@ def matmul(
 
 def _as_matrices(a: Array, b: Array) -> tuple[Array, Array]:
     """A vector on the left as a row, one on the right as a column."""
-    if min(a.ndim, b.ndim) == 0:
+    if not (a.shape and b.shape):
         raise ShapeError(
             f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
             "multiply by a scalar with *"
         )
-    return a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    return a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
 
 
 def gemm(
@@ -181,7 +182,7 @@ def gemm(
     a, b = pair(a, b)
     options = products.options(blocks, slabs, p_k)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
-    _check_beta(beta, c)
+    check_beta(beta, c)
     check_fit(a, b, shape_a, shape_b)
     c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
@@ -193,11 +194,6 @@ def gemm(
     return products.product(a, b, c if beta != 0 else None, step, options)
 
 
-def _check_beta(beta: Scalar, c: Array | None) -> None:
-    if beta != 0 and c is None:
-        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
-
-
 def _packed_gemm(
     alpha: Scalar, a: Array, b: Array, beta: Scalar, c: Array | None, trans_a: bool, trans_b: bool,
     precision: str,
@@ -205,7 +201,7 @@ def _packed_gemm(
     """As gemm, with an operand that was packed before."""
     if isinstance(alpha, complex) or isinstance(beta, complex):
         raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")
-    _check_beta(beta, c)
+    check_beta(beta, c)
     step = tasks.Step("float32", "float32", trans_a, trans_b, alpha, beta, precision)
     return tasks.gemm(a, b, c=c if beta != 0 else None, step=step)
 
@@ -228,6 +224,8 @@ def transpose(a: Array) -> Array:
     ------
     ShapeError
         Fewer than 2 dimensions, or unknown chunk sizes.
+    DTypeError
+        Dtypes that no matrix product has, such as strings.
     ArrayTypeError
         Sparse or masked blocks, Dask's array query planning.
     """
@@ -293,12 +291,17 @@ def plan(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    _check_beta(beta, c)
+    check_beta(beta, c)
     a, b, c = products.as_multiplied(a, b, c)
-    if not (trans_a or trans_b or isinstance(a, MatrixSpec) or isinstance(b, MatrixSpec)):
+    if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
+        shapes = matrices(a, b, trans_a, trans_b)
+    else:
         a, b = _as_matrices(a, b)
-    if c is not None:
-        check_added(c, *matrices(a, b, trans_a, trans_b))
+        shapes = a.shape, b.shape
+    check_fit(a, b, *shapes)
+    check_added(c, *shapes)
+    given = {"a": a, "b": b, "c": c}
+    check_same_device(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
     dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]
     added = None if c is None else named_dtype(str(c.dtype))
     dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)

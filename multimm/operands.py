@@ -20,16 +20,6 @@ from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
-#: What `precision=` may be.
-PRECISIONS = ("float32", "ieee", "tf32")
-
-
-def check_precision(precision: str) -> None:
-    """Raise `OptionError` for a precision that does not exist."""
-    if precision not in PRECISIONS:
-        allowed = ", ".join(map(repr, PRECISIONS))
-        raise OptionError(f"precision={precision!r}: allowed are {allowed}")
-
 
 def named_dtype(name: str) -> np.dtype[Any]:
     """The dtype of that name; `DTypeError` if there is none."""
@@ -261,7 +251,10 @@ def current_client() -> Any:
         return None
     from distributed import Client
 
-    if dask.config.get("scheduler", None) not in (None, "distributed", "dask.distributed"):
+    scheduler = dask.config.get("scheduler", None)
+    if isinstance(scheduler, Client):
+        return scheduler
+    if str(scheduler or "distributed").lower() not in ("distributed", "dask.distributed"):
         return None
     try:
         return Client.current()

@@ -87,17 +87,17 @@ class Factors:
         given = {"a": self.a, "b": self.b, "c": c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
-            a.T if self.step.trans_a else a,
-            b.T if self.step.trans_b else b,
-            self.step.dtype,
-            self.step.accumulate,
-            named_dtype(self.step.dtype).itemsize,
-            named_dtype(self.step.accumulate).itemsize,
-            None if c is None else _spec(c, cluster, held),
-            (_rereadable(self.a), _rereadable(self.b)),
-            pack,
-            self.gram,
-            any(is_dask(x) and not spec.owners for x, spec in ((self.a, a), (self.b, b))),
+            a=a.T if self.step.trans_a else a,
+            b=b.T if self.step.trans_b else b,
+            dtype=self.step.dtype,
+            accumulate=self.step.accumulate,
+            out_bytes=named_dtype(self.step.dtype).itemsize,
+            sum_bytes=named_dtype(self.step.accumulate).itemsize,
+            c=None if c is None else _spec(c, cluster, held),
+            rereadable=(_rereadable(self.a), _rereadable(self.b)),
+            pack=pack,
+            gram=self.gram,
+            awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),
             downloaded=hosted,
         )

@@ -223,7 +223,7 @@ def test_bad_input_is_refused_before_anything_runs():
         (ShapeError, "no parts", lambda: add_partials([])),
         (ShapeError, r"part 1 has shape \(4, 5\)", lambda: add_partials([a, a[:, :5]])),
         (ShapeError, r"c has shape", lambda: add_partials([a], beta=1, c=a[:2])),
-        (ShapeError, "c was not given", lambda: add_partials([a], beta=1)),
+        (OptionError, "no c was given", lambda: add_partials([a], beta=1)),
         (ShapeError, r"out has shape", lambda: add_partials([a], out=a[:2])),
         (ShapeError, "out and part 1 may share", lambda: add_partials(
             [a, big[:4, :6]], out=big[2:6, :6])),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -363,3 +364,24 @@ def test_dasks_array_query_planning_is_refused():
     )
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.strip() == "refused"
+
+
+def test_plan_refuses_what_the_product_would_refuse(monkeypatch):
+    stack, on_paper = np.ones((2, 3, 3)), multimm.cluster.local()
+    for more in ({"trans_a": True}, {"alpha": 2}, {"beta": 1, "c": stack}):
+        with pytest.raises(ShapeError, match="gemm takes matrices"):
+            multimm.plan(stack, stack, cluster=on_paper, **more)
+    given = np.ones((3, 4)), np.ones((5, 2))
+    with pytest.raises(ShapeError) as refused:
+        multimm.matmul(*given)
+    with pytest.raises(ShapeError, match=re.escape(str(refused.value))):
+        multimm.plan(*given, cluster=on_paper)
+    with pytest.raises(ArrayTypeError, match="different devices"):
+        multimm.plan(np.ones((3, 3), "f4"), ndarray((3, 3)), cluster=on_paper)
+    assert multimm.plan(MatrixSpec((8, 9)), np.ones(9, "f4"), cluster=on_paper).n == 1
+
+
+@pytest.mark.parametrize("blocks", [[1, 2], ["a", 2], (1, 2, 3), 0, 1.5])
+def test_blocks_that_are_no_edges(blocks):
+    with pytest.raises(OptionError, match=r"blocks=.*\(rows, columns\)"):
+        multimm.matmul(np.ones((3, 3)), np.ones((3, 3)), blocks=blocks)

@@ -4,7 +4,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from clusters import in_threads
 from dask.base import tokenize
+from distributed import Client
+from small import integers
 
 import multimm
 
@@ -219,3 +222,21 @@ def test_graphs_stay_small(x):
     c = multimm.matmul(a, a, blocks=100, slabs=100)
     (optimized,) = dask.optimize(c)
     assert len(optimized.__dask_graph__()) <= 4 * 4 * 4 + 3 * 16
+
+
+def test_a_client_that_is_given_as_the_scheduler_is_the_one_that_is_planned_for():
+    """Dask computes with it, whoever is the current one."""
+    x = da.from_array(integers((60, 60), 1), chunks=20)
+    with in_threads(3) as cluster, Client(cluster, set_as_default=False) as client:
+        assert multimm.plan(x, x, blocks=20).cluster.workers == 1
+        with dask.config.set(scheduler=client):
+            assert multimm.plan(x, x, blocks=20).cluster.workers == 3
+            c = multimm.matmul(x, x, blocks=20)
+            np.testing.assert_array_equal(c.compute(), x.compute() @ x.compute())
+            assert any("multimm" in name for name in client.run_on_scheduler(_plugins))
+    with dask.config.set(scheduler="Synchronous"):
+        assert multimm.plan(x, x).cluster.workers == 1
+
+
+def _plugins(dask_scheduler):
+    return list(dask_scheduler.plugins)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
-from multimm.errors import MemoryBudgetError, OptionError, ShapeError
+from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
 from multimm.planning import blocking, cost, memory, traffic
 from multimm.planning.blocking import Cut, Options, lay_out
 from multimm.planning.dry_run import blocks_text, human
@@ -33,6 +33,7 @@ from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,
+    INFINIBAND,
     LOCAL_TCP,
     NVLINK,
     ClusterSpec,
@@ -804,3 +805,22 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
 )
 def test_blocks_are_round_where_no_worker_gets_more_for_it(size, count, workers, blocks):
     assert blocking._evenly(size, count, workers) == blocks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 4), ("float64", 8), ("bfloat16", 2), ("int8", 1),
+                        ("complex128", 16), ("bool", 1)]
+)  # fmt: skip
+def test_elements_are_as_long_as_their_dtype_says(dtype, size):
+    assert MatrixSpec((10, 20), dtype).nbytes == 200 * size
+    assert MatrixSpec((10, 20), dtype, 3).nbytes == 600  # given all the same
+
+
+def test_a_dtype_that_does_not_say_how_long_it_is():
+    with pytest.raises(DTypeError, match=r"'f8' does not say.*float64.*itemsize"):
+        MatrixSpec((10, 20), "f8")
+
+
+def test_workers_on_paper_reach_other_nodes_as_they_would():
+    assert ClusterSpec.homogeneous(H200, 8).between is INFINIBAND
+    assert ClusterSpec.homogeneous(H200, 8, LOCAL_TCP).between is LOCAL_TCP

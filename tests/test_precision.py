@@ -361,3 +361,14 @@ def test_a_packed_operand_in_the_wrong_place_is_refused(kernels, error, message,
     with pytest.raises(error, match=message):
         call(*packed_pair("tf32"))
     assert kernels.ran == []
+
+
+def test_arguments_that_no_kernel_has(kernels):
+    a, b = operands()
+    packed = PackedBlock(SIDE, SIDE, "b", "float32", nonfinite=1, raw=b)
+    for right in (b, packed):
+        with pytest.raises(OptionError, match="precision='fp32': allowed are 'float32'"):
+            gemm(a, right, precision="fp32")
+        with pytest.raises(OptionError, match="beta=1 scales C, but no c was given"):
+            gemm(a, right, beta=1)
+    assert kernels.ran == []

@@ -34,7 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, check_waits, draws, prepare
 from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
-from multimm.operands import check_precision
+from multimm.gpu.choice import check_precision
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64

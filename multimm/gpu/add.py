@@ -18,7 +18,7 @@ from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
 from multimm.gpu.compiled import MAX_GRID_Z, Guard, by_value, kernel_for
 from multimm.gpu.layout import Axis, Shape, collapse
-from multimm.gpu.operands import check_arrays, check_out, common_alignment
+from multimm.gpu.operands import check_arrays, check_beta, check_out, common_alignment
 from multimm.gpu.workspace import copied, not_captured
 
 logger = logging.getLogger(__name__)
@@ -127,8 +127,7 @@ def _check(parts: list[Array], alpha: float, beta: float, c: Array, out: Array) 
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if isinstance(factor, (complex, np.complexfloating)):
             raise OptionError(f"{name} is {factor}: the kernel takes real factors")
-    if beta != 0 and c is None:
-        raise ShapeError(f"beta is {beta}, but c was not given: pass c, or beta=0")
+    check_beta(beta, c)
     named = {**{f"part {i}": part for i, part in enumerate(parts)}, "c": c, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
     dtype = np.dtype(getattr(parts[0], "dtype", np.float32))

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from multimm.errors import OptionError
 from multimm.gpu.registry import Device, Problem, predicted_seconds
 from multimm.gpu.skinny_choice import NARROW_DOT
 from multimm.gpu.split_choice import PRODUCTS, pays, split_seconds
 
 logger = logging.getLogger(__name__)
 
+#: What may be promised.
+PRECISIONS = ("float32", "ieee", "tf32")
 #: Kernels, by the names of their files.
 FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 
@@ -44,6 +47,13 @@ class Choice(NamedTuple):
     kernel: str  #: "sgemm_ffma" or "sgemm_split", whichever tensor cores the GPU has
     precision: str  #: that was promised
     reason: str  #: one line
+
+
+def check_precision(precision: str) -> None:
+    """Raise `OptionError` for a precision that does not exist."""
+    if precision not in PRECISIONS:
+        allowed = ", ".join(map(repr, PRECISIONS))
+        raise OptionError(f"precision={precision!r}: allowed are {allowed}")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.layout import Shape, Stack, may_overlap, repeats, stack_of
 
@@ -48,6 +48,12 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
         raise ArrayTypeError(f"operands lie on several devices ({devices}): move them to one")
 
 
+def check_beta(beta: complex, c: Any) -> None:
+    """Raise `OptionError` for a factor of a C that was not given."""
+    if beta != 0 and c is None:
+        raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
+
+
 def describe(x: Array) -> Stack | str:
     """Where a stack of matrices lies, or why no kernel can walk it."""
     return stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
@@ -75,7 +81,7 @@ def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     """
     out = given["out"]
     if out.shape != shape:
-        raise ShapeError(f"out has shape {out.shape}: the result has {shape}")
+        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, out must have it too")
     if not out.size:
         return Stack(out.data.ptr, 0, 0, 0, False, ())  # nothing is written
     stack = describe(out)

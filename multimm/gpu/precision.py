@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from multimm.gpu import launch, recall, split, tensor_cores
-from multimm.gpu.choice import FFMA, SPLIT, SPLIT_K, Choice, choose_kernel, note, one_by_one
+from multimm.gpu.choice import (
+    FFMA,
+    SPLIT,
+    SPLIT_K,
+    Choice,
+    check_precision,
+    choose_kernel,
+    note,
+    one_by_one,
+)
 from multimm.gpu.compiled import device_of
 from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_shape
-from multimm.gpu.operands import check_arrays, check_out, is_broadcast
+from multimm.gpu.operands import check_arrays, check_beta, check_out, is_broadcast
 from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
 from multimm.gpu.registry import Problem
@@ -69,18 +77,22 @@ def gemm(
     """
     scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
+        check_precision(precision)
+        check_beta(beta, c)
         return _packed(a, b, trans_a, trans_b, scalars, out, tuned, lower)
     known = launch.kind_of(
         precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
     )
     if (done := recall.again(*known)) is not None:
         return done
+    check_precision(precision)
+    check_beta(beta, c)
     check_arrays({"a": a, "b": b}, np.float32)
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
     check_lower(lower, shape.m, shape.n)
-    stack = math.prod(shape.batch) if a.ndim == b.ndim == 2 else 2  # also of one matrix
-    problem = Problem(shape.m, shape.n, shape.k, stack)
-    if stack > 1 and one_by_one(problem, precision, device):
+    stacked = a.ndim > 2 or b.ndim > 2  # also of one matrix; of how many, no choice depends on
+    problem = Problem(shape.m, shape.n, shape.k, batch=2 if stacked else 1)
+    if stacked and one_by_one(problem, precision, device):
         options = {
             "precision": precision, "trans_a": trans_a, "trans_b": trans_b, "tuned": tuned,
             "lower": lower,

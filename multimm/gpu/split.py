@@ -74,7 +74,7 @@ def multiply(
     out : cupy.ndarray of float32, shape (m, n), optional
         Written to and returned: rows or columns contiguous, overlapping no operand.
     config : SplitConfig or str, optional
-        Or the name of one; by default `split_config.choose_split` decides. The bits of the
+        Or the name of one; by default `split_choice.choose_split` decides. The bits of the
         result are the same.
     lower : bool, optional
         D is square, and what is above its diagonal is not asked for: whatever memory holds.

@@ -16,6 +16,7 @@ from dask.system import CPU_COUNT
 
 from multimm.gpu.add_config import CAPACITIES
 from multimm.gpu.ahead import compile_files
+from multimm.gpu.choice import PRECISIONS
 from multimm.graph.block_task import Block
 from multimm.graph.gram_tasks import multiply_diagonal
 from multimm.graph.host import download, upload
@@ -23,7 +24,6 @@ from multimm.graph.narrow import FLOAT32
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import join
 from multimm.graph.tasks import Step, add, multiply, pack, transpose
-from multimm.operands import PRECISIONS
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.

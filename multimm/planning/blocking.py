@@ -63,7 +63,7 @@ class Options:
     Parameters
     ----------
     blocks : int or pair of int, optional
-        Rows and columns of C's blocks.
+        Rows and columns of C's blocks; None for a side that is planned.
     slabs : int, optional
         Length of a slab of k.
     p_k : int, optional
@@ -104,7 +104,8 @@ class Options:
 def _positive(name: str, value: Any) -> int | None:
     number = integer(value)
     if value is not None and (number is None or number < 1):
-        raise OptionError(f"{name}={value!r}: a positive integer is needed, or None")
+        pair = ", or (rows, columns) of them" * (name == "blocks")
+        raise OptionError(f"{name}={value!r}: a positive integer is needed, or None{pair}")
     return number
 
 

@@ -6,19 +6,31 @@ Nothing here knows Dask, CUDA or a live client; `multimm.cluster.describe` fills
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from math import prod
 
-from multimm.errors import OptionError, ShapeError, integer
+from multimm.errors import DTypeError, OptionError, ShapeError, integer
 
 #: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
 #: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
 #: memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
 MEMORY_SHARE = {"gpu": 0.77, "cpu": 0.6}
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of an element, by NumPy's name of its dtype: planning needs no more of NumPy."""
+    found = re.fullmatch(r"(?:u?int|float|bfloat|complex)(\d+)", dtype)
+    if found is None and dtype != "bool":
+        raise DTypeError(
+            f"dtype {dtype!r} does not say how long an element is: use NumPy's full name, such as "
+            "'float64', or give itemsize as well"
+        )
+    return 1 if found is None else int(found[1]) // 8
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,8 @@ class MatrixSpec:
         The last two entries are rows and columns; the ones before are batch dimensions.
     dtype : str
         NumPy's name of the element type, such as ``"float32"``.
-    itemsize : int
-        Bytes per element.
+    itemsize : int, optional
+        Bytes per element. Default: those of the dtype's name.
     chunks : tuple of tuple of int, optional
         Block sizes per dimension. Default: one block.
     owners : tuple of int, optional
@@ -45,7 +57,7 @@ class MatrixSpec:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
-    itemsize: int = 4
+    itemsize: int = 0
     chunks: tuple[tuple[int, ...], ...] = ()
     owners: tuple[int, ...] = ()
     hosted: bool = False
@@ -59,10 +71,14 @@ class MatrixSpec:
         if any(size is None or size < 0 for size in sizes):
             raise ShapeError(f"a matrix of shape {self.shape}: sizes are integers, 0 or more")
         object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "itemsize", self.itemsize or _itemsize(self.dtype))
         if not self.chunks:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):
-            raise ShapeError(f"chunks {self.chunks} do not add up to shape {self.shape}")
+            raise ShapeError(
+                f"chunks {self.chunks} do not add up to shape {self.shape}: give the sizes of the "
+                "blocks along each dimension, as in dask.array"
+            )
         if self.owners and len(self.owners) != self.blocks:
             given = f"{len(self.owners)} owners of {self.blocks} blocks"
             raise ShapeError(f"{given}: give one for each block")
@@ -85,8 +101,7 @@ class MatrixSpec:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of all matrices."""
-        *_, size = accumulate(self.shape, lambda x, y: x * y, initial=1)
-        return size * self.itemsize
+        return prod(self.shape) * self.itemsize
 
     @cached_property
     def fullest(self) -> int:
@@ -153,7 +168,8 @@ class DeviceSpec:
             raise OptionError(f"device kind {self.kind!r}: allowed are 'gpu' and 'cpu'")
         rates = self.gflops, self.copy_gbps, *dict(self.packed_gflops).values()
         if self.memory_bytes <= 0 or min(rates) <= 0:
-            raise OptionError(f"device {self.name!r}: memory and rates must be positive")
+            given = f"memory_bytes={self.memory_bytes}, rates in GFLOP/s and GB/s {rates}"
+            raise OptionError(f"device {self.name!r}: {given}: all must be positive")
 
     @property
     def budget_bytes(self) -> int:
@@ -196,6 +212,11 @@ CALL_S, LONE_CALL_S = 12e-3, 7e-3
 def call_seconds(workers: int) -> float:
     """Seconds of a call on so many workers, without its tasks."""
     return CALL_S if workers > 1 else LONE_CALL_S
+
+
+def between_nodes(link: Link) -> Link:
+    """The link to other nodes of workers that are linked so within theirs."""
+    return INFINIBAND if link is NVLINK else link
 
 
 @dataclass(frozen=True)
@@ -256,7 +277,8 @@ class ClusterSpec:
         """A cluster of equal workers, on paper."""
         if workers < 1:
             raise OptionError(f"workers={workers}: at least 1 is needed")
-        return cls((device,) * workers, link, threads=threads, call_s=call_seconds(workers))
+        call_s, between = call_seconds(workers), between_nodes(link)
+        return cls((device,) * workers, link, threads=threads, call_s=call_s, between=between)
 
     @property
     def on_gpus(self) -> bool:
