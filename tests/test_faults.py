@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, LocalCluster
+from distributed.comm.core import CommClosedError
 from distributed.worker_state_machine import AcquireReplicasEvent
 from killing import Killer, Record, forget, workers
 
@@ -268,3 +269,28 @@ def test_losing_every_worker_is_survived():
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
         np.testing.assert_array_equal(future.result(timeout=120), expected())
+
+
+def test_a_connection_that_ends_before_its_worker_is_missed_undoes_no_placement():
+    """Results that a lost worker sent last are taken in while nothing can be sent to it."""
+    asked = []
+
+    def refuse(*messages):
+        asked.extend(message["op"] for message in messages if message["op"].endswith("-replicas"))
+        if asked:
+            raise CommClosedError("already closed")
+        send(*messages)
+
+    with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
+        scheduler, record = cluster.scheduler, Record()
+        scheduler.add_plugin(record)
+        future = start_product(client)
+        while len(record.made) < 12:
+            time.sleep(0.005)
+        victim = max(scheduler.workers)
+        send = scheduler.stream_comms[victim].send
+        scheduler.stream_comms[victim].send = refuse
+        np.testing.assert_array_equal(future.result(timeout=60), expected())
+        assert asked, "the connection was not used by the placement"
+        assert victim not in scheduler.workers
+        assert not scheduler.get_events("warn")
