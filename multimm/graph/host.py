@@ -4,7 +4,8 @@ Whose operands are NumPy arrays gets NumPy arrays, wherever the workers multiply
 with GPUs each block of such an operand is brought to the GPU of the worker that has it, or is to
 have it (`multimm.graph.uploads`); all that follows is as for blocks that were made there. A task
 for each block of the result brings that back, in a layer of its own: a product of the result takes
-what is below.
+what is below. What gives its worker's thread up while bytes travel is a task of its own: what
+Dask made one with it would run in no thread of the worker's, beside any number of its like.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from operator import itemgetter
+from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.blockwise import Blockwise
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
 
-from multimm.graph.block_task import Block
+from multimm.failures import named
+from multimm.graph.block_task import Block, Key
 from multimm.graph.declared import DType, as_declared
+from multimm.graph.owners import ProductLayer
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, is_gpu, stream_for
 from multimm.planning.memory import AT_ONCE
@@ -52,6 +57,26 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
         return finished(made([to_device(x) if type(x) is np.ndarray else x for x in blocks]))
 
 
+class DownloadTask(Task):
+    """Brings a block back, and nothing else: what takes it is not made one with it."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Dask asks this before it merges tasks."""
+        return True
+
+
+class DownloadLayer(ProductLayer):
+    """The tasks that bring a product's blocks back, and the name of what these are of."""
+
+    def __init__(self, tasks: dict[Key, DownloadTask], below: str, product: ProductLayer) -> None:
+        super().__init__(tasks, product.owners, product.workers)
+        self.below = below
+
+
+@named
 def download(block: Block) -> Block:
     """A block in host memory."""
     if not is_gpu(block):
@@ -62,21 +87,24 @@ def download(block: Block) -> Block:
         return to_host(block)
 
 
-def downloaded(array: da.Array) -> da.Array:
-    """The lazy array of the same blocks in host memory."""
-    axes = tuple(range(array.ndim))
-    result: da.Array = da.blockwise(
-        download, axes, array, axes, dtype=array.dtype, meta=array._meta
-    )
-    return result
+def downloaded(array: da.Array, name: str) -> da.Array:
+    """The lazy array, of a name, of a product's blocks in host memory."""
+    made = {
+        (name, *index): DownloadTask((name, *index), download, TaskRef((array.name, *index)))
+        for index in np.ndindex(*array.numblocks)
+    }
+    layer = DownloadLayer(made, array.name, array.dask.layers[array.name])
+    upstream: Any = array
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
+    return da.Array(graph, name, array.chunks, meta=array._meta)
 
 
 def below_download(array: da.Array) -> da.Array:
     """What `downloaded` was made of; any other array itself."""
     layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not download:
+    if not isinstance(layer, DownloadLayer):
         return array
-    name = str(layer.indices[0][0])
+    name = layer.below
     return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
 
 
@@ -86,7 +114,7 @@ def _beside_other_tasks() -> Iterator[None]:
     from distributed import secede
 
     if beside := _waiting.acquire(blocking=False):
-        # No worker of distributed's; or one that does so already, for Dask fuses what follows.
+        # No worker of distributed's; or one that does so already, in the same task.
         with suppress(ValueError, KeyError):
             secede()
     try:
