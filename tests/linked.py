@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from distributed import WorkerPlugin
+from distributed.core import Status
 
 from multimm import products
 from multimm.cluster.describe import described
@@ -36,13 +37,14 @@ def link(patch, send=np.copy, fetch=np.copy):
 
 
 def at_rest(cluster, seconds=10.0):
-    """Whether no task runs on workers in threads soon, and none waits for its turn to copy."""
-    turns = host._waiting, host._going_up, host._coming_back
-    states = [worker.state for worker in cluster.workers.values()]
+    """Whether soon no task runs on workers in threads, and none waits for its turn to copy."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not any(state.executing or state.long_running for state in states):
-            return all(turn._value == turn._initial_value for turn in turns)
+        live = [x.state for x in cluster.workers.values() if x.status is Status.running]
+        turns = host._waiting, host._going_up, host._coming_back
+        busy = any(state.executing or state.long_running for state in live)
+        if not busy and all(turn._value == turn._initial_value for turn in turns):
+            return True
         time.sleep(0.02)
     return False
 
