@@ -105,6 +105,8 @@ def _block(key: Key) -> str:
         return f"block {_index(at)} of {role.upper()}, joined"
     if roles[0] == "uploaded":
         return f"chunk {_index(at)} of {role.upper()} on its way to a GPU"
+    if roles[0] == "downloaded":
+        return f"block {_index(at)} of C on its way to host memory"
     if roles[0] == "cut":
         return f"part of block {_index(at[:-1])} of {role.upper()} on worker {at[-1]}"
     if role in ("a", "b"):

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
-from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 
 import dask.array as da
@@ -19,13 +16,12 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, LocalCluster
-from distributed.core import Status
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.comm.core import CommClosedError
 from distributed.worker_state_machine import AcquireReplicasEvent
+from killing import Killer, Record, forget, workers
 
 import multimm
 from multimm.graph import placement, tasks
-from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.product import Product
@@ -52,116 +48,6 @@ def operands():
     a = da.random.default_rng(0).integers(-8, 9, (SIZE, SIZE), chunks=BLOCK).astype("float32")
     b = da.random.default_rng(1).integers(-8, 9, (SIZE, SIZE), chunks=BLOCK).astype("float32")
     return a.map_blocks(slow, meta=a._meta), b.map_blocks(slow, meta=b._meta)
-
-
-@contextmanager
-def workers(count):
-    """Worker processes, under nannies that start a lost one again."""
-    with (
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            memory_limit="500MB",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(count, timeout=60)
-        yield cluster, client
-
-
-class Killer:
-    """Kills worker processes, one after another, as the results of block products come in.
-
-    Parameters
-    ----------
-    after : list of int
-        One worker is killed for each number, when as many results are or were in memory.
-    only : str or tuple of str
-        Counts results of tasks whose key begins so.
-    for_good : bool
-        Nobody starts the worker again.
-    """
-
-    def __init__(self, cluster, client, after, *, only="multimm-", for_good=True):
-        self.cluster, self.scheduler = cluster, cluster.scheduler
-        self.for_good = for_good
-        self.pids = client.run(os.getpid)
-        self.after, self.only = after, only
-        self.victims = []
-        self.owners = {}  #: of each block product, before the first was killed
-        self.thread = threading.Thread(target=self.watch)
-        self.record = Record()
-        self.scheduler.add_plugin(self.record)
-        self.thread.start()
-
-    def watch(self):
-        deadline = time.time() + 60
-        for count in self.after:
-            while self.made() < count:
-                if time.time() > deadline:
-                    return
-                time.sleep(0.005)
-            if not self.victims:
-                blocks = [ts for ts in list(self.scheduler.tasks.values()) if is_ours(ts)]
-                self.owners = {ts.key: set(ts.worker_restrictions or ()) for ts in blocks}
-            self.kill(max(set(self.pids) - set(self.victims)))
-
-    def made(self):
-        return sum(key[0].startswith(self.only) for key in list(self.record.made))
-
-    def kill(self, victim):
-        self.victims.append(victim)
-        if self.for_good:
-            forget(self.cluster, victim)
-        os.kill(self.pids[victim], signal.SIGKILL)
-
-    def check(self, count):
-        """All were killed, the survivors kept what they had, and did nothing of it twice."""
-        self.thread.join()
-        assert len(self.victims) == count, "the product was over before the worker was killed"
-        lost = {key for key, owners in self.owners.items() if owners & set(self.victims)}
-        theirs = set(self.owners) - lost
-        assert theirs
-        moved = [
-            key
-            for key in theirs
-            if (ts := self.scheduler.tasks.get(key)) and ts.worker_restrictions != self.owners[key]
-        ]
-        assert moved == []
-        # Parts along k that went into a lost sum are lost work, whoever did it.
-        blocks = {key[1:3] for key in lost}
-        twice = {key for key in theirs if self.record.made[key] > 1}
-        assert {key for key in twice if key[1:3] not in blocks} == set()
-
-
-class Record(SchedulerPlugin):
-    """How often each block product's result came into being."""
-
-    name = "record"
-
-    def __init__(self):
-        self.made = Counter()
-        self.who = {}  #: the last worker that made it
-
-    def transition(self, key, start, finish, *args, worker=None, **kwargs):
-        if start == "processing" and finish == "memory" and str(key[0]).startswith("multimm-"):
-            self.made[key] += 1
-            self.who[key] = worker
-
-
-def is_ours(ts):
-    return isinstance(ts.run_spec, BlockTask)
-
-
-def forget(cluster, victim):
-    """Neither the worker's nanny nor the cluster is to start another one."""
-    for name, nanny in cluster.workers.items():
-        if nanny.worker_address == victim:
-            nanny.status = Status.closing_gracefully
-            del cluster.worker_spec[name]
-            return
 
 
 def expected():
@@ -383,3 +269,28 @@ def test_losing_every_worker_is_survived():
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
         np.testing.assert_array_equal(future.result(timeout=120), expected())
+
+
+def test_a_connection_that_ends_before_its_worker_is_missed_undoes_no_placement():
+    """Results that a lost worker sent last are taken in while nothing can be sent to it."""
+    asked = []
+
+    def refuse(*messages):
+        asked.extend(message["op"] for message in messages if message["op"].endswith("-replicas"))
+        if asked:
+            raise CommClosedError("already closed")
+        send(*messages)
+
+    with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
+        scheduler, record = cluster.scheduler, Record()
+        scheduler.add_plugin(record)
+        future = start_product(client)
+        while len(record.made) < 12:
+            time.sleep(0.005)
+        victim = max(scheduler.workers)
+        send = scheduler.stream_comms[victim].send
+        scheduler.stream_comms[victim].send = refuse
+        np.testing.assert_array_equal(future.result(timeout=60), expected())
+        assert asked, "the connection was not used by the placement"
+        assert victim not in scheduler.workers
+        assert not scheduler.get_events("warn")

@@ -6,7 +6,9 @@ stays what it is. What moves them to a GPU and back is tested on one (`tests/gpu
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from dataclasses import replace
 
 import dask
@@ -15,27 +17,18 @@ import numpy as np
 import pytest
 from clusters import counting, counting_client, in_threads, received, scattered
 from distributed import Client, wait
+from linked import at_rest, link, plan_for
 from small import integers
 
 import multimm
 from multimm import products
-from multimm.cluster.describe import described
+from multimm.failures import told
 from multimm.graph.block_task import BlockTask
 from multimm.graph.host import _beside_other_tasks, below_download, upload
 from multimm.io import open_array
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 client = counting_client(4)
-
-
-def plan_for(monkeypatch, device, **more):
-    """Have plans made for workers that have such a device each."""
-
-    def with_devices(client, workers):
-        spec = described(client, workers)
-        return replace(spec, devices=(device,) * spec.workers, **more)
-
-    monkeypatch.setattr(products, "described", with_devices)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +96,7 @@ def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(clien
     d = multimm.matmul(c.T, c, blocks=64)
     ups, downs = (
         sum(role in str(key[0]) for key in dask.optimize(d)[0].__dask_graph__())
-        for role in ("uploaded", "download")
+        for role in ("uploaded", "downloaded")
     )
     assert ups == a.npartitions + b.npartitions
     assert downs == d.npartitions
@@ -248,7 +241,7 @@ def test_one_worker_takes_blocks_from_host_memory_as_it_needs_them(client):
 
 
 def test_others_run_beside_a_task_that_waits_for_the_link():
-    """Also twice within one task, as Dask fuses those that bring two results back."""
+    """Also twice within one task."""
     with in_threads(1) as cluster, Client(cluster) as client:
         LET_GO.clear()
         waits = client.submit(_beside, pure=False)
@@ -268,6 +261,56 @@ def _beside():
         with _beside_other_tasks():
             LET_GO.wait(20)
     return 2
+
+
+TURN = threading.Lock()
+
+
+def _alone(block):
+    assert TURN.acquire(blocking=False), "two of these ran at a time"
+    time.sleep(0.02)
+    TURN.release()
+    return block
+
+
+def test_what_follows_a_block_that_comes_back_has_the_worker_s_thread(monkeypatch):
+    """It is not made one task with what gave that up."""
+    link(monkeypatch)
+    x = integers((120, 120), 3)
+    with in_threads(1, memory_limit=0) as cluster, Client(cluster):
+        c = multimm.matmul(da.from_array(x, chunks=30), x, blocks=30)
+        np.testing.assert_array_equal(c.map_blocks(_alone, meta=c._meta).compute(), x @ x)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("send", r"chunk \(., .\) of [AB] on its way to a GPU, from \('.*', ., .\), failed on inp"),
+        ("fetch", r"block \(., .\) of C on its way to host memory failed on inproc:"),
+    ],
+    ids=["up", "back"],
+)
+def test_a_copy_that_fails_names_its_block(monkeypatch, way, said):
+    """And leaves nothing behind: no thread of a worker's, and nothing that others wait for."""
+    full = threading.Event()
+    full.set()
+
+    def fails(block):
+        if full.is_set():
+            raise MemoryError("no room")
+        return block.copy()
+
+    link(monkeypatch, **{way: fails})
+    x, y = integers((120, 120), 3), integers((120, 120), 4)
+    with in_threads(2, memory_limit=0, silence_logs=50) as cluster, Client(cluster):
+        c = multimm.matmul(da.from_array(x, chunks=30), y, blocks=30)
+        with pytest.raises(MemoryError, match="no room") as caught:
+            c.compute()
+        assert re.match(said, told(caught.value)), told(caught.value)
+        assert at_rest(cluster)
+        full.clear()
+        d = multimm.matmul(da.from_array(y, chunks=30), x, blocks=30)
+        np.testing.assert_array_equal(d.compute(), y @ x)
 
 
 def test_a_lost_worker_is_survived():

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "io": {"files", "operands"},
     "files": {"failures", "gpu"},
     "cluster": {"graph", "gpu", "planning"},
-    "graph": {"failures", "operands", "planning", "gpu"},
+    "graph": {"failures", "planning", "gpu"},
     "gpu": set(),
     "operands": set(),
     "planning": set(),

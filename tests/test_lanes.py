@@ -6,13 +6,17 @@ too early, or emptied, gives other bytes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
+import time
 from ctypes import CFUNCTYPE, c_int, c_size_t
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from multimm.gpu import lanes
+from multimm.gpu import host, lanes
 
 PIECE = 64  # bytes
 
@@ -114,3 +118,36 @@ def test_a_failure_is_returned_and_nothing_is_ordered_after_it(driver, way):
     failed = run(driver, way, y.ctypes.data, x.ctypes.data, size, *rows, lanes_used=1)
     assert failed == [7]
     assert driver.fails_after == -1
+
+
+def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
+    """It is raised when no lane uses the array any more, and the next array has all lanes."""
+    carried = []
+
+    class Lane:
+        handles = ()
+        made = 0
+
+        def __init__(self, device):
+            Lane.made += 1
+            if Lane.made == 1:
+                raise MemoryError("no pinned memory")
+            self.stream = SimpleNamespace(wait_event=id, synchronize=lambda: None)
+
+    def send(first, apart, step):
+        time.sleep(0.05)
+        carried.append(first)
+        return 0
+
+    event = SimpleNamespace(record=lambda: None)
+    cuda = SimpleNamespace(Event=lambda **_: event, Device=contextlib.nullcontext)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(host, "Lane", Lane)
+    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(send=send))
+    road = host.Road(0, "send", 3)
+    with pytest.raises(MemoryError, match="no pinned memory"):
+        road.carry(3 * PIECE, PIECE)
+    assert len(carried) == 2
+    carried.clear()
+    road.carry(3 * PIECE, PIECE)
+    assert set(carried) == {0, PIECE, 2 * PIECE}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
@@ -51,10 +51,18 @@ class Road:
         self.device, self.lanes = device, lanes
         self._loop = getattr(loops(), way)
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}", self._begin)
+        self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}")
 
-    def _begin(self) -> None:
-        self._own.lane = Lane(self.device)
+    def _lane(self) -> Lane:
+        """This thread's own, made when it is first needed.
+
+        Not as the thread begins: where that fails, for lack of memory, no thread of a pool ever
+        works again, and nobody is told why.
+        """
+        if not hasattr(self._own, "lane"):
+            self._own.lane = Lane(self.device)
+        lane: Lane = self._own.lane
+        return lane
 
     def carry(self, size: int, step: int, *args: int) -> None:
         """Have lanes do their shares of an array's pieces, and wait for all of it.
@@ -78,7 +86,7 @@ class Road:
         ready.record()
 
         def run(number: int) -> int:
-            lane: Lane = self._own.lane
+            lane = self._lane()
             with cupy.cuda.Device(self.device):
                 lane.stream.wait_event(ready)
                 first, apart = number * step, self.lanes * step
@@ -87,8 +95,12 @@ class Road:
             return failed
 
         shares = min(self.lanes, -(-size // step))
-        done = [self._threads.submit(run, number) for number in range(shares)]
-        wait(done)  # also where one fails: until then the others use the array
+        done: list[Future[int]] = []
+        try:
+            for number in range(shares):
+                done.append(self._threads.submit(run, number))
+        finally:  # also where one fails, or cannot be begun: until then the others use the array
+            wait(done)
         if failed := max(future.result() for future in done):
             raise cupy.cuda.driver.CUDADriverError(failed)
 

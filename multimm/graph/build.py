@@ -76,4 +76,6 @@ def build(
     chunks = (*layout.stack, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     result = da.Array(high, keys.name("matmul"), chunks, meta=meta)
-    return downloaded(result) if layout.problem.downloaded else result
+    if layout.problem.downloaded:
+        return downloaded(result, keys.name("downloaded"))
+    return result

@@ -4,7 +4,9 @@ Whose operands are NumPy arrays gets NumPy arrays, wherever the workers multiply
 with GPUs each block of such an operand is brought to the GPU of the worker that has it, or is to
 have it (`multimm.graph.uploads`); all that follows is as for blocks that were made there. A task
 for each block of the result brings that back, in a layer of its own: a product of the result takes
-what is below.
+what is below. What gives its worker's thread up while bytes travel is a task of its own: what
+Dask made one with it would run in no thread of the worker's, beside any number of its like, and
+what it held could not be spilled.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask._task_spec import TaskRef
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.tokenize import tokenize
+from dask.highlevelgraph import HighLevelGraph
 
+from multimm.failures import named
 from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
+from multimm.graph.owners import ProductLayer
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, stream_for
 from multimm.planning.memory import AT_ONCE
@@ -54,6 +57,15 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
         return finished(made(list(map(_there, blocks))))
 
 
+class DownloadLayer(ProductLayer):
+    """The tasks that bring a product's blocks back, and the name of what these are of."""
+
+    def __init__(self, tasks: dict[Key, OwnTask], below: str, product: ProductLayer) -> None:
+        super().__init__(tasks, product.owners, product.workers)
+        self.below = below
+
+
+@named
 def download(block: Block) -> Block:
     """A block in host memory."""
     if not is_cupy(block):
@@ -77,29 +89,15 @@ def on_device(func: Callable[..., Block], *blocks: Block) -> Block:
         return to_host(func(*map(_there, blocks)))
 
 
-class DownloadLayer(MaterializedLayer):
-    """The tasks that bring blocks back, with the name of the array that has them on GPUs.
-
-    What follows one is a task of its own: fused with it, a function of the user's would run beside
-    others of its worker, however few at once it was given threads for, and what it holds could not
-    be spilled.
-    """
-
-    def __init__(self, tasks: dict[Key, OwnTask], below: str) -> None:
-        super().__init__(tasks)
-        self.below = below
-
-
-def downloaded(array: da.Array) -> da.Array:
-    """The lazy array of the same blocks in host memory."""
-    name = f"download-{tokenize(array.name)}"
-    tasks: dict[Key, OwnTask] = {
-        (name, *at): OwnTask((name, *at), download, TaskRef((array.name, *at)))
-        for at in np.ndindex(*array.numblocks)
+def downloaded(array: da.Array, name: str) -> da.Array:
+    """The lazy array, of a name, of a product's blocks in host memory."""
+    made = {
+        (name, *index): OwnTask((name, *index), download, TaskRef((array.name, *index)))
+        for index in np.ndindex(*array.numblocks)
     }
-    parents: list[Any] = [array]
-    layer = DownloadLayer(tasks, array.name)
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    layer = DownloadLayer(made, array.name, array.dask.layers[array.name])
+    upstream: Any = array
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
     return da.Array(graph, name, array.chunks, meta=array._meta)
 
 
@@ -108,8 +106,8 @@ def below_download(array: da.Array) -> da.Array:
     layer = array.dask.layers.get(array.name)
     if not isinstance(layer, DownloadLayer):
         return array
-    below = layer.below
-    return da.Array(array.dask.cull_layers([below]), below, array.chunks, meta=array._meta)
+    name = layer.below
+    return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
 
 
 def _in_host_memory(block: Block) -> bool:
@@ -130,7 +128,7 @@ def _beside_other_tasks() -> Iterator[None]:
     from distributed import secede
 
     if beside := _waiting.acquire(blocking=False):
-        # No worker of distributed's, or one that does so already.
+        # No worker of distributed's; or one that does so already, in the same task.
         with suppress(ValueError, KeyError):
             secede()
     try:

@@ -14,6 +14,7 @@
     (multimm-portion-T, i, j)                              of a block of C, which is joined
     (multimm-bundle-T, w)                                  what worker w has of a small operand
     (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
+    (multimm-downloaded-T, β, i, j)                        the same in host memory
 
 Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import dask.array as da
 import numpy as np
+from dask._task_spec import Task
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.block_task import Key
 
 
 class ProductLayer(MaterializedLayer):
@@ -25,7 +26,7 @@ class ProductLayer(MaterializedLayer):
         How many the product was planned for.
     """
 
-    def __init__(self, tasks: dict[Key, BlockTask], owners: tuple[int, ...], workers: int) -> None:
+    def __init__(self, tasks: Mapping[Key, Task], owners: tuple[int, ...], workers: int) -> None:
         super().__init__(tasks)
         self.owners = owners
         self.workers = workers

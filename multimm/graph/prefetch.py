@@ -10,9 +10,12 @@ not over: for so much the plan has memory.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING
+
+from distributed.comm.core import CommClosedError
 
 from multimm.graph.block_task import Key, Place
 
@@ -90,6 +93,7 @@ def fetch_for(
     ]
     if blocks:
         progress.asked.update((block, wave) for block in blocks)
-        scheduler.request_acquire_replicas(
-            address, blocks, stimulus_id=f"multimm-fetch-{stimulus_id}"
-        )
+        with suppress(CommClosedError):  # of a worker whose loss is about to be noticed
+            scheduler.request_acquire_replicas(
+                address, blocks, stimulus_id=f"multimm-fetch-{stimulus_id}"
+            )

@@ -6,9 +6,11 @@ but not where that task will run, for it does not know: the copy would travel on
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distributed.active_memory_manager import ReduceReplicas, SuggestionGenerator
+from distributed.comm.core import CommClosedError
 
 from multimm.graph.block_task import BlockTask, Place
 from multimm.graph.product import Product
@@ -54,9 +56,10 @@ def let_go(scheduler: Scheduler, ts: TaskState, product: Product, stimulus_id: s
             continue
         copies = len(dts.who_has) if worker in dts.who_has else 0
         if copies > 1 and not any(_soon(user, worker.address, place) for user in dts.waiters or ()):
-            scheduler.request_remove_replicas(
-                worker.address, [block], stimulus_id=f"multimm-let-go-{stimulus_id}"
-            )
+            with suppress(CommClosedError):  # of a worker whose loss is about to be noticed
+                scheduler.request_remove_replicas(
+                    worker.address, [block], stimulus_id=f"multimm-let-go-{stimulus_id}"
+                )
 
 
 def place_of(ts: TaskState) -> Place | None:

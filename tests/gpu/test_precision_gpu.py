@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from importlib.util import find_spec
 
 import dask.array as da
@@ -337,15 +336,11 @@ def test_many_residuals_have_one_order_packed_before_or_not():
 def test_without_memory_to_pack_in_fp32_multiply_adds_run():
     x, y = normal(4096, 4096), normal(4096, 4096, seed=1)
     a, b, out = placed(x), placed(y), cupy.empty((4096, 4096), "f4")
-    pool = cupy.get_default_memory_pool()
-    gc.collect()  # what other tests have left would make room in the midst of the product
-    pool.free_all_blocks()
-    pool.set_limit(size=pool.used_bytes() + 16 * 2**20)
-    try:
+    pool = cupy.cuda.MemoryPool()  # the usual one may have room in what other tests have left
+    pool.set_limit(size=16 * 2**20)
+    with cupy.cuda.using_allocator(pool.malloc):
         gemm(a, b, out=out)
         assert "no memory" in last_choice().reason
-    finally:
-        pool.set_limit(size=0)
     assert error_u(out, x, y) <= 4096 + 2
 
 

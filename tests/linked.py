@@ -1,0 +1,66 @@
+"""Workers without a GPU whose tasks bring blocks to one and back, for all that Dask can tell."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from distributed import WorkerPlugin
+from distributed.core import Status
+
+from multimm import products
+from multimm.cluster.describe import described
+from multimm.gpu import host as copies
+from multimm.graph import host
+
+
+def plan_for(monkeypatch, device, **more):
+    """Have plans made for workers that have such a device each."""
+
+    def with_devices(client, workers):
+        spec = described(client, workers)
+        return replace(spec, devices=(device,) * spec.workers, **more)
+
+    monkeypatch.setattr(products, "described", with_devices)
+
+
+def link(patch, send=np.copy, fetch=np.copy):
+    """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
+    patch.setattr(host, "_device", lambda: 0)
+    patch.setattr(host, "own_stream", lambda device: nullcontext())
+    patch.setattr(host, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
+    patch.setattr(host, "is_cupy", lambda block: True)
+    patch.setattr(copies, "to_device", send)
+    patch.setattr(copies, "to_host", fetch)
+
+
+def at_rest(cluster, seconds=10.0):
+    """Whether soon no task runs on workers in threads, and none waits for its turn to copy."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        live = [x.state for x in cluster.workers.values() if x.status is Status.running]
+        turns = host._waiting, host._going_up, host._coming_back
+        busy = any(state.executing or state.long_running for state in live)
+        if not busy and all(turn._value == turn._initial_value for turn in turns):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Link(WorkerPlugin):
+    """The same for worker processes: a copy takes so many seconds."""
+
+    name = "link"
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def setup(self, worker):
+        def copy(block):
+            time.sleep(self.seconds)
+            return block.copy()
+
+        link(pytest.MonkeyPatch(), copy, copy)
