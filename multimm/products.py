@@ -24,12 +24,15 @@ from multimm.planning.blocking import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.strategy import in_one_task, plan_matmul
 
 Scalar = complex
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.
 Held = Mapping[str, Sequence[Sequence[str]]]
 NOTHING_FIXED = Options()
+#: Of a product's seconds otherwise, what one task that also copies may take: nothing runs beside
+#: the copies then. Arbitrary.
+IN_ONE = 0.9
 
 
 @dataclass(frozen=True)
@@ -153,13 +156,21 @@ def planned(
     pack = _pack_scheme(factors, on, gpu or hosted or not factors.arrays)
     problem = factors.problem(c, pack, on, held, hosted=hosted)
     plan = partial(plan_matmul, cluster=on, precision=factors.step.precision, options=options)
-    made = plan(problem)
-    stays = {*"ab"} <= {*problem.uploaded}
-    if stays and (made.bytes_spilled or on.workers == 1):
+    made = [plan(problem)]
+    if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
         # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
-        again = plan(replace(problem, rereadable=(True, True), from_host=True))
-        made = min(made, again, key=lambda x: (x.peak_bytes > x.budget_bytes, x.seconds))
-    return made
+        made.append(plan(replace(problem, rereadable=(True, True), from_host=True)))
+    best = min(made, key=_rank)
+    if options.given or not hosted:
+        return best
+    alone = in_one_task(problem, on, factors.step.precision)
+    too_large, seconds = _rank(alone)
+    return alone if (too_large, seconds / IN_ONE) < _rank(best) else best
+
+
+def _rank(plan: MatmulPlan) -> tuple[bool, float]:
+    """Whether it does not fit, and seconds: the least is the best."""
+    return plan.peak_bytes > plan.budget_bytes, plan.seconds
 
 
 def _peeled(x: Array | MatrixSpec) -> tuple[Array | MatrixSpec, bool]:

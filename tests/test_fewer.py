@@ -50,7 +50,7 @@ def test_the_plan_says_how_many_workers_it_uses_and_why():
     assert "8 of NVIDIA H200, 2 of them used" in text
     assert "because 2 workers alone take 0.0258 s, all 8 0.0367 s" in text
     assert "next best is 1 x 2 x 1" in text
-    text = str(plan_matmul(problem(65536, 512, 512), gpus(8)))
+    text = str(plan_matmul(problem(65536, 512, 512, ""), gpus(8)))
     assert "one worker, because 1 worker alone takes 0.013 s, all 8 0.0315 s; 0 B move\n" in text
     assert "used" not in str(plan_matmul(problem(*[65536] * 3), gpus(8)))
 

@@ -26,6 +26,7 @@ from multimm.failures import told
 from multimm.graph.block_task import BlockTask
 from multimm.graph.host import _beside_other_tasks, below_download, upload
 from multimm.io import open_array
+from multimm.planning import cost
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 client = counting_client(4)
@@ -105,13 +106,13 @@ def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(clien
     assert "host      230 kB of C from there" in str(multimm.plan(c.T, c))
     # What was computed is NumPy's, and goes up again.
     wait(kept := c.persist())
-    assert tasks_of(multimm.matmul(kept.T, kept), "uploaded-a")
+    assert tasks_of(multimm.matmul(kept.T, kept, blocks=64), "uploaded-a")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "float16", "bool"])
 def test_other_dtypes_go_up_too(client, dtype):
     x, y = integers((40, 30), 3).astype(dtype), integers((30, 20), 4).astype(dtype)
-    c = multimm.matmul(da.from_array(x, chunks=16), da.from_array(y, chunks=16))
+    c = multimm.matmul(da.from_array(x, chunks=16), da.from_array(y, chunks=16), blocks=16)
     assert len(tasks_of(c, "uploaded-a")) == 6
     np.testing.assert_array_equal(c.compute(), x @ y)
 
@@ -130,16 +131,16 @@ def test_a_stack_a_gram_product_and_an_addend(client):
     c = multimm.matmul(da.from_array(x, chunks=(1, 16, 30)), da.from_array(y, chunks=30))
     np.testing.assert_array_equal(c.compute(), x @ y)
     a = da.from_array(x[0], chunks=10)
-    gram = multimm.matmul(a.T, a)
+    gram = multimm.matmul(a.T, a, blocks=20)
     assert len(tasks_of(gram, "uploaded-a")) == 12
     assert not tasks_of(gram, "uploaded-b")
     square = da.from_array(x[0, :30], chunks=10)
-    both = multimm.matmul(square, square)
+    both = multimm.matmul(square, square, blocks=20)
     assert len(tasks_of(both, "uploaded-a")) == 9
     assert not tasks_of(both, "uploaded-b")
     np.testing.assert_array_equal(both.compute(), x[0, :30] @ x[0, :30])
     np.testing.assert_array_equal(gram.compute(), x[0].T @ x[0])
-    d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8))
+    d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8), blocks=16)
     assert len(tasks_of(d, "uploaded-c")) == 15
     np.testing.assert_array_equal(d.compute(), 5 * (x[0] @ y))
     v = multimm.matmul(a, da.from_array(y[:, 0], chunks=10))
@@ -214,6 +215,8 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
     memory = 10**7 if workers == 1 else 35 * 10**5
     small = replace(H200, memory_bytes=memory, gflops=1e6)
     plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
+        monkeypatch.setattr(cost, name, 0.0)
     with counting(workers) as client:
         x = integers((1500, 1300), 13)
         a = scattered(client, x, (400, 350), [n % workers for n in range(16)])

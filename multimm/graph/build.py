@@ -10,14 +10,14 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.block_task import Block
+from multimm.graph.block_task import Block, BlockTask
 from multimm.graph.builder import Builder
 from multimm.graph.gather import Gatherer
-from multimm.graph.host import below_download, downloaded
+from multimm.graph.host import below_download, downloaded, on_device
 from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
 from multimm.graph.owners import ProductLayer
-from multimm.graph.tasks import Step
+from multimm.graph.tasks import Step, read
 from multimm.graph.uploads import uploads
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.plan import MatmulPlan
@@ -68,7 +68,9 @@ def build(
         if isinstance(layout, GatheredLayout)
         else Builder(layout, cluster, operands, addend, step, keys).tasks()
     )
-    if layout.problem.uploaded:
+    if layout.problem.in_one:
+        tasks = {key: _on_device(task) for key, task in tasks.items()}
+    elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
         tasks |= uploads([*tasks.values()], inputs, partial(keys.place, cluster))
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
@@ -76,6 +78,14 @@ def build(
     chunks = (*layout.stack, *layout.sides)
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     result = da.Array(high, keys.name("matmul"), chunks, meta=meta)
-    if layout.problem.downloaded:
+    if layout.problem.downloaded and not layout.problem.in_one:
         return downloaded(result, keys.name("downloaded"))
     return result
+
+
+def _on_device(task: BlockTask) -> BlockTask:
+    """A task of blocks in host memory, which works on a GPU; one that reads a block reads it."""
+    if task.func is read:
+        return task
+    args, more = (task.func, *task.args), task.kwargs
+    return BlockTask(task.key, on_device, *args, place=task.place, sizes=task.sizes, **more)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -24,10 +25,11 @@ from dask._task_spec import TaskRef
 from dask.highlevelgraph import HighLevelGraph
 
 from multimm.failures import named
-from multimm.gpu.arrays import is_cupy
+from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.owners import ProductLayer
+from multimm.graph.pieces import Pieces
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, stream_for
 from multimm.planning.memory import AT_ONCE
@@ -76,17 +78,17 @@ def download(block: Block) -> Block:
         return to_host(block)
 
 
-def on_device(func: Callable[..., Block], *blocks: Block) -> Block:
+def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
     """What a function makes of blocks in host memory, computed on this worker's GPU, back there.
 
-    Without a GPU it is computed where the blocks are.
+    Without a GPU it is computed where the blocks are. What is no block, and no `Pieces` of some, is
+    handed on.
     """
     if (at := _device()) is None:
-        return func(*blocks)
-    from multimm.gpu.host import to_host
-
+        return func(*given, **more)
     with own_stream(at):
-        return to_host(func(*map(_there, blocks)))
+        named = {name: _there(x) for name, x in more.items()}
+        return to_numpy(func(*map(_there, given), **named))
 
 
 def downloaded(array: da.Array, name: str) -> da.Array:
@@ -115,11 +117,15 @@ def _in_host_memory(block: Block) -> bool:
     return isinstance(block, np.ndarray) and not is_cupy(block)
 
 
-def _there(block: Block) -> Block:
-    """A block on the current device."""
+def _there(x: Any) -> Any:
+    """A block, or one in pieces, on the current device; anything else as it is."""
+    if isinstance(x, Pieces):
+        return replace(x, blocks=list(map(_there, x.blocks)))
+    if not _in_host_memory(x):
+        return x
     from multimm.gpu.host import to_device
 
-    return to_device(np.asarray(block)) if _in_host_memory(block) else block
+    return to_device(np.asarray(x))
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class Keys:
 
     def uploaded(self, role: str) -> str:
         """The first entry of the keys of an array's own blocks on GPUs; empty if they stay."""
-        return self.name(f"uploaded-{role}") * (role in self.layout.problem.uploaded)
+        p = self.layout.problem
+        return self.name(f"uploaded-{role}") * (role in p.uploaded and not p.in_one)
 
     def place(
         self, cluster: ClusterSpec, owner: Coordinate, order: Index, inputs: Inputs = ()

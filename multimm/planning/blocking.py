@@ -131,17 +131,20 @@ def lay_out(
     cluster = cluster.first(grid.workers)
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
-        layout = Layout(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        # Of one array on both sides only one goes to a GPU; a C would be added by another task.
+        halves = problem.in_one and problem.gram and problem.c is None
+        kind = GramLayout if halves else Layout
+        layout = kind(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
         return layout, memory.held(layout, cluster)
-    kind = cluster.slowest.kind
-    edge = EDGE[kind]
+    device = cluster.slowest.kind
+    edge = EDGE[device]
     layout = _blocks(problem, cluster, grid, options, edge, cut)
     held = memory.held(layout, cluster)
     if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
         held = memory.held(layout, cluster)
-    while not _fits(layout, held, cluster) and edge > LEAST_EDGE[kind] // 2:
+    while not _fits(layout, held, cluster) and edge > LEAST_EDGE[device] // 2:
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)

@@ -61,6 +61,9 @@ ARRIVE_S = 1.2e-3
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
+#: Rows or columns of a tile of packed products; sides from `NARROW` on have many.
+TILE, NARROW = 128, 1024
+
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
@@ -69,6 +72,11 @@ SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 #: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
 #: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.host`).
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
+#: Before the first product that waits for them, and behind the last block that comes back, the same
+#: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
+#: them 10 to 48 were predicted. And of a chunk that the product's own task brings there, seconds:
+#: such products took 14 to 46 ms, 55 with 32 chunks of 4 MiB, and other tasks as long for each.
+COPIED_S, CHUNK_S = 4e-3, 1e-3
 
 #: What one thread of a worker does.
 IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
@@ -115,7 +123,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     cut_first = bool(layout.cut_apart)  # C is not waited for
     bundled = isinstance(layout, GatheredLayout) and layout.bundled
     steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
-    products = flops / (product_gflops(p, device) * 1e9)
+    steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
+    products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     transfers, first = _arrivals(layout, cluster, moved, alone)
     going_up, first_up = _going_up(layout, cluster)
@@ -201,6 +210,8 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
 def _host_tasks(layout: Layout) -> int:
     """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
     p = layout.problem
+    if p.in_one:
+        return 0
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
     going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
     chunks = sum(spec.blocks for spec in going_up)
@@ -222,10 +233,15 @@ def _going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
         nbytes = layout.read_bytes / cluster.workers
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
-    each = UPLOAD_S * ceil_div(_host_tasks(layout), cluster.workers)
-    seconds = nbytes / UPLOAD_RATE + each
+    seconds = nbytes / UPLOAD_RATE
+    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
+    if layout.problem.in_one:
+        return 0.0, seconds + chunks
+    seconds += UPLOAD_S * ceil_div(_host_tasks(layout), cluster.workers)
+    if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
+        seconds += chunks / cluster.workers
     slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
-    return seconds, min(seconds, slabs * sides / UPLOAD_RATE)
+    return seconds, min(seconds, slabs * sides / UPLOAD_RATE) + COPIED_S
 
 
 def _coming_back(layout: Layout, each: int) -> tuple[float, float]:
@@ -236,7 +252,9 @@ def _coming_back(layout: Layout, each: int) -> tuple[float, float]:
     block = max(layout.row_sizes) * max(layout.n_blocks)
     share = each * layout.share_result
     rate = p.out_bytes / DOWNLOAD_RATE
-    return share * rate, min(share, block) * rate
+    if p.in_one:
+        return 0.0, share * rate
+    return share * rate, min(share, block) * rate + COPIED_S
 
 
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
@@ -251,6 +269,14 @@ def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
 def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
     """Of so many blocks in every slab, those of the busiest worker."""
     return ceil_div(blocks * len(layout.slabs), cluster.workers)
+
+
+def _filled_up(layout: Layout) -> float:
+    """By how much more is multiplied of narrow blocks: whole tiles of tensor cores."""
+    if not layout.problem.packs:
+        return 1.0
+    sides = max(layout.row_sizes), max(layout.n_blocks)
+    return prod(ceil_div(x, TILE) * TILE / x for x in sides if 0 < x < NARROW)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:

@@ -26,9 +26,13 @@ _INTEGER_COST = 50.0
 _PACKED_COST = {"float32": 0.29, "tf32": 0.09}
 #: Bytes of a packed element, by precision: two FP16 parts of it, or one.
 _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
-#: Blocks are packed for tensor cores where each slab is at least so long, and so are the blocks
-#: of C on both sides: shorter ones do not pay for it.
+#: Blocks are packed for tensor cores once, where they are kept, if each slab is at least so long,
+#: and so are the blocks of C on both sides: shorter ones do not pay for it.
 PACKED_SLAB, PACKED_SIDE = 256, 1024
+#: A product packs its own operands where that takes less time than tensor cores save: packing moves
+#: (m + n) k elements for m n k multiplications. On an H200 it pays from some 80 columns of a tall
+#: operand on: 2^30 elements by 64 columns take 2.8 ms with multiply-adds, by 96 4.4 packed and 5.4.
+PACKED_SHARE = 80
 #: Multiplications of a matrix in a stack from which on it is multiplied by itself: as in
 #: `multimm.gpu.choice`.
 ALONE = 2**33
@@ -71,6 +75,8 @@ class Problem:
         The result goes there.
     from_host : bool
         Operands stay there, and their blocks go up when they are needed, as if they were read.
+    in_one : bool
+        One task brings them to a GPU, multiplies them, and brings the result back.
     """
 
     a: MatrixSpec
@@ -91,6 +97,7 @@ class Problem:
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False
     from_host: bool = False
+    in_one: bool = False
 
     def __post_init__(self) -> None:
         if self.a.cols != self.b.rows:
@@ -181,8 +188,8 @@ class Problem:
     @property
     def _large(self) -> bool:
         """Each matrix is large enough, and there is a precision to pack for."""
-        large = self.k >= PACKED_SLAB and min(self.m, self.n) >= PACKED_SIDE
-        return bool(self.pack) and large
+        worth = self.m * self.n >= PACKED_SHARE * (self.m + self.n)
+        return bool(self.pack) and self.k >= PACKED_SLAB and worth
 
     @cached_property
     def packed_itemsize(self) -> int:

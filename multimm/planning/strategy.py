@@ -113,6 +113,15 @@ def plan_matmul(
     return plan
 
 
+def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
+    """All of a product of operands in host memory as one task, whose steps follow each other."""
+    whole = Options(whole=True)
+    layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
+    layout = replace(layout, cut_once=False, pack_once=False)
+    reason = "copies to a GPU and back take less than further tasks"
+    return MatmulPlan(layout, cluster, precision, "one task", reason)
+
+
 def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
     """The best of these plans if it gains enough, else the other one."""
     best = _chosen(found.ranks, found.cluster, precision)

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from multimm.checks import tasks
 from multimm.checks.operands import prepare
-from multimm.gpu.host import LANES, PIECE, SMALL, _road, to_device, to_host
-from multimm.graph.host import download, upload
-from multimm.graph.pieces import Pieces
+from multimm.gpu.dtypes import accumulate_dtype
+from multimm.gpu.host import LANES, PIECE, SMALL, SMALL_UP, _road, to_device, to_host
+from multimm.graph.host import download, on_device, upload
+from multimm.graph.pieces import Pieces, multiply_pieces
 from multimm.graph.recut import upload_pieces
+from multimm.graph.tasks import Step, multiply
 
 pytestmark = pytest.mark.gpu
 
 #: Bytes: nothing, one, around what is copied by threads, and around the pieces of all of them.
-SIZES = [0, 1, SMALL - 1, SMALL, SMALL + 1, LANES * PIECE - 1, 2 * LANES * PIECE + 7, 3 * PIECE]
+SIZES = [
+    0,
+    1,
+    SMALL - 1,
+    SMALL,
+    SMALL + 1,
+    SMALL_UP - 1,
+    SMALL_UP,
+    SMALL_UP + 1,
+    LANES * PIECE - 1,
+    2 * LANES * PIECE + 7,
+    3 * PIECE,
+]
 
 
 def some(size, seed=0):
@@ -157,3 +172,27 @@ def test_blocks_of_a_check_are_looked_at_here(dtype, turned, monkeypatch):
     for task in (tasks.product_rows, tasks.exact_rows):
         here, there = (task(x, rows, rule, hosted=hosted) for hosted in (False, True))
         np.testing.assert_allclose(there, here, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "complex64"])
+@pytest.mark.parametrize("chunk", [300, 1100])
+def test_a_product_as_one_task(dtype, chunk):
+    """Of small integers, in blocks or in pieces: NumPy's result, in host memory."""
+    x, y, c = (
+        np.random.default_rng(n).integers(-4, 5, (1100, 1100)).astype(dtype) for n in (1, 2, 3)
+    )
+    step = Step(str(accumulate_dtype(x.dtype, y.dtype)), dtype, False, True, 2, 3)
+    step = replace(step, dtype_a=x.dtype, dtype_b=x.dtype, dtype_c=x.dtype)
+    given = [x, y] if chunk > 1000 else [in_pieces(x, chunk), in_pieces(y, chunk)]
+    found = on_device(multiply_pieces, *given, None, c=c, step=step, verb=multiply)
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, (2 * (x @ y.T) + 3 * c).astype(dtype))
+
+
+def in_pieces(x, edge):
+    """A matrix as a task is given it in place of one block."""
+    at = [slice(s, min(s + edge, len(x))) for s in range(0, len(x), edge)]
+    wheres = [(rows, cols) for rows in at for cols in at]
+    blocks = [np.ascontiguousarray(x[where]) for where in wheres]
+    cuts = [(tuple(slice(0, n) for n in b.shape), w) for b, w in zip(blocks, wheres, strict=True)]
+    return Pieces(blocks, tuple(cuts), tuple(b.shape for b in blocks), x.shape, x.dtype)
