@@ -65,10 +65,17 @@ def open_array(
     Raises
     ------
     FileFormatError
-        No such file, not a readable matrix, no such dataset, several to choose from, or the
-        package for this format is missing.
+        No such file, not a readable matrix, no such dataset, several to choose from, the
+        package for this format is missing, or the numbers stand for others: attributes
+        ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
     ShapeError
         `chunks` that do not fit the matrix.
+
+    Warns
+    -----
+    UserWarning
+        An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
+        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
     """
     matrix = files.inspect(files.locate(path, dataset))
     return graph.lazy(matrix, graph.blocks(matrix, chunks), gpu)

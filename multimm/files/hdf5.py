@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from multimm.files.coded import check_meaning
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 
@@ -12,8 +13,9 @@ def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     with package("h5py").File(place.path, "r") as file:
         name = choose_dataset(place, _shapes(file))
-        item = file[name]
-        return StoredMatrix(replace(place, dataset=name), item.shape, item.dtype, item.chunks)
+        item, found = file[name], replace(place, dataset=name)
+        check_meaning(found, item.dtype, item.attrs)
+        return StoredMatrix(found, item.shape, item.dtype, item.chunks)
 
 
 def held(path: str) -> dict[str, tuple[int, ...]]:
