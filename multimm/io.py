@@ -45,8 +45,9 @@ def open_array(
     Parameters
     ----------
     path : str or path-like
-        ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5`` or
-        ``.hdf5``. Workers open it themselves, under the same absolute path.
+        ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
+        or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
+        absolute path.
     dataset : str, optional
         Array inside a ``.zarr`` group or an HDF5 file; ``"file.h5:/name"`` says the same.
         Default: the only matrix in there.
@@ -133,7 +134,7 @@ class Output:
     Raises
     ------
     FileFormatError
-        Unsupported suffix, missing or unwritable folder, a target that exists, or one that
+        Unsupported suffix, netCDF, missing or unwritable folder, a target that exists, or one that
         holds other datasets where `dataset` (or the path) names one.
     """
 

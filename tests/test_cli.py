@@ -182,6 +182,7 @@ def test_plans_of_gram_products_and_of_many_nodes(cli):
         ("string.npy", "b.npy", "c.npy", [], ["elements are <U1"]),
         ("m.h5", "b.npy", "c.npy", ["--dataset-a", "X"], ["no dataset 'X'", "M (40, 30)"]),
         ("a.npy", "b.npy", "c.csv", [], ["c.csv", "supported are"]),
+        ("a.npy", "b.npy", "c.nc", [], ["c.nc: .nc is read and not written"]),
         ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
         ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
         ("a.npy", "b.npy", "c.npy", ["--precision", "fp32"], ["fp32", "'float32', 'ieee', 'tf32'"]),

@@ -199,6 +199,39 @@ def test_a_dataset_is_named_by_option_or_path(tmp_path, suffix):
     assert io.open_array(f"{path}:/A", dataset="A").shape == (4, 5)
 
 
+@pytest.mark.parametrize("suffix", ["nc", "nc4", "NC"])
+def test_netcdf_that_is_hdf5_is_read_and_never_written(tmp_path, suffix):
+    path = several(tmp_path / f"m.{suffix}")
+    assert io.open_array(f"{path}:/deep/B").shape == (5, 6)
+    array = io.open_array(path, dataset="A")
+    np.testing.assert_array_equal(array.compute(scheduler="sync"), numbers(4, 5))
+    for target in path, tmp_path / f"new.{suffix}":
+        with pytest.raises(
+            FileFormatError, match=r"not written; choose \.npy, \.zarr, \.h5, \.hdf5$"
+        ):
+            io.Output(target, overwrite=True)
+    assert names(tmp_path) == [path.name]
+
+
+def test_netcdf_that_is_not_hdf5_says_what_to_do(tmp_path):
+    path = tmp_path / "m.nc"
+    path.write_bytes(b"CDF\x01" + bytes(100))
+    with pytest.raises(FileFormatError, match=r"m\.nc: netCDF 3, .*nccopy -k nc4.* xarray"):
+        io.open_array(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(FileFormatError, match=r"m\.nc: not a readable \.nc file"):
+        io.open_array(path)
+
+
+@pytest.mark.parametrize("name", ["grp.zarr/t", "f.h5/deep/t", "f.nc/t"])
+def test_an_array_inside_that_is_named_as_a_path_is_told_its_name(tmp_path, name):
+    file, _, inside = name.partition("/")
+    with pytest.raises(FileFormatError, match=rf"for the array inside write {file}:/{inside}$"):
+        files.locate(name)
+    with pytest.raises(FileFormatError, match=r"supported are [.\w, ]+$"):
+        files.locate("folder/t")
+
+
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_the_only_matrix_needs_no_name(tmp_path, suffix):
     path = several(tmp_path / f"m.{suffix}")

@@ -1,21 +1,32 @@
-""".h5 and .hdf5: named datasets in one file, which one task at a time may write."""
+""".h5, .hdf5: named datasets in one file, which one task at a time may write; .nc to read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from multimm.errors import FileFormatError
 from multimm.files.coded import check_meaning
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
+    _refuse_netcdf3(place.path)
     with package("h5py").File(place.path, "r") as file:
         name = choose_dataset(place, _shapes(file))
         item, found = file[name], replace(place, dataset=name)
         check_meaning(found, item.dtype, item.attrs)
         return StoredMatrix(found, item.shape, item.dtype, item.chunks)
+
+
+def _refuse_netcdf3(path: str) -> None:
+    with open(path, "rb") as file:
+        if file.read(3) == b"CDF":
+            raise FileFormatError(
+                f"{path}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it with "
+                "xarray and multiply x.data"
+            )
 
 
 def held(path: str) -> dict[str, tuple[int, ...]]:
