@@ -485,6 +485,15 @@ def test_help_and_version(cli):
     assert "Commands:" in bare.stderr
 
 
+def test_help_says_what_is_taken_and_what_is_the_default(cli):
+    said = {name: " ".join(cli(name, "--help").output.split()) for name in ("matmul", "plan")}
+    assert "Both have 2 dimensions" in said["matmul"]
+    assert "GPU workers; 0: CPU. Default: all GPUs." in said["matmul"]
+    assert "GPU workers; 0: CPU. Default: 1." in said["plan"]
+    assert "all GPUs" not in said["plan"]
+    assert "1 of NVIDIA H200" in cli("plan", "30x40", "40x50").stdout
+
+
 def test_parts_of_k_are_an_option_too(cli):
     planned = cli("plan", "30x4000", "4000x50", "--workers", 4, "--p-k", 2).stdout
     assert "grid      2 x 1 x 2" in planned or "grid      1 x 2 x 2" in planned
