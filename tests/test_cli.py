@@ -313,6 +313,18 @@ def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
     assert names(tmp_path) == ["a.zarr", "b.npy"]
 
 
+def test_a_failing_task_of_own_workers_is_one_line_too(tmp_path):
+    a = put(tmp_path / "a.zarr", integers((40, 30)))
+    b = put(tmp_path / "b.npy", integers((30, 50)))
+    chunk = a / "c" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:5])
+    process = command("matmul", a, b, "-o", tmp_path / "c.h5", "--workers", 2)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("multimm: error: the run failed: block (0, 0) of A failed on tcp://")
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_wrong_product_never_gets_its_name(factors, tmp_path, cli, address, form, monkeypatch):
     truth = multimm.verify
