@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -117,6 +118,56 @@ def test_large_storage_chunks_are_never_split(tmp_path):
     path = put(tmp_path / "m.zarr", numbers(100, 70), chunks=(50, 70))
     with dask.config.set({"array.chunk-size": "1kiB"}):
         assert io.open_array(path).chunks == ((50, 50), (70,))
+
+
+WRITE_BEYOND = """
+import pickle, resource, sys
+import numpy as np
+from multimm.files import hdf5, locate
+from multimm.files.stored import StoredMatrix
+matrix = StoredMatrix(locate(sys.argv[1], "C"), (1000, 1000), np.dtype("f8"))
+hdf5.create(matrix)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    hdf5.write(matrix, (slice(990, 1000), slice(0, 1000)), np.ones((10, 1000)))
+except OSError as error:
+    error = pickle.loads(pickle.dumps(error))
+    print(f"{type(error).__name__}: {error}")
+sys.stdout.flush()
+"""
+
+
+def test_an_error_of_hdf5_is_what_failed_and_the_path(tmp_path):
+    """HDF5's own has a time, the address of a buffer and more, and may be a RuntimeError."""
+    path = tmp_path / "m.h5"
+    run = subprocess.run(
+        [sys.executable, "-c", WRITE_BEYOND, str(path)], capture_output=True, text=True
+    )
+    assert run.stdout == f"OSError: [Errno 27] file write failed: File too large: '{path}'\n"
+    with h5py.File(path, "r+"):
+        code = f"from multimm import io; io.open_array({str(path)!r})"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "m.h5: not a readable .h5 file (unable to lock file: Resource temp" in run.stderr
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_the_space_of_a_file_is_taken_before_anything_is_computed(tmp_path, suffix, monkeypatch):
+    taken = []
+
+    def full(descriptor, start, size):
+        taken.append(size - start)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with (
+        pytest.raises(
+            FileFormatError, match=r"cannot be created for .* \(No space left on device\)"
+        ),
+        io.Output(tmp_path / f"m.{suffix}") as output,
+    ):
+        output.store(numbers(100, 100))
+    assert 40000 < taken[0] < 50000
+    assert names(tmp_path) == []
 
 
 READ_CORNER = """
