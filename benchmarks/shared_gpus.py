@@ -24,7 +24,7 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     workers : int
         Dealt out to the GPUs in turn.
     """
-    from multimm.cluster.client import ClusterClient, prepare
+    from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.options import StartOptions
     from multimm.cluster.start import CONNECT_SECONDS, on_gpus
 
@@ -35,7 +35,7 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     cluster = _cluster_class()(n_workers=workers, **on_gpus(options))
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
     try:
-        prepare(client, overlap=True)
+        set_up_cluster(client, overlap=True)
         yield client
     finally:
         client.close()  # and the cluster

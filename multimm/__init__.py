@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multimm import cluster
+    from multimm import cluster, gpu, io
     from multimm.api import gemm, matmul, plan, transpose
     from multimm.checks.verify import verify
     from multimm.dispatch import accelerate
@@ -23,6 +23,8 @@ __all__ = [
     "accelerate",
     "cluster",
     "gemm",
+    "gpu",
+    "io",
     "matmul",
     "plan",
     "transpose",
@@ -40,11 +42,13 @@ _HOMES = {
     "transpose": "multimm.api",
     "verify": "multimm.checks.verify",
 }
+#: Modules that are used by their own names, as in `multimm.io.open_array`.
+_MODULES = ("cluster", "gpu", "io")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "cluster":
-        return import_module("multimm.cluster")
+    if name in _MODULES:
+        return import_module(f"multimm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'multimm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

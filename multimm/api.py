@@ -177,10 +177,10 @@ def gemm(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
+    options = products.options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
     a, b = pair(a, b)
-    options = products.options(blocks, slabs, p_k)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     check_beta(beta, c)
     check_fit(a, b, shape_a, shape_b)

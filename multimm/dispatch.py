@@ -124,6 +124,12 @@ def accelerate() -> Iterator[None]:
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can.
 
+    ``da.tensordot`` and ``da.einsum`` stay Dask's, and so do the products of xarray, which end in
+    these: ``x @ y``, ``x.dot(y)`` and ``xr.dot(x, y)``. Of two DataArrays, multiply the arrays in
+    them, ``multimm.matmul(x.data, y.data)``, or keep the names of the dimensions:
+    ``xr.apply_ufunc(multimm.matmul, x, y, input_core_dims=[["i", "k"], ["k", "j"]],
+    output_core_dims=[["i", "j"]], dask="allowed")``.
+
     Examples
     --------
     >>> import dask.array as da, multimm

@@ -107,8 +107,8 @@ def _block(key: Key) -> str:
         return f"chunk {_index(at)} of {role.upper()} on its way to a GPU"
     if roles[0] == "downloaded":
         return f"block {_index(at)} of C on its way to host memory"
-    if roles[0] == "cut":
-        return f"part of block {_index(at[:-1])} of {role.upper()} on worker {at[-1]}"
+    if roles[0] == "cut":  # the last is a place in the grid: another worker may be there by now
+        return f"part of block {_index(at[:-1])} of {role.upper()}"
     if role in ("a", "b"):
         packed = "packed " if len(roles) > 1 else ""
         return f"{packed}block {_index(at[1:])} of {role.upper()}"  # a wave comes first
@@ -119,7 +119,7 @@ def _block(key: Key) -> str:
     if role == "portion":
         return f"portion {_index(at)} of C"
     if role == "bundle":
-        return f"a bundle of blocks of an operand on worker {at[0]}"
+        return "a bundle of blocks of an operand"
     if role == "sum":
         return f"block {_index(at[:-2])} of C, parts {at[-2]} to {at[-1]} of k"
     return f"block {_index(at)} of C"

@@ -45,8 +45,9 @@ def open_array(
     Parameters
     ----------
     path : str or path-like
-        ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5`` or
-        ``.hdf5``. Workers open it themselves, under the same absolute path.
+        ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
+        or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
+        absolute path.
     dataset : str, optional
         Array inside a ``.zarr`` group or an HDF5 file; ``"file.h5:/name"`` says the same.
         Default: the only matrix in there.
@@ -65,10 +66,17 @@ def open_array(
     Raises
     ------
     FileFormatError
-        No such file, not a readable matrix, no such dataset, several to choose from, or the
-        package for this format is missing.
+        No such file, not a readable matrix, no such dataset, several to choose from, the
+        package for this format is missing, or the numbers stand for others: attributes
+        ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
     ShapeError
         `chunks` that do not fit the matrix.
+
+    Warns
+    -----
+    UserWarning
+        An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
+        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
     """
     matrix = files.inspect(files.locate(path, dataset))
     return graph.lazy(matrix, graph.blocks(matrix, chunks), gpu)
@@ -126,7 +134,7 @@ class Output:
     Raises
     ------
     FileFormatError
-        Unsupported suffix, missing or unwritable folder, a target that exists, or one that
+        Unsupported suffix, netCDF, missing or unwritable folder, a target that exists, or one that
         holds other datasets where `dataset` (or the path) names one.
     """
 

@@ -182,6 +182,7 @@ def test_plans_of_gram_products_and_of_many_nodes(cli):
         ("string.npy", "b.npy", "c.npy", [], ["elements are <U1"]),
         ("m.h5", "b.npy", "c.npy", ["--dataset-a", "X"], ["no dataset 'X'", "M (40, 30)"]),
         ("a.npy", "b.npy", "c.csv", [], ["c.csv", "supported are"]),
+        ("a.npy", "b.npy", "c.nc", [], ["c.nc: .nc is read and not written"]),
         ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
         ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
         ("a.npy", "b.npy", "c.npy", ["--precision", "fp32"], ["fp32", "'float32', 'ieee', 'tf32'"]),
@@ -310,6 +311,18 @@ def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
     result = cli("matmul", a, b, "-o", output, "--scheduler", address)
     assert_one_line(result, 1, "the run failed: block (0, 0) of A failed on tcp://127.0.0.1:")
     assert names(tmp_path) == ["a.zarr", "b.npy"]
+
+
+def test_a_failing_task_of_own_workers_is_one_line_too(tmp_path):
+    a = put(tmp_path / "a.zarr", integers((40, 30)))
+    b = put(tmp_path / "b.npy", integers((30, 50)))
+    chunk = a / "c" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:5])
+    process = command("matmul", a, b, "-o", tmp_path / "c.h5", "--workers", 2)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("multimm: error: the run failed: block (0, 0) of A failed on tcp://")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -482,6 +495,15 @@ def test_help_and_version(cli):
     bare = cli()
     assert bare.exit_code == 2
     assert "Commands:" in bare.stderr
+
+
+def test_help_says_what_is_taken_and_what_is_the_default(cli):
+    said = {name: " ".join(cli(name, "--help").output.split()) for name in ("matmul", "plan")}
+    assert "Both have 2 dimensions" in said["matmul"]
+    assert "GPU workers; 0: CPU. Default: all GPUs." in said["matmul"]
+    assert "GPU workers; 0: CPU. Default: 1." in said["plan"]
+    assert "all GPUs" not in said["plan"]
+    assert "1 of NVIDIA H200" in cli("plan", "30x40", "40x50").stdout
 
 
 def test_parts_of_k_are_an_option_too(cli):

@@ -533,7 +533,7 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
     said = "lost while .* Stream is closed.*memory_limit="
     monkeypatch.setattr("multimm.cluster.transport.obstacles", lost)
     with pytest.raises(ClusterError, match=said):
-        clients.prepare(client, overlap=True)
+        clients.set_up_cluster(client, overlap=True)
     with Client(client.scheduler.address) as other:
         monkeypatch.setattr(other, "register_plugin", lost)
         with pytest.raises(ClusterError, match=said):
@@ -550,10 +550,10 @@ def test_replicas_count_and_scattered_data_does_not(client):
 
 
 def test_installing_twice_counts_once(client):
-    from multimm.cluster.client import prepare
+    from multimm.cluster.client import set_up_cluster
 
-    prepare(client)
-    prepare(client)
+    set_up_cluster(client)
+    set_up_cluster(client)
     _, second = sorted(listed(client))
     reset_received_bytes(client)
     move(client, 1, 7)

@@ -102,6 +102,19 @@ def test_the_rest_is_left_to_dask(x, name, caplog):
 
 @pytest.mark.parametrize(
     "product",
+    [lambda x: da.tensordot(x, x, (1, 1)), lambda x: da.einsum("ik,jk->ij", x, x)],
+)
+def test_sums_over_any_axes_stay_dasks_as_the_docstring_says(x, product):
+    with multimm.accelerate():
+        result = product(x)
+    assert not ours(result)
+    for name in ("``da.tensordot``", "``da.einsum``", "xarray", "multimm.matmul(x.data, y.data)"):
+        assert name in multimm.accelerate.__doc__
+    np.testing.assert_array_equal(result.compute(), x.compute() @ x.T.compute())
+
+
+@pytest.mark.parametrize(
+    "product",
     [
         lambda x: da.matmul(x, 3),
         lambda x: np.matmul(x, 3),

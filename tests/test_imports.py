@@ -24,7 +24,7 @@ OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py"
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
-    "__init__": {"api", "checks", "cluster", "dispatch"},
+    "__init__": {"api", "checks", "cluster", "dispatch", "gpu", "io"},
     "dispatch": {"api"},
     "api": {"operands", "products", "graph", "planning", "gpu"},
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
@@ -158,11 +158,17 @@ def test_import_multimm_loads_itself_only():
 
 def test_the_public_names_load_nothing_heavy():
     # dask.array itself imports CuPy where it is installed; the rest would be ours.
-    names = "matmul", "gemm", "transpose", "plan", "verify", "accelerate", "cluster"
+    names = "matmul", "gemm", "transpose", "plan", "verify", "accelerate", "cluster", "gpu", "io"
     statement = "import multimm; " + "; ".join(f"multimm.{name}" for name in names)
     added = modules_after(statement) - modules_after("import dask.array")
     assert {"multimm.api", "multimm.checks.verify", "multimm.cluster"} <= added
     assert not added & HEAVY
+
+
+@pytest.mark.parametrize("name", ["cluster.start", "gpu.pack", "io.open_array", "io.save_array"])
+def test_one_import_is_enough(name):
+    """Not only where something else has imported the module before."""
+    assert f"multimm.{name.split('.')[0]}" in modules_after(f"import multimm; multimm.{name}")
 
 
 def test_every_public_name_is_there_and_no_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -119,6 +120,56 @@ def test_large_storage_chunks_are_never_split(tmp_path):
         assert io.open_array(path).chunks == ((50, 50), (70,))
 
 
+WRITE_BEYOND = """
+import pickle, resource, sys
+import numpy as np
+from multimm.files import hdf5, locate
+from multimm.files.stored import StoredMatrix
+matrix = StoredMatrix(locate(sys.argv[1], "C"), (1000, 1000), np.dtype("f8"))
+hdf5.create(matrix)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    hdf5.write(matrix, (slice(990, 1000), slice(0, 1000)), np.ones((10, 1000)))
+except OSError as error:
+    error = pickle.loads(pickle.dumps(error))
+    print(f"{type(error).__name__}: {error}")
+sys.stdout.flush()
+"""
+
+
+def test_an_error_of_hdf5_is_what_failed_and_the_path(tmp_path):
+    """HDF5's own has a time, the address of a buffer and more, and may be a RuntimeError."""
+    path = tmp_path / "m.h5"
+    run = subprocess.run(
+        [sys.executable, "-c", WRITE_BEYOND, str(path)], capture_output=True, text=True
+    )
+    assert run.stdout == f"OSError: [Errno 27] file write failed: File too large: '{path}'\n"
+    with h5py.File(path, "r+"):
+        code = f"from multimm import io; io.open_array({str(path)!r})"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "m.h5: not a readable .h5 file (unable to lock file: Resource temp" in run.stderr
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_the_space_of_a_file_is_taken_before_anything_is_computed(tmp_path, suffix, monkeypatch):
+    taken = []
+
+    def full(descriptor, start, size):
+        taken.append(size - start)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with (
+        pytest.raises(
+            FileFormatError, match=r"cannot be created for .* \(No space left on device\)"
+        ),
+        io.Output(tmp_path / f"m.{suffix}") as output,
+    ):
+        output.store(numbers(100, 100))
+    assert 40000 < taken[0] < 50000
+    assert names(tmp_path) == []
+
+
 READ_CORNER = """
 import os, resource, sys
 import numpy as np
@@ -197,6 +248,39 @@ def test_a_dataset_is_named_by_option_or_path(tmp_path, suffix):
     assert io.open_array(f"{path}:/deep/B").shape == (5, 6)
     assert io.open_array(f"{path}:v").shape == (5,)
     assert io.open_array(f"{path}:/A", dataset="A").shape == (4, 5)
+
+
+@pytest.mark.parametrize("suffix", ["nc", "nc4", "NC"])
+def test_netcdf_that_is_hdf5_is_read_and_never_written(tmp_path, suffix):
+    path = several(tmp_path / f"m.{suffix}")
+    assert io.open_array(f"{path}:/deep/B").shape == (5, 6)
+    array = io.open_array(path, dataset="A")
+    np.testing.assert_array_equal(array.compute(scheduler="sync"), numbers(4, 5))
+    for target in path, tmp_path / f"new.{suffix}":
+        with pytest.raises(
+            FileFormatError, match=r"not written; choose \.npy, \.zarr, \.h5, \.hdf5$"
+        ):
+            io.Output(target, overwrite=True)
+    assert names(tmp_path) == [path.name]
+
+
+def test_netcdf_that_is_not_hdf5_says_what_to_do(tmp_path):
+    path = tmp_path / "m.nc"
+    path.write_bytes(b"CDF\x01" + bytes(100))
+    with pytest.raises(FileFormatError, match=r"m\.nc: netCDF 3, .*nccopy -k nc4.* xarray"):
+        io.open_array(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(FileFormatError, match=r"m\.nc: not a readable \.nc file"):
+        io.open_array(path)
+
+
+@pytest.mark.parametrize("name", ["grp.zarr/t", "f.h5/deep/t", "f.nc/t"])
+def test_an_array_inside_that_is_named_as_a_path_is_told_its_name(tmp_path, name):
+    file, _, inside = name.partition("/")
+    with pytest.raises(FileFormatError, match=rf"for the array inside write {file}:/{inside}$"):
+        files.locate(name)
+    with pytest.raises(FileFormatError, match=r"supported are [.\w, ]+$"):
+        files.locate("folder/t")
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import pickle
 import re
@@ -400,6 +401,15 @@ def test_pairs_that_do_not_fit_are_refused():
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             check_pair(*pair)
+
+
+@pytest.mark.parametrize("option", ["blocks", "slabs", "p_k"])
+def test_options_are_looked_at_with_packed_operands_too(option):
+    x = gpu(np.ones((4, 6), "f4"))
+    a, b = pack(x, side="a"), pack(x, side="b", trans=True)
+    for product in (multimm.matmul, functools.partial(multimm.gemm, 1)):
+        with pytest.raises(OptionError, match=f"{option}=-1"):
+            product(a, b, **{option: -1})
 
 
 def block_of(kind: str, side: str = "a", scheme: str = "float32") -> PackedBlock:

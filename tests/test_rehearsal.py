@@ -144,7 +144,7 @@ def test_workers_share_gpus_and_their_memory(monkeypatch):
         "multimm.cluster.client.ClusterClient", lambda cluster, **_: made.append(cluster) or client
     )
     monkeypatch.setattr(
-        "multimm.cluster.client.prepare", lambda c, *, overlap: prepared.append((c, overlap))
+        "multimm.cluster.client.set_up_cluster", lambda c, *, overlap: prepared.append((c, overlap))
     )
     with shared_gpus.shared_gpus(8) as found:
         assert found is client

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 import multimm.cluster as mc
 from multimm.cluster import transport, warm
-from multimm.cluster.client import prepare
+from multimm.cluster.client import set_up_cluster
 from multimm.cluster.describe import listed
 from multimm.cluster.transport import Overlap, obstacles
 from multimm.cluster.warm import WarmUp, wait_until_warm
@@ -205,7 +205,7 @@ def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
 
 def test_preparing_twice_changes_nothing(client):
     before = client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"]))
-    prepare(client, overlap=True)
+    set_up_cluster(client, overlap=True)
     assert client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"])) == before
 
 
@@ -232,7 +232,7 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
         LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
         Client(cluster) as client,
     ):
-        prepare(client, overlap=True)
+        set_up_cluster(client, overlap=True)
         said = [record for record in caplog.records if reason in record.getMessage()]
         assert [record.name for record in said] == ["multimm.cluster.client"]
         assert said[0].levelno == logging.WARNING

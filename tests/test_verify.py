@@ -526,6 +526,39 @@ def test_what_neither_alpha_nor_c0_explains_is_held_to_its_own_dtype():
     assert verify(i, j, 0.5 * whole, alpha=0.5)
 
 
+@pytest.mark.parametrize(
+    ("operands", "widened", "said"),
+    [
+        ("float32", "float64", "c is float64 and held to its rounding, but this product of float3"),
+        ("float16", "float32", "c is float32 and held to its rounding, but this product of float1"),
+        ("bfloat16", "float64", "of bfloat16 is float32: check it before it is cast, or cast the "),
+        ("complex64", "complex128", "of complex64 is complex64: check it"),
+        ("int8", "int64", "c is int64 and held to its range, but this product of int8 is int8"),
+        ("int8", "float64", "c is float64 and held to its rounding, but this product of int8"),
+    ],
+)
+def test_what_was_cast_is_told_why_it_is_wrong(operands, widened, said):
+    rng = np.random.default_rng(18)
+    a, b = draw(rng, (40, 200), operands), draw(rng, (200, 30), operands)
+    c = product(a, b)
+    cast = verify(a, b, c.astype(widened))
+    assert not cast
+    assert said in str(cast)
+    c[3, 4] = 55
+    wrong = verify(a, b, c)
+    assert not wrong
+    assert "cast" not in str(wrong)  # nor where c is of its own dtype, whatever is wrong
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_a_dtype_that_rounds_no_finer_is_no_reason(dtype):
+    rng = np.random.default_rng(19)
+    a, b = draw(rng, (40, 20), "float32"), draw(rng, (20, 30), "float32")
+    wrong = verify(a, b, (a @ b + 1).astype(dtype))
+    assert not wrong
+    assert "cast" not in str(wrong)
+
+
 def test_sums_beyond_float32_are_infinite_in_a_wider_c():
     a, b = np.full((4, 100), 1e19, np.float32), np.full((100, 3), 1e19, np.float32)
     a[0] = 1

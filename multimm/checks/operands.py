@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import normalize_chunks
 
-from multimm.checks.rule import Rule, make_rule, rank, row_rule
+from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
 from multimm.cluster.describe import describe
 from multimm.errors import ClusterError, MultimmError, OptionError, ShapeError, integer
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
@@ -39,6 +39,7 @@ class Job:
     rule: Rule
     rows: Rule  #: of rows that are wrong by `rule`; another one where A B may have wrapped around
     hosted: bool = False  #: in the host memory of workers with GPUs, which look at them
+    hint: str = ""  #: why a right product may be called wrong, and what to do
 
 
 def prepare(
@@ -65,25 +66,36 @@ def prepare(
     check_same_device(a=a, b=b, c=c, c0=c0)
     axes = (..., *(None if vector else slice(None) for vector in vectors))
     given = [x.dtype for x in (a, b, c0) if x is not None]
-    kept = _kept(a.dtype, b.dtype, c.dtype, added if c0 is None else c0.dtype, scale)
+    whole = _whole(a.dtype, b.dtype, added if c0 is None else c0.dtype, scale)
+    explained = whole is not None and whole.name == c.dtype.name  # by alpha and C0
+    kept = accumulate_dtype(a.dtype, b.dtype) if explained else None
     k = a.shape[-1]
     sizes = math.prod((*batch, m)), n, k
     scale = alpha if k else 0, beta
     rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision)
     rows = row_rule(rule, kept, c.dtype, scale)
     hosted = lazy and _hosted(c, *given)
-    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows, hosted)
+    hint = _hint(given, c.dtype, whole)
+    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows, hosted, hint)
 
 
-def _kept(
-    a: DType, b: DType, c: DType, c0: DType | None, scale: tuple[complex, complex]
-) -> DType | None:
-    """What A B is summed in, if C has NumPy's dtype for alpha A B + beta C0; else None."""
+def _whole(a: DType, b: DType, c0: DType | None, scale: tuple[complex, complex]) -> DType | None:
+    """NumPy's dtype for alpha A B + beta C0; None where there is none."""
     try:
-        whole = gemm_dtype(scale[0], result_dtype(a, b), scale[1], c0)
+        return gemm_dtype(scale[0], result_dtype(a, b), scale[1], c0)
     except MultimmError:
         return None  # what is wrong is said later, with what C allows
-    return accumulate_dtype(a, b) if whole.name == c.name else None
+
+
+def _hint(given: list[DType], c: DType, whole: DType | None) -> str:
+    """Why a product that was right until it was cast to a wider dtype is wrong, and what to do."""
+    if whole is None or not wider(c, whole):
+        return ""
+    operands = " and ".join(dict.fromkeys(map(str, given)))
+    return (
+        f"c is {c} and held to its {'range' if c.kind in 'iu' else 'rounding'}, but this product "
+        f"of {operands} is {whole}: check it before it is cast, or cast the operands first"
+    )
 
 
 def _hosted(c: Any, *dtypes: DType) -> bool:

@@ -91,6 +91,13 @@ def rank(dtype: np.dtype[Any], name: str) -> int:
     return {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}[str(dtype.kind)]
 
 
+def wider(dtype: np.dtype[Any], than: np.dtype[Any]) -> bool:
+    """Whether the one shows what was lost in the other: by rounding, or by wrapping around."""
+    if min(rank(dtype, "c"), rank(than, "a @ b")) < 2:
+        return dtype.name != than.name and np.promote_types(dtype, than) == dtype
+    return _format(dtype)[0] < _format(than)[0]
+
+
 def make_rule(
     operands: list[np.dtype[Any]],
     dtype: np.dtype[Any],

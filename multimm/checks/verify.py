@@ -168,6 +168,9 @@ def verify(
     have wrapped around: in rows where nothing else explains `c`. If more than 16 rows are such,
     these and 64 random ones are recomputed and the others counted in `Verification.unchecked`.
 
+    If it is wider for neither, `c` is held to its own dtype, which a float32 product that was cast
+    to float64 does not keep; the reason says so. Check it before casting, or cast `a` and `b`.
+
     Examples
     --------
     >>> import numpy as np
@@ -184,7 +187,9 @@ def verify(
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
     with dask.config.set({} if lazy else {"scheduler": "synchronous"}):
-        return _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
+        found = _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
+    hint = job.hint and not found.ok
+    return replace(found, reason=f"{found.reason}; {job.hint}") if hint else found
 
 
 def _verify_sketch(job: Job, seed: int) -> Verification:

@@ -1,7 +1,8 @@
 """The command line: one file per command, imported when it is asked for.
 
 Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM,
-129 after SIGHUP. Whatever goes wrong is one line on stderr; ``--debug`` adds the traceback.
+129 after SIGHUP. Whatever goes wrong is one line on stderr; ``--debug`` adds the traceback. So is
+a warning.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -46,7 +48,7 @@ class Commands(click.Group):
         if not extra.pop("standalone_mode", True):
             return run(args, *rest, standalone_mode=False, **extra)
         given = list(sys.argv[1:] if args is None else args)
-        with STOP.heeded():
+        with STOP.heeded(), warnings_in_one_line():
             try:
                 code = run(given, *rest, standalone_mode=False, **extra)
             except click.exceptions.NoArgsIsHelpError as error:
@@ -59,6 +61,23 @@ class Commands(click.Group):
                         traceback.print_exc()
                     click.echo(f"multimm: {text}", err=True)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Each warning once, without the source line that it comes from."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in said:
+            said.add(text)
+            with suppress(OSError):
+                click.echo(f"multimm: warning: {text}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -51,10 +51,11 @@ def matmul(
     overwrite: bool,
     **options: Any,
 ) -> None:
-    """Multiply the matrices in files A and B (.npy, .zarr, .h5), block by block.
+    """Multiply the matrices in files A and B (.npy, .zarr, .h5; .nc to read), block by block.
 
-    Neither the files nor the result need to fit in memory. The output gets its name when it
-    is complete and verified, and not before.
+    Both have 2 dimensions: for vectors and stacks call multimm.matmul in Python. Neither the files
+    nor the result need to fit in memory. The output gets its name when it is complete and
+    verified, and not before.
     """
     from multimm.io import Output
 

@@ -49,17 +49,27 @@ PRODUCT = (
     click.option("--slabs", type=int, metavar="N", help="Length of slabs of k. Default: planned."),
     click.option("--p-k", type=int, metavar="N", help="Parts of k, summed side by side."),
 )
-KIND = (
-    click.option("--gpus", type=int, metavar="N", help="GPU workers; 0: CPU. Default: all GPUs."),
-    click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs."),
-)
-WORKERS = (
-    *KIND,
+
+
+def kind(gpus: str) -> tuple[Command, ...]:
+    """GPU or CPU workers; `gpus` says how many GPUs there are by default."""
+    return (
+        click.option(
+            "--gpus", type=int, metavar="N", help=f"GPU workers; 0: CPU. Default: {gpus}."
+        ),
+        click.option("--workers", type=int, metavar="N", help="CPU workers instead of GPUs."),
+    )
+
+
+SIZE = (
     click.option("--memory-limit", metavar="SIZE", help="Memory of one worker, such as 2GB."),
     click.option("--threads", type=int, metavar="N", help="Tasks at a time per worker."),
 )
+KIND = kind("all GPUs")
+ON_PAPER = (*kind("1"), *SIZE)
 CLUSTER = (
-    *WORKERS,
+    *KIND,
+    *SIZE,
     click.option("--protocol", help='"ucxx" (GPU) or "tcp" between workers.'),
     click.option("--scheduler", metavar="ADDRESS", help="Use a running cluster: tcp://host:8786."),
 )

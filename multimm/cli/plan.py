@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.options import DEBUG, PRODUCT, WORKERS, Workers, add
+from multimm.cli.options import DEBUG, ON_PAPER, PRODUCT, Workers, add
 from multimm.errors import FileFormatError, OptionError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B", required=False)
-@add(*PRODUCT, *WORKERS)
+@add(*PRODUCT, *ON_PAPER)
 @click.option("--chunks", type=int, metavar="N", help="Blocks that the operands come in, N x N.")
 @click.option("--host", is_flag=True, help="Operands lie in host memory, and C is to go there.")
 @click.option("--gram", is_flag=True, help="B is A transposed; with --trans-a, A^T A. Leave B out.")
@@ -39,9 +39,9 @@ def plan(
 ) -> None:
     """Print how A times B would be computed; A and B are shapes such as 65536x65536, or files.
 
-    Plans for H200 GPUs (--gpus, default 1) or for CPU workers of this machine (--workers);
-    none are started. Rates are as shipped, unless `multimm tune --cluster` measured them here. Exit
-    code 2 if the product does not fit in the workers' memory.
+    Plans for H200 GPUs (--gpus) or for CPU workers of this machine (--workers); none are started.
+    Rates are as shipped, unless `multimm tune --cluster` measured them here. Exit code 2 if the
+    product does not fit in the workers' memory.
     """
     import multimm
     from multimm.cluster import rates

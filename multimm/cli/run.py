@@ -70,6 +70,8 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     start = time.perf_counter()
     with failed_run(), STOP.held_back():
         names = {str(name) for name in array.dask.layers}
+        if client.cluster is not None:
+            client.run(leave_failures_to_us)
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
@@ -120,6 +122,16 @@ def _finished(futures: list[Future[Any]]) -> bool:
 def be_quiet() -> None:
     """Runs here and on workers about to be closed: their complaints would hide the one line."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
+def leave_failures_to_us() -> None:
+    """Runs on our own workers: they log each failed task with its traceback, before our line."""
+    logging.getLogger("distributed.worker").addFilter(no_failed_task)
+
+
+def no_failed_task(record: logging.LogRecord) -> bool:
+    """Whether it tells of something else than a task's error, which comes to the client."""
+    return not str(record.msg).startswith("Compute Failed")
 
 
 def settle(client: Client, names: set[str]) -> None:

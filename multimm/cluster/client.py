@@ -55,7 +55,7 @@ class ClusterClient(Client):
             gc.unfreeze()
 
 
-def prepare(client: Client, *, overlap: bool = False) -> None:
+def set_up_cluster(client: Client, *, overlap: bool = False) -> None:
     """Install multimm's plugins on the cluster; a second call changes nothing.
 
     Parameters

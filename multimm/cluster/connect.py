@@ -62,7 +62,7 @@ def connect(
         # installed, TypeError for wrong credentials: one answer for all of them.
         raise ClusterError(_reason(address, scheme, timeout, error)) from error
     try:
-        clients.prepare(client, overlap=overlap)
+        clients.set_up_cluster(client, overlap=overlap)
     except BaseException:
         client.close()
         raise
@@ -108,7 +108,7 @@ async def prepare(client: Client) -> None:
         raise ClusterError(f"the client is {client.status}: prepare it while it is connected")
     from multimm.graph import install
 
-    await install.prepare(client)
+    await install.install_awaited(client)
 
 
 def _check(address: str, timeout: float, security: Security | None) -> str:

@@ -118,7 +118,7 @@ def start(
     if options.gpus:
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
-    from multimm.cluster.client import ClusterClient, prepare
+    from multimm.cluster.client import ClusterClient, set_up_cluster
 
     try:
         cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
@@ -139,7 +139,7 @@ def start(
             "stopped; see `multimm doctor`"
         ) from error
     try:
-        prepare(client, overlap=True)
+        set_up_cluster(client, overlap=True)
     except BaseException:
         client.close()
         raise

@@ -1,4 +1,4 @@
-"""Matrix files, one block in and one block out: .npy, .zarr and .h5.
+"""Matrix files, one block in and one block out: .npy, .zarr and .h5; netCDF 4 is HDF5 to read.
 
 This package knows what the formats look like on disk; only `multimm.files.graph` knows Dask.
 Every function opens the file itself and closes it again, so that a `StoredMatrix` can be sent
@@ -36,6 +36,8 @@ class Format(NamedTuple):
     regular: bool = False
     #: Whether what exists may be of this format, and may be replaced.
     owns: Callable[[Path], bool] = Path.is_file
+    #: New files are made; others are read alone.
+    written: bool = True
     #: Names and shapes of the datasets in an existing file.
     held: Callable[[str], Mapping[str, tuple[int, ...]]] = nothing
 
@@ -49,7 +51,11 @@ FORMATS: Mapping[str, Format] = {
     ".zarr": _ZARR,
     ".h5": _HDF5,
     ".hdf5": _HDF5,
+    ".nc": _HDF5._replace(written=False),
+    ".nc4": _HDF5._replace(written=False),
 }
+#: A file that holds several arrays, and the name of one.
+_NAMED = r"(.+\.(?:h5|hdf5|zarr|nc4?)){}(.+)"
 
 
 def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location:
@@ -62,7 +68,7 @@ def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location
         format has none.
     """
     text = os.fspath(path)
-    if match := re.fullmatch(r"(.+\.(?:h5|hdf5|zarr)):(.+)", text, re.IGNORECASE):
+    if match := re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE):
         text, name = match.groups()
         if dataset is not None and dataset.strip("/") != name.strip("/"):
             raise FileFormatError(
@@ -72,9 +78,11 @@ def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location
         dataset = name
     suffix = Path(text).suffix.lower()
     if suffix not in FORMATS:
+        inside = re.fullmatch(_NAMED.format("/"), text, re.IGNORECASE)
+        hint = "; for the array inside write {}:/{}".format(*inside.groups()) if inside else ""
         raise FileFormatError(
             f"{path}: cannot tell a matrix format from the suffix {suffix!r}; "
-            f"supported are {', '.join(FORMATS)}"
+            f"supported are {', '.join(FORMATS)}{hint}"
         )
     if suffix == ".npy" and dataset is not None:
         raise FileFormatError(f"{path}: a .npy file holds one array; leave out the dataset")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import FileFormatError
-from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where
+from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -71,18 +70,8 @@ def create(matrix: StoredMatrix) -> None:
         # Note: a mapped write into a hole of a full disk kills the process (SIGBUS), so
         # the space is taken now, where its lack is an ordinary error.
         file.flush()
-        _allocate(file.fileno(), size)
+        allocate(file.fileno(), size)
         file.truncate(size)
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems without it
-            raise
 
 
 def write(matrix: StoredMatrix, index: Where, block: Any) -> None:

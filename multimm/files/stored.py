@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -91,6 +93,17 @@ def reason(error: BaseException) -> str:
     # HDF5 adds the time, the address of a buffer and more in brackets behind its sentence.
     text = text.partition(": time = ")[0].strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Take the space of a new file at once, where its lack is an error before any work is done."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems without it
+            raise
 
 
 def package(name: str) -> Any:

@@ -23,11 +23,14 @@ def check(place: Location, *, overwrite: bool) -> None:
     Raises
     ------
     FileFormatError
-        Missing or unwritable folder, a target that exists, that is no file of this format, or
-        that holds other datasets than the one named.
+        A format that is only read, a missing or unwritable folder, a target that exists, that is
+        no file of this format, or that holds other datasets than the one named.
     """
     path = Path(place.path)
     folder = path.parent
+    if not FORMATS[place.suffix].written:
+        able = ", ".join(suffix for suffix, form in FORMATS.items() if form.written)
+        raise FileFormatError(f"{path}: {place.suffix} is read and not written; choose {able}")
     if not folder.is_dir():
         raise FileFormatError(f"{path}: no folder {folder}; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multimm.errors import FileFormatError
+from multimm.files.coded import check_meaning
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
@@ -49,8 +50,9 @@ def inspect(place: Location) -> StoredMatrix:
         raise FileFormatError(
             f"{place.path}: holds one array without a name; leave out {place.dataset!r}"
         )
-    chunks = node.shards or node.chunks
-    return StoredMatrix(replace(place, dataset=name), node.shape, node.dtype, chunks)
+    found = replace(place, dataset=name)
+    check_meaning(found, node.dtype, node.attrs)
+    return StoredMatrix(found, node.shape, node.dtype, node.shards or node.chunks)
 
 
 def _array(matrix: StoredMatrix, mode: str) -> Any:

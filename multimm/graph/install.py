@@ -31,7 +31,7 @@ def install(client: Client, *more: Any) -> None:
     ----------
     client : distributed.Client
         A synchronous client is served at once. An asynchronous one cannot be waited for here:
-        a warning says what to await, `prepare`.
+        a warning says what to await, `multimm.cluster.prepare`.
     *more : distributed.SchedulerPlugin or distributed.WorkerPlugin
         Others, with names; they are registered again with the next scheduler, too.
 
@@ -58,7 +58,7 @@ def install(client: Client, *more: Any) -> None:
     _served[client] = wanted
 
 
-async def prepare(client: Client) -> None:
+async def install_awaited(client: Client) -> None:
     """`install`, for who can wait: with an asynchronous client, in its event loop."""
     if not client.asynchronous:
         return install(client)

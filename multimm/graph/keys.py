@@ -1,18 +1,20 @@
-"""The keys of a product's tasks, with β the indices along the batch dimensions:
+"""The keys of a product's tasks, with β the indices along the batch dimensions, w a wave and v a
+worker's place in the plan's grid, which an heir may have taken:
 
     (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
     (multimm-uploaded-a-T, ...)  (multimm-uploaded-b-T, ...)  (multimm-uploaded-c-T, ...)
                                                            the arrays' own blocks, on GPUs
     (multimm-joined-a-T, β, i, s)  (multimm-joined-b-T, ...)  or made of other blocks, as stored;
-    (multimm-cut-a-T, β, i, s, w)  (multimm-cut-b-T, ...)  what worker w has of it, in a bundle
-    (multimm-cut-c-T, β, i, j, w)                          the same of the C that is added
-    (multimm-packed-a-T, ...)  (multimm-packed-b-T, ...)   the same blocks for the tensor cores
-    (multimm-gate-T, w, s, r, c)                           a worker's sums after slab s of wave w
+    (multimm-cut-a-T, β, i, s, v)  (multimm-cut-b-T, ...)  what worker v has of it, in a bundle
+    (multimm-cut-c-T, β, i, j, v)                          the same of the C that is added
+    (multimm-packed-a-T, w, β, i, s)  (multimm-packed-b-T, ...)  blocks for the tensor cores
+    (multimm-gate-T, w, s, y, x)                           the sums after slab s of wave w of the
+                                                           worker in row y, column x of the grid
     (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
     (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
     (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
     (multimm-portion-T, i, j)                              of a block of C, which is joined
-    (multimm-bundle-T, w)                                  what worker w has of a small operand
+    (multimm-bundle-T, v)                                  what worker v has of a small operand
     (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
     (multimm-downloaded-T, β, i, j)                        the same in host memory
 

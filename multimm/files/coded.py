@@ -1,0 +1,94 @@
+"""Numbers that stand for others: what netCDF's attributes say of the array that carries them.
+
+Its conventions (CF, as xarray and netCDF4 keep them) store a float as an integer, value =
+scale_factor * stored + add_offset, and a number in place of what is missing. Neither is undone
+here: where every value is another than what is stored, the array is refused, and where some may
+be, a warning says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from multimm.errors import FileFormatError
+from multimm.files.stored import Location
+
+#: What changes all values -> the number that changes none.
+CHANGES = {"scale_factor": 1.0, "add_offset": 0.0}
+#: What stands for a missing value.
+MISSING = ("_FillValue", "missing_value")
+#: Frames from the warning to whoever calls `multimm.io.open_array`.
+LEVEL = 5
+
+
+def check_meaning(place: Location, dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> None:
+    """Raise where an array's numbers stand for others; warn where some may stand for none.
+
+    Parameters
+    ----------
+    place : Location
+    dtype : numpy.dtype
+        As stored.
+    attributes : Mapping
+        Of h5py or Zarr: those of other names are not read.
+
+    Raises
+    ------
+    FileFormatError
+        A scale or an offset, or integers that are to be read without their sign, or with one.
+    """
+    found = {name: attributes[name] for name in (*CHANGES, *MISSING) if name in attributes}
+    signed = {"u": "false", "i": "true"}.get(dtype.kind)
+    changes = [name for name in found if name in CHANGES and not _is(found[name], CHANGES[name])]
+    if signed is not None and _text(attributes.get("_Unsigned", "")).lower() == signed:
+        found["_Unsigned"] = signed
+        changes.append("_Unsigned")
+    if changes:
+        raise FileFormatError(
+            f"{place}: {_listed(found, changes)}: its values are not the {dtype} numbers that are "
+            "stored; decode them, as xarray.open_dataset and xarray.open_zarr do with chunks={}, "
+            "and multiply x.data, or write that with multimm.io.save_array and multiply the file"
+        )
+    missing = [name for name in found if name in MISSING and not _is(found[name], np.nan)]
+    if missing:
+        warnings.warn(
+            f"{place}: {_listed(found, missing)} stands for missing values, which are multiplied "
+            "as they are stored: if there are any, open it with xarray and multiply x.data",
+            UserWarning,
+            stacklevel=LEVEL,
+        )
+
+
+def _listed(found: Mapping[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={_text(found[name])}" for name in names)
+
+
+def _text(value: Any) -> str:
+    """An attribute without the array of one element that it comes in."""
+    if isinstance(value, np.ndarray | np.generic) and value.size == 1:
+        value = value.item()
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _is(value: Any, number: float) -> bool:
+    """Whether an attribute is that number, or several times that; NaN is NaN."""
+    try:
+        given = _numbers(value)
+    except (TypeError, ValueError):
+        return False
+    return np.array_equal(given, np.full(given.shape, number), equal_nan=True)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return np.asarray(value, np.float64)  # JSON has no NaN, so it is a text
+        except ValueError:
+            # What xarray makes of a float in Zarr 3: the bytes of a double in base 64.
+            return np.frombuffer(base64.b64decode(value, validate=True), "<f8")
+    return np.asarray(value, np.complex128)
