@@ -26,7 +26,7 @@ from multimm.failures import told
 from multimm.graph.block_task import BlockTask
 from multimm.graph.host import _beside_other_tasks, below_download, upload
 from multimm.io import open_array
-from multimm.planning import cost
+from multimm.planning import copies
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 client = counting_client(4)
@@ -216,7 +216,7 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
     small = replace(H200, memory_bytes=memory, gflops=1e6)
     plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
-        monkeypatch.setattr(cost, name, 0.0)
+        monkeypatch.setattr(copies, name, 0.0)
     with counting(workers) as client:
         x = integers((1500, 1300), 13)
         a = scattered(client, x, (400, 350), [n % workers for n in range(16)])

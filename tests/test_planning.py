@@ -824,3 +824,11 @@ def test_a_dtype_that_does_not_say_how_long_it_is():
 def test_workers_on_paper_reach_other_nodes_as_they_would():
     assert ClusterSpec.homogeneous(H200, 8).between is INFINIBAND
     assert ClusterSpec.homogeneous(H200, 8, LOCAL_TCP).between is LOCAL_TCP
+
+
+def test_every_term_of_the_seconds_is_part_of_their_sum():
+    """One that is in none of the three groups would not count, and nobody would see."""
+    square = MatrixSpec((8192, 8192))
+    terms = plan_matmul(Problem(square, square), H200X8).time_terms
+    groups = (cost.IN_TURN, cost.BESIDE, cost.AROUND)
+    assert sorted(terms) == sorted(name for group in groups for name in group)

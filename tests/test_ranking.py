@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from multimm.planning import cost, search, strategy
+from multimm.planning import arrivals, cost, search, strategy
 from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
@@ -65,14 +65,14 @@ def test_blocks_that_lie_elsewhere_are_waited_for(grid, swapped, fetches, produc
         return replace(home, problem=replace(home.problem, a=a))
 
     assert lying(owners).elsewhere == ()
-    assert cost._first_slab(lying(owners)) == cost._first_slab(home)
+    assert arrivals._first_slab(lying(owners)) == arrivals._first_slab(home)
     i, j = swapped
     owners[i], owners[j] = owners[j], owners[i]
     assert lying(owners).elsewhere == ("a",)
     size = 50 * 100 * 4
     # Without products of its own a worker needs one of each operand.
     expected = fetches, products, size if products else 2 * size
-    assert cost._first_slab(lying(owners)) == expected
+    assert arrivals._first_slab(lying(owners)) == expected
 
 
 def test_what_packs_once_has_no_packing_left_to_do_meanwhile():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import product
 from math import prod
 
-from multimm.planning import traffic
+from multimm.planning.arrivals import arrivals, link_rate
+from multimm.planning.copies import BESIDE_COPIES, coming_back, going_up, host_tasks
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
@@ -27,10 +26,6 @@ SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
-#: More of it, in seconds, where blocks of host memory are copied meanwhile, by threads that share
-#: the interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
-#: time that they are copied for.
-BESIDE_COPIES = 3e-3
 #: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
 #: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
 CHAINED = {"gpu": 3.6, "cpu": 0.0}
@@ -54,9 +49,6 @@ PART = 0.4
 #: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
 #: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
 FETCH_S, PIECE_S = 4e-4, 5e-5
-#: Of portions, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each of two
-#: H200s 0.1 s.
-ARRIVE_S = 1.2e-3
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -67,16 +59,6 @@ TILE, NARROW = 128, 1024
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
-
-#: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
-#: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
-#: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.host`).
-UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
-#: Before the first product that waits for them, and behind the last block that comes back, the same
-#: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
-#: them 10 to 48 were predicted. And of a chunk that the product's own task brings there, seconds:
-#: such products took 14 to 46 ms, 55 with 32 chunks of 4 MiB, and other tasks as long for each.
-COPIED_S, CHUNK_S = 4e-3, 1e-3
 
 #: What one thread of a worker does.
 IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
@@ -115,7 +97,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
-    tasks = layout.tasks + cuts + _host_tasks(layout)
+    tasks = layout.tasks + cuts + host_tasks(layout)
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
@@ -126,20 +108,20 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
-    transfers, first = _arrivals(layout, cluster, moved, alone)
-    going_up, first_up = _going_up(layout, cluster)
-    coming_back, last = _coming_back(layout, each)
+    transfers, first = arrivals(layout, cluster, moved, alone)
+    up, first_up = going_up(layout, cluster)
+    back, last = coming_back(layout, each)
     beside = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
     return {
         "block products": products,
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
-        "to the GPUs": going_up,
-        "from the GPUs": coming_back,
+        "to the GPUs": up,
+        "from the GPUs": back,
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
-        + min(beside, (going_up + coming_back) / 2),
+        + min(beside, (up + back) / 2),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": cluster.call_s
         + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
@@ -207,56 +189,6 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
     return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
 
 
-def _host_tasks(layout: Layout) -> int:
-    """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
-    p = layout.problem
-    if p.in_one:
-        return 0
-    read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
-    going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
-    chunks = sum(spec.blocks for spec in going_up)
-    blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
-    return chunks + p.downloaded * prod(map(len, blocks))
-
-
-def _going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
-    """Seconds of the worker that has most of the operands in host memory, and of these the ones
-    before its first product: a block row of A and a block column of B, of the slabs that its first
-    task multiplies.
-    """
-    roles = layout.uploaded
-    if not roles:
-        return 0.0, 0.0
-    specs = [layout.spec(role) for role in roles]
-    nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
-    if layout.stream:
-        nbytes = layout.read_bytes / cluster.workers
-    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
-    seconds = nbytes / UPLOAD_RATE
-    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
-    if layout.problem.in_one:
-        return 0.0, seconds + chunks
-    seconds += UPLOAD_S * ceil_div(_host_tasks(layout), cluster.workers)
-    if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
-        seconds += chunks / cluster.workers
-    slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
-    return seconds, min(seconds, slabs * sides / UPLOAD_RATE) + COPIED_S
-
-
-def _coming_back(layout: Layout, each: int) -> tuple[float, float]:
-    """Seconds of the result on its way to host memory, and of these the ones of the last block."""
-    p = layout.problem
-    if not p.downloaded:
-        return 0.0, 0.0
-    block = max(layout.row_sizes) * max(layout.n_blocks)
-    share = each * layout.share_result
-    rate = p.out_bytes / DOWNLOAD_RATE
-    if p.in_one:
-        return 0.0, share * rate
-    return share * rate, min(share, block) * rate + COPIED_S
-
-
 def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
@@ -285,101 +217,11 @@ def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     return measured or device.gflops / problem.relative_cost
 
 
-def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
-    """Bytes per second that a worker receives, from its own node and from others in turn."""
-    far = traffic.share_between_nodes(layout.problem, layout.grid, cluster.node)
-    return 1e9 / ((1 - far) / cluster.link.gbps + far / cluster.between.gbps)
-
-
 def _many_chunks(problem: Problem) -> int:
     """Chunks of the operands, but for a few."""
     given = (problem.a, problem.b, problem.c)
     chunks = sum(spec.blocks for spec in given if spec is not None)
     return max(0, chunks - FEW_CHUNKS)
-
-
-def _arrivals(
-    layout: Layout, cluster: ClusterSpec, moved: float, product: float
-) -> tuple[float, float]:
-    """Seconds of transfers that products may hide, and of those that come before the first one.
-
-    A task of portions needs all chunks at once, and of portions only those travel meanwhile.
-    """
-    rate = link_rate(layout, cluster)
-    if not isinstance(layout, GatheredLayout):
-        return moved / rate, _waiting(layout, cluster, product)
-    chunks, nbytes = layout.arriving
-    first = cluster.link.latency_s + ARRIVE_S * chunks + nbytes / rate
-    return max(0.0, moved - nbytes) / rate, first
-
-
-def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:
-    """Seconds in which a worker has nothing to do for want of blocks of the first slab, at worst.
-
-    It fetches what it does not keep of them, all at once, and meanwhile multiplies what it keeps,
-    in `product` seconds each.
-    """
-    fetches, kept, size = _first_slab(layout)
-    if not fetches:
-        return 0.0
-    arrival = (1 + fetches) * cluster.link.latency_s + size / link_rate(layout, cluster)
-    return max(0.0, arrival - kept * product)
-
-
-def _first_slab(layout: Layout) -> tuple[int, int, float]:
-    """Of a worker, at worst: blocks that it lacks, products without them, bytes for the next one.
-
-    What lies with a worker beyond the grid comes from there. Of a block that is cut from others,
-    what other workers have of it comes first, and until then there are no products.
-    """
-    grid, slab = layout.grid, max(layout.slabs)
-    plane = grid.p_m * grid.p_n
-    beyond = {x for x in (*layout.cut_again, *layout.lying) if layout.lies_beyond(x)}
-    size_a = slab * max(layout.row_sizes) * layout.width("a")
-    if layout.mirrors:  # the other one of two blocks
-        return int(plane > 1 or bool(beyond)), 0, size_a
-    matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
-    size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
-    rows = ceil_div(len(layout.row_sizes), grid.p_m)
-    columns = ceil_div(len(layout.n_blocks), grid.p_n)
-    keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
-    # Of a stack, each matrix may have a B of its own, which goes nowhere.
-    shared = len(layout.m_blocks) > 1 or any(len(share.users) > 1 for share in layout.shares("b"))
-    if shared or not layout.batch_blocks:
-        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
-        kept = keeps_a * keeps_b
-    else:
-        per_row, columns = columns, rows * columns
-        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns)
-        kept = min(keeps_a * per_row, keeps_b)
-    lacks = rows - keeps_a + columns - keeps_b
-    cut, away = layout.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
-    come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
-    come_b = size_b * (away if keeps_b and "b" in cut else keeps_b < columns)
-    if cut:
-        return lacks or len(cut), 0, come_a + come_b
-    return lacks, kept, max(come_a, come_b) if kept else come_a + come_b
-
-
-def _keeps(layout: Layout, role: str, usual: int) -> int:
-    """Blocks of the first slab that each worker keeps of those that it needs: `usual`, unless they
-    lie elsewhere.
-    """
-    if role not in layout.elsewhere:
-        return usual
-    grid, held = layout.grid, Counter[int]()
-    edges = layout.m_blocks if role == "a" else layout.n_blocks
-    blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_slab[:-1]))
-    for share, block, (part, slab) in blocks:
-        flat = share.users[0]
-        rank = layout.keeps(role, flat, block, slab)
-        at, row = grid.place(rank), layout.row(flat, block)
-        if role == "a":
-            needed = (at.row - row) % grid.p_m == 0
-        else:
-            needed = (at.col - block) % grid.p_n == 0 and at.row in layout.rows_with_b[flat]
-        held[rank] += needed and at.part == part
-    return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
 
 
 def total_seconds(terms: Terms) -> float:

@@ -1,0 +1,73 @@
+"""Copies between host memory and GPUs: tasks, and seconds."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.grid import ceil_div
+from multimm.planning.layout import Layout
+from multimm.planning.spec import ClusterSpec
+
+#: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
+#: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
+#: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.host`).
+UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
+#: Before the first product that waits for them, and behind the last block that comes back, the same
+#: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
+#: them 10 to 48 were predicted. And of a chunk that the product's own task brings there, seconds:
+#: such products took 14 to 46 ms, 55 with 32 chunks of 4 MiB, and other tasks as long for each.
+COPIED_S, CHUNK_S = 4e-3, 1e-3
+#: From one product of a worker to the next while blocks are copied, by threads that share the
+#: interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
+#: time that they are copied for.
+BESIDE_COPIES = 3e-3
+
+
+def host_tasks(layout: Layout) -> int:
+    """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
+    p = layout.problem
+    if p.in_one:
+        return 0
+    read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
+    going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
+    chunks = sum(spec.blocks for spec in going_up)
+    blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
+    return chunks + p.downloaded * prod(map(len, blocks))
+
+
+def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
+    """Seconds of the worker that has most of the operands in host memory, and of these the ones
+    before its first product: a block row of A and a block column of B, of the slabs that its first
+    task multiplies.
+    """
+    roles = layout.uploaded
+    if not roles:
+        return 0.0, 0.0
+    specs = [layout.spec(role) for role in roles]
+    nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
+    if layout.stream:
+        nbytes = layout.read_bytes / cluster.workers
+    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
+    seconds = nbytes / UPLOAD_RATE
+    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
+    if layout.problem.in_one:
+        return 0.0, seconds + chunks
+    seconds += UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
+    if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
+        seconds += chunks / cluster.workers
+    slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
+    return seconds, min(seconds, slabs * sides / UPLOAD_RATE) + COPIED_S
+
+
+def coming_back(layout: Layout, each: int) -> tuple[float, float]:
+    """Seconds of the result on its way to host memory, and of these the ones of the last block."""
+    p = layout.problem
+    if not p.downloaded:
+        return 0.0, 0.0
+    block = max(layout.row_sizes) * max(layout.n_blocks)
+    share = each * layout.share_result
+    rate = p.out_bytes / DOWNLOAD_RATE
+    if p.in_one:
+        return 0.0, share * rate
+    return share * rate, min(share, block) * rate + COPIED_S
