@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from multimm.errors import KernelError
+from multimm.gpu.config import check, defines
 
 #: Parts that one launch adds; a power of two, so that longer sums keep the shape of the tree.
 MAX_PARTS = 64
@@ -38,24 +38,17 @@ class AddConfig:
     threads: int = 256
 
     def __post_init__(self) -> None:
-        for holds, sentence in (
+        capacities = [2**i for i in range(MAX_PARTS.bit_length())]
+        vectors = self.vector in (1, 2, 4) and self.vector * self.element_bytes <= 16
+        warps = self.threads % 32 == 0 and 32 <= self.threads <= 1024
+        check(self, [
             (self.element_bytes in (4, 8), "an element has 4 or 8 bytes"),
-            (
-                self.capacity in [2**i for i in range(MAX_PARTS.bit_length())],
-                f"a kernel adds up to a power of two of parts, {MAX_PARTS} at most",
-            ),
-            (
-                self.vector in (1, 2, 4) and self.vector * self.element_bytes <= 16,
-                "one instruction moves 1, 2 or 4 elements, at most 16 bytes",
-            ),
+            (self.capacity in capacities,
+             f"a kernel adds up to a power of two of parts, {MAX_PARTS} at most"),
+            (vectors, "one instruction moves 1, 2 or 4 elements, at most 16 bytes"),
             (self.unroll >= 1, "a thread has at least one vector"),
-            (
-                self.threads % 32 == 0 and 32 <= self.threads <= 1024,
-                "a block has 32 to 1024 threads, whole warps",
-            ),
-        ):
-            if not holds:
-                raise KernelError(f"{self}: {sentence}")
+            (warps, "a block has 32 to 1024 threads, whole warps"),
+        ])  # fmt: skip
 
     @property
     def span(self) -> int:
@@ -64,7 +57,7 @@ class AddConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {name.upper(): value for name, value in asdict(self).items()}
+        return defines(self)
 
 
 def config_for(element_bytes: int, parts: int, alignment: int) -> AddConfig:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from multimm.errors import KernelError
+from multimm.gpu.config import check, defines
 from multimm.gpu.tiles import STATIC_SHARED_BYTES
 
 #: The longest k that is thin.
@@ -40,7 +39,7 @@ class DotConfig:
     min_blocks: int
 
     def __post_init__(self) -> None:
-        _check(self, (
+        check(self, (
             (self.cols in (1, 2, 4, 8, 16), "columns are a power of two, up to 16"),
             (min(self.unroll, self.min_blocks) >= 1, "there is at least one of each"),
             (_is_power_of_two(self.rows), "a warp's sums are halved until one is left"),
@@ -84,7 +83,7 @@ class DotConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {name.upper(): value for name, value in asdict(self).items()}
+        return defines(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class AxpyConfig:
     min_blocks: int
 
     def __post_init__(self) -> None:
-        _check(self, (
+        check(self, (
             (self.cols in (1, 2, 4, 8, 16), "columns are a power of two, up to 16"),
             (self.cells in (1, 2, 4), "one instruction loads 1, 2 or 4 words"),
             (min(self.unroll, self.min_blocks) >= 1, "there is at least one of each"),
@@ -158,7 +157,7 @@ class AxpyConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {name.upper(): value for name, value in asdict(self).items()}
+        return defines(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ class OuterConfig:
     BLOCK_COLS = 121
 
     def __post_init__(self) -> None:
-        _check(self, (
+        check(self, (
             (1 <= self.thin <= THIN, f"k is 1 to {THIN}: a thread keeps 4 values of each"),
             (self.block_rows >= 8 and self.block_rows % 8 == 0, "8 warps have as many rows each"),
         ))  # fmt: skip
@@ -197,14 +196,8 @@ class OuterConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {name.upper(): value for name, value in asdict(self).items()}
+        return defines(self)
 
 
 def _is_power_of_two(x: int) -> bool:
     return x >= 1 and x & (x - 1) == 0
-
-
-def _check(config: object, rules: Sequence[tuple[bool, str]]) -> None:
-    for holds, sentence in rules:
-        if not holds:
-            raise KernelError(f"{config}: {sentence}")

@@ -5,12 +5,12 @@ Pure arithmetic: nothing in this module knows of CUDA, CuPy or a device.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import ClassVar
 
-from multimm.errors import KernelError
 from multimm.gpu.add_config import MAX_PARTS
+from multimm.gpu.config import Rules, check, defines
 from multimm.gpu.pack_config import RESIDUAL_CAP, SLAB
 from multimm.gpu.tiles import ArchLimits, tiles_of
 
@@ -69,17 +69,15 @@ class SplitConfig:
     specific: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        for holds, sentence in (*self._common_rules(), *self._rules()):
-            if not holds:
-                raise KernelError(f"{self}: {sentence}")
+        check(self, self._common_rules(), self._rules())
 
-    def _common_rules(self) -> tuple[tuple[bool, str], ...]:
+    def _common_rules(self) -> Rules:
         return (
             (self.products in (1, 3), "products must be 3 (float32) or 1 (tf32)"),
             (self.band > 0, "band must be positive"),
         )
 
-    def _rules(self) -> tuple[tuple[bool, str], ...]:
+    def _rules(self) -> Rules:
         raise NotImplementedError
 
     @property
@@ -99,8 +97,7 @@ class SplitConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        given = {name.upper(): value for name, value in asdict(self).items() if name != "products"}
-        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **given}
+        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **defines(self, "products")}
 
     def tiles(self, m: int, n: int, lower: bool = False) -> int:
         """Return how many tiles D is made of, or how many are computed of a `lower` one."""
@@ -121,7 +118,7 @@ class WgmmaConfig(SplitConfig):
     threads: ClassVar[int] = 384
     specific: ClassVar[bool] = True
 
-    def _rules(self) -> tuple[tuple[bool, str], ...]:
+    def _rules(self) -> Rules:
         return (
             (
                 self.tile_n in (64, 128, 192, 256),
@@ -168,7 +165,7 @@ class MmaConfig(SplitConfig):
     threads: ClassVar[int] = 256
     specific: ClassVar[bool] = False
 
-    def _rules(self) -> tuple[tuple[bool, str], ...]:
+    def _rules(self) -> Rules:
         widths = (64, 128) if self.products == 3 else (64, 128, 256)
         return (
             (

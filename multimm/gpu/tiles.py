@@ -6,10 +6,10 @@ module knows of CUDA, CuPy or a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from multimm.errors import KernelError
+from multimm.gpu.config import Rules, check, defines
 
 #: A warp's lanes along the side where a thread has more values, and along the other one.
 FEW_LANES, MANY_LANES = 4, 8
@@ -112,9 +112,9 @@ class TileConfig:
     min_blocks: int
 
     def __post_init__(self) -> None:
-        _check(self, _positive(self))
-        _check(self, _divisible(self))
-        _check(self, _copies(self))
+        check(self, _positive(self))  # first: others divide by them
+        check(self, _divisible(self))
+        check(self, _copies(self))
 
     @property
     def lanes_m(self) -> int:
@@ -146,8 +146,7 @@ class TileConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        given = {name.upper(): value for name, value in asdict(self).items()}
-        return {**given, "LANES_M": self.lanes_m}
+        return {**defines(self), "LANES_M": self.lanes_m}
 
     def blocks_per_multiprocessor(self, limits: ArchLimits) -> int:
         """Return how many blocks are resident at a time by shared memory, threads, registers."""
@@ -161,16 +160,7 @@ class TileConfig:
         )
 
 
-_Rules = Sequence[tuple[bool, str]]
-
-
-def _check(config: TileConfig, rules: _Rules) -> None:
-    for holds, sentence in rules:
-        if not holds:
-            raise KernelError(f"{config}: {sentence}")
-
-
-def _positive(c: TileConfig) -> _Rules:
+def _positive(c: TileConfig) -> Rules:
     return [
         (value > 0, f"{name} must be positive")
         for name, value in asdict(c).items()
@@ -178,7 +168,7 @@ def _positive(c: TileConfig) -> _Rules:
     ]
 
 
-def _divisible(c: TileConfig) -> _Rules:
+def _divisible(c: TileConfig) -> Rules:
     return (
         (c.order in (0, 1), "order must be 0 (along rows) or 1 (along pairs of columns)"),
         (
@@ -202,7 +192,7 @@ def _divisible(c: TileConfig) -> _Rules:
     )
 
 
-def _copies(c: TileConfig) -> _Rules:
+def _copies(c: TileConfig) -> Rules:
     spans = (c.block_m, c.block_n)
     return (
         (

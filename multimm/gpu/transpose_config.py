@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from multimm.errors import KernelError
+from multimm.gpu.config import Rules, check, defines
 from multimm.gpu.operands import common_alignment
 from multimm.gpu.tiles import STATIC_SHARED_BYTES
 
@@ -37,10 +36,7 @@ class TransposeConfig:
     skew: int = 0
 
     def __post_init__(self) -> None:
-        for rules in (_numbers(self), _shape(self)):
-            for holds, sentence in rules:
-                if not holds:
-                    raise KernelError(f"{self}: {sentence}")
+        check(self, _numbers(self), _shape(self))
 
     @property
     def tile(self) -> int:
@@ -65,10 +61,7 @@ class TransposeConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        given = asdict(self)
-        if not self.skew:
-            del given["skew"]
-        return {name.upper(): value for name, value in given.items()}
+        return defines(self) if self.skew else defines(self, "skew")
 
     def tiles(self, rows: int, cols: int) -> int:
         """Thread blocks that turn a matrix of that many rows and columns."""
@@ -77,10 +70,7 @@ class TransposeConfig:
         return down * -(-cols // self.tile)
 
 
-_Rules = Sequence[tuple[bool, str]]
-
-
-def _numbers(c: TransposeConfig) -> _Rules:
+def _numbers(c: TransposeConfig) -> Rules:
     return (
         (c.word_bytes in (1, 2, 4, 8, 16), "a word has 1, 2, 4, 8 or 16 bytes"),
         (c.words >= 1, "an element has at least one word"),
@@ -91,7 +81,7 @@ def _numbers(c: TransposeConfig) -> _Rules:
     )
 
 
-def _shape(c: TransposeConfig) -> _Rules:
+def _shape(c: TransposeConfig) -> Rules:
     return (
         (c.slot_bytes <= 16, f"slots of {c.slot_bytes} bytes: one instruction moves at most 16"),
         (
