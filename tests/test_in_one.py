@@ -136,3 +136,13 @@ def test_small_products_are_one_task_and_large_ones_are_not(shapes, chunks, in_o
     assert not multimm.plan(a, b, cluster=cluster, blocks=4096).layout.problem.in_one
     on_gpus = (MatrixSpec(shape) for shape in shapes)
     assert not multimm.plan(*on_gpus, cluster=cluster).layout.problem.in_one
+
+
+def test_of_many_workers_one_brings_all_of_it_there():
+    a, b = (MatrixSpec((6144, 6144), hosted=True) for _ in "ab")
+    times = []
+    for workers in (1, 8):
+        plan = multimm.plan(a, b, cluster=ClusterSpec.homogeneous(H200, workers))
+        assert plan.layout.problem.in_one
+        times.append(plan.time_terms["first blocks"])
+    assert times[0] == times[1] > 2 * 6144**2 * 4 / 30e9

@@ -44,16 +44,15 @@ def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     if not roles:
         return 0.0, 0.0
     specs = [layout.spec(role) for role in roles]
+    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
+    if layout.problem.in_one:
+        return 0.0, sum(spec.nbytes for spec in specs) / UPLOAD_RATE + chunks
     nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
     if layout.stream:
         nbytes = layout.read_bytes / cluster.workers
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
-    seconds = nbytes / UPLOAD_RATE
-    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
-    if layout.problem.in_one:
-        return 0.0, seconds + chunks
-    seconds += UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
+    seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
     if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
         seconds += chunks / cluster.workers
     slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
