@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from cuda_on_cpu.packing import numbers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multimm.gpu.pack_config import SLAB
@@ -43,6 +43,7 @@ def test_parts_and_rests_are_the_matrix(kind, parts):
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
+@example([4194305, 234881024])
 def test_any_bits_are_carried_or_listed(bits):
     x = np.array([bits], np.uint32).view(np.float32)
     s = split(x)
@@ -55,7 +56,9 @@ def test_any_bits_are_carried_or_listed(bits):
         assert s.exponents[0] == 0
     np.testing.assert_array_equal(s.rest != 0, finite & (x != 0) & (np.abs(y) < 2.0**-14))
     error = np.abs(s.high.astype(float) + s.low.astype(float) / 2**11 - y)[s.rest == 0]
-    assert (error <= 2.0**-23 * np.abs(y[s.rest == 0])).all()
+    y = np.abs(y[s.rest == 0])
+    # Of the smallest that are carried the low part may be subnormal: see common/split.cuh.
+    assert (error <= np.where(y < 2.0**-13, 2.0**-22, 2.0**-23) * y).all()
 
 
 def test_exponents_at_the_ends_of_the_range():
