@@ -490,7 +490,12 @@ def test_plan_that_does_not_fit_is_shown_and_refused(cli):
     few = "--workers", 2, "--memory-limit", "1GB", "--blocks", 16384
     result = cli("plan", "65536x65536", "65536x65536", *few)
     assert "memory " in result.stdout
-    assert_one_line(result, 2, "may use 600 MB")
+    assert_one_line(result, 2, "may use 534 MB", "leave out blocks=")
+
+
+def test_chunks_beyond_number_are_refused_before_they_are_written_down(cli):
+    result = cli("plan", "99999999999x4", "4x4", "--chunks", 1)
+    assert_one_line(result, 2, "--chunks 1: 99999999999x4 has more than 1000000 of them")
 
 
 def test_help_and_version(cli):

@@ -141,7 +141,8 @@ def lay_out(
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
         held = memory.held(layout, cluster)
-    while not _fits(layout, held, cluster) and edge > LEAST_EDGE[kind] // 2:
+    least = LEAST_EDGE[kind] // 2
+    while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)

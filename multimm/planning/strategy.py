@@ -34,6 +34,7 @@ from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import InPlace, in_place, parts_in_place
 from multimm.planning.layout import Layout
+from multimm.planning.limits import refuse_the_hopeless
 from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
@@ -86,9 +87,20 @@ def plan_matmul(
     Returns
     -------
     MatmulPlan
-        Never raises for want of memory: ``plan.check()`` does.
+        Also one that does not fit in memory, or in Dask's scheduler: ``plan.check()`` raises.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If that is so by orders of magnitude: nothing is laid out then.
     """
     options = options or Options()
+    refuse_the_hopeless(problem, cluster, options)
+    return replace(_best(problem, cluster, precision, options), asked=(problem, options))
+
+
+def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Options) -> MatmulPlan:
+    """The fastest plan of any kind."""
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
