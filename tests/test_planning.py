@@ -665,6 +665,30 @@ def test_fitting_chunks_are_kept_and_tiny_ones_joined():
     assert len(layout.m_blocks) <= 8
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk", [200, 400])
+def test_chunks_are_kept_where_there_is_no_blas(workers, chunk):
+    """Joined, they would leave one of two threads or workers two thirds, and be slower each."""
+    spec = MatrixSpec((1200, 1200), "int32", chunks=((chunk,) * (1200 // chunk),) * 2)
+    shape = Problem(spec, spec, dtype="int32", accumulate="int32")
+    layout = plan_matmul(shape, replace(cpus(workers), threads=3 - workers)).layout
+    assert {*layout.m_blocks, *layout.n_blocks, *layout.slabs} == {chunk}
+    fast = plan_matmul(Problem(spec, spec), cpus(workers)).layout
+    assert fast.slabs == (1200,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "longest"),
+    [("int64", 1000, 400), ("float128", 10_000, 450), ("int64", 64_000, 2100)],
+)
+def test_blocks_without_blas_are_short_but_not_too_many(dtype, size, longest):
+    spec = MatrixSpec((size, size), dtype)
+    plan = plan_matmul(Problem(spec, spec, dtype=dtype, accumulate=dtype), cpus(2))
+    layout = plan.layout
+    assert max(*layout.m_blocks, *layout.n_blocks, *layout.slabs) <= longest
+    assert plan.tasks < 500_000
+
+
 def test_large_operands_that_can_be_read_again_are_streamed():
     plan = plan_matmul(problem(4000, 140_000, 4000, rereadable=True), cpus(2))
     assert plan.layout.stream
