@@ -31,6 +31,7 @@ from multimm.planning.grid import (
 )
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
+from multimm.planning.search import Rank
 from multimm.planning.spec import (
     H200,
     INFINIBAND,
@@ -41,7 +42,7 @@ from multimm.planning.spec import (
     Link,
     MatrixSpec,
 )
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.strategy import _drawback, plan_matmul
 
 GB = 10**9
 CPU = DeviceSpec("cpu", "cpu", 2 * GB, 50.0, 20.0)
@@ -627,6 +628,24 @@ def test_slow_links_between_nodes_cost_time_and_turn_the_grid(gpus):
 def test_a_cluster_has_no_negative_nodes():
     with pytest.raises(OptionError, match="per_node=-1"):
         ClusterSpec((CPU,), per_node=-1)
+
+
+def test_a_plan_that_moves_more_says_what_speaks_against_the_one_that_moves_less():
+    a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
+    b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
+    plan = plan_matmul(Problem(a, b), cpus(2))
+    cut = human(plan.layout.recut.nbytes)
+    assert f"move, about {cut} of them to cut operands; next best is 1 x 1 x 2" in plan.reason
+    assert plan.reason.endswith(
+        "as fast within 2%, but with sums of 2 parts of k, which travel last"
+    )
+
+
+def test_drawbacks_are_the_ones_that_decide():
+    own = Rank(False, 4.0, 100, 1, 1)
+    assert _drawback(Rank(True, 3.0, 50, 1, 1), own) == "which does not fit"
+    assert _drawback(Rank(False, 5.0, 50, 1, 1), own) == "5 s in place of 4"
+    assert _drawback(Rank(False, 4.01, 50, 1, 1), own) == "as fast within 2%"
 
 
 def test_plan_text_of_a_small_cluster():

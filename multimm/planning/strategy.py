@@ -231,6 +231,8 @@ def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move"
+    if layout.recut.nbytes:
+        moved += f", about {human(layout.recut.nbytes)} of them to cut operands"
     if min(ranks.values()).seconds < of_all:
         count = layout.grid.workers
         alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"
@@ -243,7 +245,18 @@ def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
     second = min(others, key=ranks.__getitem__)
     other, own = ranks[second], ranks[layout]
     text = f"{moved}; next best is {second.grid} with {human(other.moved)}"
-    if other.moved >= own.moved:
-        return text
-    parts = f" and its sums of {other.parts} parts of k" if other.parts > own.parts == 1 else ""
-    return f"{text}{parts}, {other.seconds:.3g} s in place of {own.seconds:.3g}"
+    return text if other.moved >= own.moved else f"{text}, {_drawback(other, own)}"
+
+
+def _drawback(other: Rank, own: Rank) -> str:
+    """What speaks against an arrangement that moves less."""
+    if other.too_large > own.too_large:
+        return "which does not fit"
+    slow, fast = sorted((other.seconds, own.seconds), reverse=True)
+    if slow <= NEARLY * fast:
+        time = f"as fast within {NEARLY - 1:.0%}"
+    else:
+        time = f"{other.seconds:.3g} s in place of {own.seconds:.3g}"
+    if other.parts > own.parts == 1:
+        return f"{time}, but with sums of {other.parts} parts of k, which travel last"
+    return time
