@@ -31,7 +31,7 @@ class OptionError(MultimmError, ValueError):
 
 
 class MemoryBudgetError(MultimmError, ValueError):
-    """A plan that needs more memory than a worker has."""
+    """A plan that needs more memory than a worker, or Dask's scheduler, has."""
 
 
 class ClusterError(MultimmError, RuntimeError):

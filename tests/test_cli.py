@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import time
 
 import click
+import dask
+import dask.array as da
 import h5py
 import numpy as np
 import pytest
@@ -241,6 +244,24 @@ def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
         )
     assert_one_line(result, 2, "may use 600 kB of its 1 MB")
     assert names(tmp_path) == ["big.npy"]
+
+
+@pytest.mark.alone
+def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
+    def full(block):
+        held = np.ones(10**8)
+        time.sleep(2)
+        return block + held[0]
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        multimm.cluster.start(workers=1, memory_limit="300MB") as client,
+        pytest.raises(cli_run.RunError) as caught,
+    ):
+        cli_run.compute(client, da.ones(1, chunks=1).map_blocks(full, dtype=float), "x")
+    held, *_ = map(float, re.findall(r"held (\d+) MB", str(caught.value)))
+    assert 0.95 * 300 <= held <= 1000
+    assert "(--memory-limit)" in str(caught.value)
 
 
 def test_a_cluster_without_workers_is_refused(factors, cli, tmp_path):
@@ -482,7 +503,12 @@ def test_plan_that_does_not_fit_is_shown_and_refused(cli):
     few = "--workers", 2, "--memory-limit", "1GB", "--blocks", 16384
     result = cli("plan", "65536x65536", "65536x65536", *few)
     assert "memory " in result.stdout
-    assert_one_line(result, 2, "may use 600 MB")
+    assert_one_line(result, 2, "may use 534 MB", "leave out blocks=")
+
+
+def test_chunks_beyond_number_are_refused_before_they_are_written_down(cli):
+    result = cli("plan", "99999999999x4", "4x4", "--chunks", 1)
+    assert_one_line(result, 2, "--chunks 1: 99999999999x4 has more than 1000000 of them")
 
 
 def test_help_and_version(cli):

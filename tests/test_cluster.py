@@ -24,6 +24,7 @@ from distributed.comm import CommClosedError
 
 import multimm
 import multimm.cluster as mc
+from multimm.cli.options import Workers
 from multimm.cluster import devices, options
 from multimm.cluster.describe import Answer, answer, listed, spec_of
 from multimm.cluster.devices import Gpu
@@ -268,6 +269,20 @@ def test_describe_reads_the_live_cluster(client):
     assert [(d.kind, d.memory_bytes, d.spills) for d in spec.devices] == [("cpu", GIB, True)] * 2
     assert spec.link == LOCAL_TCP
     assert spec.threads == 1
+
+
+def test_what_a_process_holds_for_itself_is_no_part_of_the_budget(client):
+    left = GIB - devices.PROCESS_BYTES
+    assert [d.budget_bytes for d in mc.describe(client).devices] == [int(0.6 * left)] * 2
+    on_paper = Workers(workers=2, memory_limit="1GiB").on_paper()
+    assert on_paper.budget_bytes == int(0.6 * left)
+
+
+def test_workers_that_no_nanny_ends_may_use_their_share_of_all_memory():
+    for entry, budget in ((an_entry(), 6 * GIB), (an_entry(nanny=None), 6 * GIB)):
+        assert spec_of({"inproc://1": entry}, {}).budget_bytes == int(0.6 * budget)
+    small = an_entry(nanny="tcp://10.0.0.1:2", memory_limit=10**8)
+    assert spec_of({"tcp://10.0.0.1:1": small}, {}).budget_bytes == 0
 
 
 def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():

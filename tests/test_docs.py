@@ -1,4 +1,4 @@
-"""Links in the documents lead somewhere."""
+"""Links in the documents lead somewhere, and the plans in them are those of today."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from multimm.cli import main
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.strategy import plan_matmul
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("docs", "benchmarks", "kernels", "cluster", "examples")
@@ -56,3 +62,31 @@ def test_files_that_are_named_exist(name):
     assert names
     for name in names:
         assert (ROOT / name).exists() or (ROOT / "multimm" / name).exists(), name
+
+
+def shown(document: str, after: str) -> str:
+    """The first block of text behind some words."""
+    text = (ROOT / document).read_text("utf-8")
+    return re.search(r"^```\n(.*?)^```", text[text.index(after) :], re.DOTALL | re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_plans_for_gpus_are_those_that_are_printed_now(gpus):
+    command = f"multimm plan 32768x32768 32768x32768 --chunks 8192 --gpus {gpus}"
+    told = CliRunner().invoke(main, command.split()[1:]).stdout
+    assert shown("docs/first-run.md", f"`{command}`:") == told
+
+
+def test_the_plan_in_the_readme_is_the_one_that_is_printed_now():
+    """But for what depends on the machine: its memory."""
+    a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
+    b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
+    device = DeviceSpec("x86_64", "cpu", 11 * 10**9, 30.0, 10.0)
+    problem = Problem(a, b, awaited=True)
+    made = str(plan_matmul(problem, ClusterSpec.homogeneous(device, 2, LOCAL_TCP))).splitlines()
+    lines = shown("README.md", "prints, on a laptop with two cores").splitlines()
+    pairs = list(zip(lines, made, strict=False))
+    assert [x for x, _ in pairs if not x.startswith("memory")] == [
+        y for _, y in pairs if not y.startswith("memory")
+    ]
+    assert len(made) == len(lines) - 1  # and what verify says

@@ -31,6 +31,7 @@ from multimm.planning.grid import (
 )
 from multimm.planning.layout import Layout
 from multimm.planning.problem import Problem
+from multimm.planning.search import Rank
 from multimm.planning.spec import (
     H200,
     INFINIBAND,
@@ -41,7 +42,7 @@ from multimm.planning.spec import (
     Link,
     MatrixSpec,
 )
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.strategy import _drawback, plan_matmul
 
 GB = 10**9
 CPU = DeviceSpec("cpu", "cpu", 2 * GB, 50.0, 20.0)
@@ -629,6 +630,24 @@ def test_a_cluster_has_no_negative_nodes():
         ClusterSpec((CPU,), per_node=-1)
 
 
+def test_a_plan_that_moves_more_says_what_speaks_against_the_one_that_moves_less():
+    a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
+    b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
+    plan = plan_matmul(Problem(a, b), cpus(2))
+    cut = human(plan.layout.recut.nbytes)
+    assert f"move, about {cut} of them to cut operands; next best is 1 x 1 x 2" in plan.reason
+    assert plan.reason.endswith(
+        "as fast within 2%, but with sums of 2 parts of k, which travel last"
+    )
+
+
+def test_drawbacks_are_the_ones_that_decide():
+    own = Rank(False, 4.0, 100, 1, 1)
+    assert _drawback(Rank(True, 3.0, 50, 1, 1), own) == "which does not fit"
+    assert _drawback(Rank(False, 5.0, 50, 1, 1), own) == "5 s in place of 4"
+    assert _drawback(Rank(False, 4.01, 50, 1, 1), own) == "as fast within 2%"
+
+
 def test_plan_text_of_a_small_cluster():
     plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
     assert str(plan).splitlines() == [
@@ -663,6 +682,30 @@ def test_fitting_chunks_are_kept_and_tiny_ones_joined():
     tiny = MatrixSpec((4096, 4096), chunks=((1,) * 4096, (1000,) * 4 + (96,)))
     layout, _ = lay_out(Problem(tiny, kept), cpus(4), Grid(2, 2, 1), Options())
     assert len(layout.m_blocks) <= 8
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk", [200, 400])
+def test_chunks_are_kept_where_there_is_no_blas(workers, chunk):
+    """Joined, they would leave one of two threads or workers two thirds, and be slower each."""
+    spec = MatrixSpec((1200, 1200), "int32", chunks=((chunk,) * (1200 // chunk),) * 2)
+    shape = Problem(spec, spec, dtype="int32", accumulate="int32")
+    layout = plan_matmul(shape, replace(cpus(workers), threads=3 - workers)).layout
+    assert {*layout.m_blocks, *layout.n_blocks, *layout.slabs} == {chunk}
+    fast = plan_matmul(Problem(spec, spec), cpus(workers)).layout
+    assert fast.slabs == (1200,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "longest"),
+    [("int64", 1000, 400), ("float128", 10_000, 450), ("int64", 64_000, 2100)],
+)
+def test_blocks_without_blas_are_short_but_not_too_many(dtype, size, longest):
+    spec = MatrixSpec((size, size), dtype)
+    plan = plan_matmul(Problem(spec, spec, dtype=dtype, accumulate=dtype), cpus(2))
+    layout = plan.layout
+    assert max(*layout.m_blocks, *layout.n_blocks, *layout.slabs) <= longest
+    assert plan.tasks < 500_000
 
 
 def test_large_operands_that_can_be_read_again_are_streamed():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
 from multimm.cli.run import RunError, compute, failed_run
-from multimm.errors import ClusterError, OptionError, ShapeError
+from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -110,7 +111,8 @@ class InputFiles:
         for (path, _), array in zip(self.paths, arrays, strict=True):
             if array.ndim != 2:
                 raise ShapeError(f"{path}: shape {array.shape}; a matrix of 2 dimensions is needed")
-        multimm.plan(*arrays, **product, cluster=multimm.cluster.local())
+        with suppress(MemoryBudgetError):  # the workers' memory counts, not this process's
+            multimm.plan(*arrays, **product, cluster=multimm.cluster.local())
 
     def check_apart(self, output: str, dataset: str | None) -> None:
         """Raise where the output would replace one of them: --overwrite is for old results."""

@@ -144,7 +144,7 @@ class Workers:
 
     def on_paper(self) -> ClusterSpec:
         """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
-        from multimm.cluster.devices import cpu_device
+        from multimm.cluster.devices import PROCESS_BYTES, cpu_device
         from multimm.cluster.options import check, cores
         from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec
 
@@ -159,5 +159,5 @@ class Workers:
             )
         decided = check(self.gpus, self.workers, threads, self.memory_limit, None, None, None, None)
         each = max(1, cores() // decided.workers)
-        device = cpu_device(decided.memory_limit, each, spills=True)
+        device = cpu_device(decided.memory_limit, each, spills=True, process_bytes=PROCESS_BYTES)
         return ClusterSpec.homogeneous(device, decided.workers, LOCAL_TCP, threads)

@@ -14,6 +14,9 @@ from multimm.errors import FileFormatError, OptionError
 if TYPE_CHECKING:
     from multimm.planning.spec import ClusterSpec, MatrixSpec
 
+#: Chunks along a side of an operand on paper: arbitrary. More take seconds to write down.
+MOST_BLOCKS = 10**6
+
 
 @click.command()
 @click.argument("a", metavar="A")
@@ -93,5 +96,10 @@ def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSp
             raise FileFormatError(f"{error}; a shape is 65536x65536, two integers") from None
         return open_array(text, chunks=chunks)
     shape = int(match[1]), int(match[2])
+    if chunks is not None and max(shape) > MOST_BLOCKS * chunks:
+        raise OptionError(
+            f"--chunks {chunks}: {text} has more than {MOST_BLOCKS} of them along a side; give "
+            "larger ones"
+        )
     blocks = tuple(regular(size, chunks or max(size, 1)) for size in shape)
     return MatrixSpec(shape, dtype, named_dtype(dtype).itemsize, blocks, hosted=hosted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ INTERVAL = 0.1
 NO_WORKERS_SECONDS = 60.0
 #: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
 SETTLE_SECONDS = 20.0
+#: What nannies tell the scheduler of a worker that they end for its memory.
+ENDED_FOR_MEMORY = "worker-restart-memory"
 OPEN_STATES = ("waiting", "processing", "queued", "no-worker")
 
 
@@ -43,6 +45,32 @@ def failed_run() -> Iterator[None]:
         raise
     except Exception as error:
         raise RunError(f"the run failed: {told(error)}") from error
+
+
+@contextmanager
+def saying_who_was_ended(client: Client) -> Iterator[None]:
+    """Add to an error of a run that a worker was ended for its memory meanwhile."""
+    before = len(_ended(client))
+    try:
+        yield
+    except Exception as error:
+        if ended := _ended(client)[before:]:
+            event = ended[0][1]
+            why = error.message if isinstance(error, click.ClickException) else told(error)
+            raise RunError(
+                f"the run failed: {why}; worker {event['worker']} was ended when its process held "
+                f"{event['rss'] / 1e6:.0f} MB, for Dask ends workers at 0.95 of their memory "
+                "limit: give each more (--memory-limit), or use fewer"
+            ) from error
+        raise
+
+
+def _ended(client: Client) -> Sequence[Any]:
+    """When workers were ended for their memory, and which; empty where nobody answers."""
+    with suppress(Exception):
+        if client.status == "running":
+            return client.get_events(ENDED_FOR_MEMORY)  # type: ignore[no-any-return]
+    return ()
 
 
 def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, float]:
@@ -68,7 +96,7 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     from distributed import futures_of
 
     start = time.perf_counter()
-    with failed_run(), STOP.held_back():
+    with failed_run(), saying_who_was_ended(client), STOP.held_back():
         names = {str(name) for name in array.dask.layers}
         if client.cluster is not None:
             client.run(leave_failures_to_us)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from multimm.cluster import rates
-from multimm.cluster.devices import cpu_device, current_gpu
+from multimm.cluster.devices import PROCESS_BYTES, cpu_device, current_gpu
 from multimm.errors import OptionError
 from multimm.planning.spec import (
     H200,
@@ -241,7 +241,9 @@ def _device(
 
         memory = memory_limit() // neighbours[worker["host"]]
     cores = answer.cores if answer is not None else worker["nthreads"]
-    return cpu_device(memory, cores, spills=bool(limit))
+    # A nanny ends a worker for all that its process holds; workers in threads have no nanny.
+    process = PROCESS_BYTES if limit and worker.get("nanny") else 0
+    return cpu_device(memory, cores, spills=bool(limit), process_bytes=process)
 
 
 def _looks_like_gpu(address: str, worker: Mapping[str, Any]) -> bool:

@@ -35,6 +35,12 @@ EDGE = {"gpu": 16384, "cpu": 4096}
 #: Blocks are not cut below this edge to make more of them: an H200 needs 4096 for its full
 #: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
 LEAST_EDGE = {"gpu": 2048, "cpu": 512}
+#: The two for what NumPy multiplies without BLAS, by loops that go down B's columns: 1.5e9
+#: multiply-adds of int32 per second in blocks of 200 to 400, 1.0e9 of 600, 0.4e9 of 1024 (one core
+#: of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too many: arbitrary.
+LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
+#: Multiply-adds that cost so much more than float32's have no BLAS: integers and long doubles.
+LOOPS = 50
 #: Chains of block products per worker and thread, at least: while one is multiplied another one's
 #: next slab is fetched. One worker fetches nothing.
 CHAINS = 2
@@ -136,15 +142,15 @@ def lay_out(
         kind = GramLayout if halves else Layout
         layout = kind(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
         return layout, memory.held(layout, cluster)
-    device = cluster.slowest.kind
-    edge = EDGE[device]
+    edge, least = _edges(problem, cluster)
+    least //= 2
     layout = _blocks(problem, cluster, grid, options, edge, cut)
     held = memory.held(layout, cluster)
     if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
         held = memory.held(layout, cluster)
-    while not _fits(layout, held, cluster) and edge > LEAST_EDGE[device] // 2:
+    while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)
@@ -163,6 +169,28 @@ def lay_out(
     return layout, held
 
 
+def _loops(problem: Problem, cluster: ClusterSpec) -> bool:
+    """Whether NumPy multiplies blocks without BLAS."""
+    return cluster.slowest.kind == "cpu" and problem.relative_cost >= LOOPS
+
+
+def _edges(problem: Problem, cluster: ClusterSpec) -> tuple[int, int]:
+    """Usual edge of a block, and the one below which none is cut to make more of them."""
+    if not _loops(problem, cluster):
+        return EDGE[cluster.slowest.kind], LEAST_EDGE[cluster.slowest.kind]
+    edge = max(LOOP_EDGE, ceil_div(max(problem.m, problem.n, problem.k), LOOP_BLOCKS))
+    return edge, max(LEAST_LOOP_EDGE, edge // 2)
+
+
+def _no_longer(cut: Cut) -> Cut:
+    """With slabs no longer than usual."""
+    return cut._replace(slabs=max(1, cut.slabs))
+
+
+def _longest_chunk(problem: Problem) -> int:
+    return max(map(max, (*problem.a.chunks[-2:], *problem.b.chunks[-2:])))
+
+
 def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
     """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
     # Operands that cannot be read again are Dask's to spill.
@@ -174,13 +202,14 @@ def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
 def _blocks(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
 ) -> Layout:
-    least = min(edge, LEAST_EDGE[cluster.slowest.kind])
+    least = min(edge, _edges(problem, cluster)[1])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
     counts = _count_c(problem, grid, parallel, chains, edge, least, cut)
-    slabs = _count_slabs(problem, grid, counts, edge, least, cut)
-    keep = least if cut.given else 0
+    loops = _loops(problem, cluster)
+    slabs = _count_slabs(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
+    keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
     k_slabs = _slabs(problem, grid, slabs, options.slabs, keep)
     a, b, (rows, cols), (block_m, block_n) = problem.a, problem.b, counts, options.edges
     halves = problem.gram and block_m == block_n

@@ -14,6 +14,14 @@ from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
 if TYPE_CHECKING:
     from multimm.planning.plan import MatmulPlan
 
+#: Memory that Dask takes for a task: 2.3 to 3 kB for the graph in the client, and 4.4 to 5.4 more
+#: when it has been sent, of client and scheduler together (products of 4352 and of 22736 tasks).
+TASK_BYTES = 7000
+#: Tasks that are allowed: 14 GB of these, and a scheduler that does nothing else for 17 minutes at
+#: half a millisecond each, and for more than an hour at the 2.1 that it took beside a worker on two
+#: cores. Nobody has seen one that survives it.
+MOST_TASKS = 2_000_000
+
 
 def text(plan: MatmulPlan) -> str:
     """A line for each side of a plan, its name first."""
@@ -94,6 +102,8 @@ def _portions_text(layout: GatheredLayout) -> str:
 def _order_line(plan: MatmulPlan) -> str:
     layout = plan.layout
     tasks = f"{plan.tasks} task{'s' * (plan.tasks > 1)}"
+    if plan.tasks > MOST_TASKS:
+        tasks = f"{tasks} ({_burden_text(plan)})"
     waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
     slabs = min(layout.slabs_per_task, layout.steps)
     fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
@@ -103,6 +113,10 @@ def _order_line(plan: MatmulPlan) -> str:
     at_once = min(layout.fan_in, layout.parts)
     sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
     return f"{tasks} in {waves}{fused}{reads}{half}{sums}{_sorted_text(plan)}"
+
+
+def _burden_text(plan: MatmulPlan) -> str:
+    return f"more than Dask can take: {human(plan.tasks * TASK_BYTES)} in client and scheduler"
 
 
 def _sorted_text(plan: MatmulPlan) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning import cost, dry_run, memory, traffic
-from multimm.planning.dry_run import human
-from multimm.planning.grid import Grid, ceil_div
+from multimm.planning.blocking import Options
+from multimm.planning.dry_run import MOST_TASKS
+from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
+from multimm.planning.problem import Problem
 from multimm.planning.spec import ClusterSpec
 
 #: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
@@ -32,6 +34,8 @@ class MatmulPlan:
         ``"float32"``, ``"ieee"`` or ``"tf32"``.
     strategy, reason : str
         What was chosen, and why.
+    asked : (Problem, Options), optional
+        What it was made for, as it was given.
     m, n, k, flops, tasks : int
     grid : Grid
         p_m x p_n x p_k.
@@ -59,6 +63,7 @@ class MatmulPlan:
     precision: str
     strategy: str
     reason: str
+    asked: tuple[Problem, Options] | None = field(default=None, compare=False, repr=False)
 
     @property
     def m(self) -> int:
@@ -184,34 +189,25 @@ class MatmulPlan:
         """What the smallest worker in use may use."""
         return self.used.budget_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Whether every worker can hold its share, and Dask all tasks."""
+        return self.peak_bytes <= self.budget_bytes and self.tasks <= MOST_TASKS
+
     def check(self) -> MatmulPlan:
-        """Return the plan if every worker can hold its share.
+        """Return the plan if it fits.
 
         Raises
         ------
         MemoryBudgetError
-            Names the worker with the least memory, what it would need, what it may use and
-            what would fit.
+            Names the worker with the least memory, what it would need and what it may use, or how
+            many tasks are too many; and what would do, found by planning again.
         """
-        if self.peak_bytes <= self.budget_bytes:
+        if self.fits:
             return self
-        worst = min(
-            range(self.used.workers), key=lambda rank: self.cluster.devices[rank].memory_bytes
-        )
-        name = self.cluster.addresses[worst] if self.cluster.addresses else f"worker {worst}"
-        device = self.cluster.devices[worst]
-        biggest = max(self.memory_terms, key=lambda term: self.memory_terms[term])
-        needed = int(self.peak_bytes / self.budget_bytes * device.memory_bytes)
-        raise MemoryBudgetError(
-            f"{name} ({device.name}) would hold {human(self.peak_bytes)} at once, mostly "
-            f"{biggest} ({human(self.memory_terms[biggest])}), and may use "
-            f"{human(self.budget_bytes)} of its {human(device.memory_bytes)}; give each worker "
-            f"{human(needed)}, or use about {self._workers_that_fit()} such workers, or pass "
-            "smaller blocks= and slabs="
-        )
+        from multimm.planning.advice import refusal  # which makes plans
 
-    def _workers_that_fit(self) -> int:
-        return ceil_div(self.used.workers * self.peak_bytes, self.budget_bytes)
+        raise MemoryBudgetError(refusal(self))
 
     def __str__(self) -> str:
         return dry_run.text(self)

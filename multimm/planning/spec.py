@@ -16,9 +16,9 @@ from math import prod
 
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
 
-#: Share of a worker's memory that a plan may use; the rest is for the process itself, for buffers
-#: of the transport and for results that other work keeps. Dask spills from 0.6 of a CPU worker's
-#: memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
+#: Share of a worker's memory that a plan may use, without what its process holds for itself; the
+#: rest is for buffers of the transport and for results that other work keeps. Dask spills from 0.6
+#: of a CPU worker's memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
 MEMORY_SHARE = {"gpu": 0.77, "cpu": 0.6}
 
 
@@ -151,6 +151,8 @@ class DeviceSpec:
         is missing, it is in the shipped ratio to `gflops`.
     measured : str
         The day on which `gflops` and `packed_gflops` were measured; empty: as shipped.
+    process_bytes : int
+        Of `memory_bytes`, what the worker's process holds for itself, whatever is multiplied.
     """
 
     name: str
@@ -162,6 +164,7 @@ class DeviceSpec:
     packs: tuple[str, ...] = ()
     packed_gflops: tuple[tuple[str, float], ...] = ()
     measured: str = ""
+    process_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in ("gpu", "cpu"):
@@ -174,7 +177,8 @@ class DeviceSpec:
     @property
     def budget_bytes(self) -> int:
         """Bytes that a plan may use at once."""
-        return int(self.memory_bytes * MEMORY_SHARE[self.kind])
+        left = max(0, self.memory_bytes - self.process_bytes)
+        return int(left * MEMORY_SHARE[self.kind])
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import InPlace, in_place, parts_in_place
 from multimm.planning.layout import Layout
+from multimm.planning.limits import refuse_the_hopeless
 from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
@@ -86,9 +87,20 @@ def plan_matmul(
     Returns
     -------
     MatmulPlan
-        Never raises for want of memory: ``plan.check()`` does.
+        Also one that does not fit in memory, or in Dask's scheduler: ``plan.check()`` raises.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If that is so by orders of magnitude: nothing is laid out then.
     """
     options = options or Options()
+    refuse_the_hopeless(problem, cluster, options)
+    return replace(_best(problem, cluster, precision, options), asked=(problem, options))
+
+
+def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Options) -> MatmulPlan:
+    """The fastest plan of any kind."""
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
@@ -228,6 +240,8 @@ def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move"
+    if layout.recut.nbytes:
+        moved += f", about {human(layout.recut.nbytes)} of them to cut operands"
     if min(ranks.values()).seconds < of_all:
         count = layout.grid.workers
         alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"
@@ -240,7 +254,18 @@ def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
     second = min(others, key=ranks.__getitem__)
     other, own = ranks[second], ranks[layout]
     text = f"{moved}; next best is {second.grid} with {human(other.moved)}"
-    if other.moved >= own.moved:
-        return text
-    parts = f" and its sums of {other.parts} parts of k" if other.parts > own.parts == 1 else ""
-    return f"{text}{parts}, {other.seconds:.3g} s in place of {own.seconds:.3g}"
+    return text if other.moved >= own.moved else f"{text}, {_drawback(other, own)}"
+
+
+def _drawback(other: Rank, own: Rank) -> str:
+    """What speaks against an arrangement that moves less."""
+    if other.too_large > own.too_large:
+        return "which does not fit"
+    slow, fast = sorted((other.seconds, own.seconds), reverse=True)
+    if slow <= NEARLY * fast:
+        time = f"as fast within {NEARLY - 1:.0%}"
+    else:
+        time = f"{other.seconds:.3g} s in place of {own.seconds:.3g}"
+    if other.parts > own.parts == 1:
+        return f"{time}, but with sums of {other.parts} parts of k, which travel last"
+    return time

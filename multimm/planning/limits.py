@@ -1,0 +1,66 @@
+"""What no plan is made for: more tasks than Dask can take, matrices far beyond all memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+from multimm.errors import MemoryBudgetError
+from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Options
+from multimm.planning.dry_run import MOST_TASKS, human
+from multimm.planning.grid import ceil_div
+from multimm.planning.problem import Problem
+from multimm.planning.spec import ClusterSpec
+
+#: A, B and C together may be so many times as large as the memory of all workers, what is spilled
+#: and read slab by slab included: arbitrary. A 4 TB disk is that for a worker of 4 GB.
+BEYOND = 1000
+#: What takes so many times the tasks that are allowed is not laid out, for that alone takes long:
+#: arbitrary. Up to there a plan shows what is wrong.
+HOPELESS = 5
+
+
+def refuse_the_hopeless(problem: Problem, cluster: ClusterSpec, options: Options) -> None:
+    """Raise where all memory, or all blocks, would be too small by orders of magnitude.
+
+    Raises
+    ------
+    MemoryBudgetError
+        Says what was given and what all workers have together.
+    """
+    p, workers = problem, cluster.workers
+    sizes = {"A": p.a.nbytes, "B": p.b.nbytes, "C": p.result_bytes}
+    needed, have = sum(sizes.values()), sum(device.memory_bytes for device in cluster.devices)
+    all_of_them = f"all {workers} workers together have" if workers > 1 else "the worker has"
+    product = f"{p.m} x {p.k} @ {p.k} x {p.n}" + f", {p.batch} times" * (p.batch > 1)
+    if needed > BEYOND * have:
+        parts = ", ".join(f"{name} {human(size)}" for name, size in sizes.items())
+        raise MemoryBudgetError(
+            f"{product} is {human(needed)} ({parts}) and {all_of_them} {human(have)}: at most "
+            f"{BEYOND} times that can be planned for, spilled or read piece by piece; use smaller "
+            "matrices or more workers"
+        )
+    least = _few_tasks(problem, options, EDGE[cluster.slowest.kind])
+    if least > HOPELESS * MOST_TASKS:
+        given = " in the given blocks" if options.given else ""
+        raise MemoryBudgetError(
+            f"{product} takes some {least:.2g} tasks{given}, and Dask's scheduler survives "
+            f"{MOST_TASKS}: use smaller matrices{', or larger blocks' * bool(given)}"
+        )
+
+
+def _few_tasks(problem: Problem, options: Options, edge: int) -> int:
+    """Products of large blocks, of which a stack's matrices may share one: about the fewest."""
+    m, n, k = problem.m, problem.n, problem.k
+    fewest = 1
+    for size, given in zip((m, n, k), _given(options), strict=True):
+        fewest *= 1 if given is None else ceil_div(max(1, size), given)
+    by_area = ceil_div(problem.batch * max(m * n, m * k, k * n), edge * edge)
+    # Of a product whose three blocks have so many elements each, all sides are alike.
+    by_volume = ceil_div(problem.batch * m * n * k, isqrt(MOST_ELEMENTS**3))
+    return max(fewest, by_area, by_volume)
+
+
+def _given(options: Options) -> Iterator[int | None]:
+    yield from options.edges
+    yield options.slabs
