@@ -82,6 +82,9 @@ def matmul(
         array query planning; from tasks, of a block that is None.
     OptionError
         Any of the options outside its range.
+    MemoryBudgetError
+        Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
+        memory, or 10 million tasks. What merely does not fit, `plan` says.
 
     Examples
     --------
@@ -163,7 +166,7 @@ def gemm(
 
     Raises
     ------
-    ShapeError, DTypeError, ArrayTypeError, OptionError
+    ShapeError, DTypeError, ArrayTypeError, OptionError, MemoryBudgetError
         As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer factor
         that its array's dtype cannot hold.
 
@@ -279,8 +282,8 @@ def plan(
 
     Raises
     ------
-    ShapeError, DTypeError, ArrayTypeError, OptionError
-        Shapes, dtypes, kinds of arrays and options that `gemm` refuses.
+    ShapeError, DTypeError, ArrayTypeError, OptionError, MemoryBudgetError
+        Shapes, dtypes, kinds of arrays, options and sizes that `gemm` refuses.
 
     Examples
     --------
