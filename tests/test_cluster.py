@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -661,3 +662,18 @@ def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):
     monkeypatch.setattr(devices, "nvml", lambda: nullcontext(Nvml()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-of-yesterday,0")
     assert [gpu.ident for gpu in devices.visible_gpus()] == ["1"]
+
+
+def test_a_worker_that_was_started_again_leaves_nothing_in_the_environment():
+    """Its nanny writes the threads of its BLAS there; later clusters would take these."""
+    before = {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES}
+    with mc.start(workers=1, memory_limit=GIB) as client:
+        ((name, pid),) = client.run(os.getpid).items()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if listed(client) and name not in listed(client):
+                break
+            time.sleep(0.1)
+        assert name not in listed(client)
+    assert {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES} == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +29,8 @@ class ClusterClient(Client):
 
     def __init__(self, address: Any, *, timeout: float, security: Any) -> None:
         super().__init__(address, timeout=timeout, security=security)
+        #: Of this process's environment, what goes when the client is closed.
+        self.borrowed: tuple[str, ...] = ()
 
     async def _start(self, timeout: Any = None, **kwargs: Any) -> Any:
         # distributed bounds the connection but not the handshake that follows: a listener
@@ -53,6 +56,8 @@ class ClusterClient(Client):
         if self.cluster is not None:
             self.cluster.close()
             gc.unfreeze()
+        for name in self.borrowed:
+            os.environ.pop(name, None)
 
 
 def set_up_cluster(client: Client, *, overlap: bool = False) -> None:

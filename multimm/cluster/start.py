@@ -120,6 +120,7 @@ def start(
         _require_gpu_packages(options.protocol)
     from multimm.cluster.client import ClusterClient, set_up_cluster
 
+    missing = _missing_variables()
     try:
         cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
     except Exception as error:
@@ -138,6 +139,8 @@ def start(
             f"the workers started, but their scheduler did not answer ({_root(error)}): they were "
             "stopped; see `multimm doctor`"
         ) from error
+    # A nanny that starts a worker again writes them into this process's environment again.
+    client.borrowed = missing
     try:
         set_up_cluster(client, overlap=True)
     except BaseException:
@@ -216,6 +219,11 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     }
 
 
+def _missing_variables() -> tuple[str, ...]:
+    """Those of BLAS that nobody has set in this process's environment."""
+    return tuple(name for name in BLAS_VARIABLES if name not in os.environ)
+
+
 @contextmanager
 def _blas_threads(count: int) -> Iterator[None]:
     """Worker processes started inside give their BLAS `count` threads.
@@ -229,7 +237,7 @@ def _blas_threads(count: int) -> Iterator[None]:
     # distributed lets the environment win over its configuration, and writes the values it
     # used into this process's environment: without clean-up, the first call would decide
     # for all later ones.
-    missing = [name for name in BLAS_VARIABLES if name not in os.environ]
+    missing = _missing_variables()
     settings = {f"distributed.nanny.pre-spawn-environ.{name}": count for name in BLAS_VARIABLES}
     try:
         with dask.config.set(settings):
