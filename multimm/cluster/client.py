@@ -27,10 +27,11 @@ class ClusterClient(Client):
         TLS credentials.
     """
 
+    #: Of this process's environment, what goes when the client is closed.
+    borrowed: tuple[str, ...] = ()
+
     def __init__(self, address: Any, *, timeout: float, security: Any) -> None:
         super().__init__(address, timeout=timeout, security=security)
-        #: Of this process's environment, what goes when the client is closed.
-        self.borrowed: tuple[str, ...] = ()
 
     async def _start(self, timeout: Any = None, **kwargs: Any) -> Any:
         # distributed bounds the connection but not the handshake that follows: a listener
