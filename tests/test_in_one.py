@@ -13,7 +13,10 @@ import multimm
 from multimm.graph import host
 from multimm.graph.block_task import BlockTask
 from multimm.io import open_array
+from multimm.planning.blocking import Options
+from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.strategy import in_one_task
 
 client = counting_client(2)
 
@@ -146,3 +149,11 @@ def test_of_many_workers_one_brings_all_of_it_there():
         assert plan.layout.problem.in_one
         times.append(plan.time_terms["first blocks"])
     assert times[0] == times[1] > 2 * 6144**2 * 4 / 30e9
+
+
+def test_what_would_do_is_found_for_the_product_as_it_was_asked_for():
+    problem = Problem(MatrixSpec((64, 64)), MatrixSpec((64, 64)), uploaded=("a", "b"))
+    plan = in_one_task(problem, ClusterSpec.homogeneous(H200, 1), "float32")
+    assert plan.layout.problem.in_one
+    assert plan.asked == (problem, Options())
+    assert in_one_task(problem, ClusterSpec.homogeneous(H200, 1), "float32") is plan

@@ -6,6 +6,7 @@ from math import prod
 
 from multimm.planning.arrivals import arrivals, link_rate
 from multimm.planning.copies import BESIDE_COPIES, coming_back, going_up, host_tasks
+from multimm.planning.cutting import PACKED_ROWS
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
@@ -53,8 +54,8 @@ FETCH_S, PIECE_S = 4e-4, 5e-5
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
-#: Rows or columns of a tile of packed products; sides from `NARROW` on have many.
-TILE, NARROW = 128, 1024
+#: Sides of packed products whose partly empty tiles are counted; longer ones have many tiles.
+NARROW = 1024
 
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
@@ -208,7 +209,7 @@ def _filled_up(layout: Layout) -> float:
     if not layout.problem.packs:
         return 1.0
     sides = max(layout.row_sizes), max(layout.n_blocks)
-    return prod(ceil_div(x, TILE) * TILE / x for x in sides if 0 < x < NARROW)
+    return prod(ceil_div(x, PACKED_ROWS) * PACKED_ROWS / x for x in sides if 0 < x < NARROW)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:

@@ -125,13 +125,16 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     return plan
 
 
+# Asked for with every product of operands in host memory, as long as the other plans are.
+@lru_cache(maxsize=128)
 def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
     """All of a product of operands in host memory as one task, whose steps follow each other."""
     whole = Options(whole=True)
     layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
     layout = replace(layout, cut_once=False, pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
-    return MatmulPlan(layout, cluster, precision, "one task", reason)
+    asked = problem, Options()
+    return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
 
 
 def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
