@@ -33,7 +33,7 @@ def link(patch, send=np.copy, fetch=np.copy):
     patch.setattr(host, "own_stream", lambda device: nullcontext())
     patch.setattr(host, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
     patch.setattr(host, "is_cupy", lambda block: True)
-    patch.setattr(copies, "to_device", send)
+    patch.setattr(copies, "all_to_device", lambda blocks: list(map(send, blocks)))
     patch.setattr(copies, "to_host", fetch)
 
 

@@ -62,10 +62,10 @@ def gone_up(monkeypatch):
     """GPU workers; the blocks that were brought to their GPUs."""
     found, back = [], []
 
-    def to_device(block):
-        assert type(block) is np.ndarray
-        found.append(block)
-        return there(block)
+    def all_to_device(blocks):
+        assert all(type(block) is np.ndarray for block in blocks)
+        found.extend(blocks)
+        return list(map(there, blocks))
 
     def to_host(block):
         assert type(block) is Strict, "computed in host memory"
@@ -79,7 +79,7 @@ def gone_up(monkeypatch):
     monkeypatch.setattr(operands, "describe", described)
     monkeypatch.setattr(host, "_device", lambda: 0)
     monkeypatch.setattr(host, "own_stream", lambda device: nullcontext())
-    monkeypatch.setattr(link, "to_device", to_device)
+    monkeypatch.setattr(link, "all_to_device", all_to_device)
     monkeypatch.setattr(link, "to_host", to_host)
     yield found
     assert bool(found) == bool(back)

@@ -10,6 +10,7 @@ from linked import link, plan_for
 from small import integers
 
 import multimm
+from multimm.gpu import host as copies
 from multimm.graph import host
 from multimm.graph.block_task import BlockTask
 from multimm.io import open_array
@@ -54,6 +55,16 @@ def test_each_block_goes_up_once_and_the_result_comes_back_once(client, gone, dt
     sent, fetched = gone
     assert sorted(sent) == blocks_of(a, b)
     assert fetched == [(40, 20)]
+
+
+def test_a_matrix_on_both_sides_goes_up_once_and_all_of_it_together(client, gone, monkeypatch):
+    walks, send = [], copies.all_to_device
+    monkeypatch.setattr(copies, "all_to_device", lambda x: walks.append(len(x)) or send(x))
+    x = integers((40, 40), 8)
+    a = da.from_array(x, chunks=16)
+    np.testing.assert_array_equal(multimm.matmul(a, a).compute(), x @ x)
+    assert sorted(gone[0]) == blocks_of(a)
+    assert walks == [9]
 
 
 @pytest.mark.parametrize("chunks", [-1, 16])

@@ -64,7 +64,7 @@ def driver(monkeypatch):
     return driver
 
 
-def run(driver, way, target, source, size, *rows, lanes_used=3, step=PIECE):
+def run(driver, way, *args, lanes_used=3):
     """Each lane's share, one lane after another; what they return."""
     loop = getattr(lanes.loops.__wrapped__(), way)
     failed = []
@@ -72,11 +72,20 @@ def run(driver, way, target, source, size, *rows, lanes_used=3, step=PIECE):
         pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
         ends = [piece.ctypes.data for piece in pieces] + [1, 2, 99]
         driver.recorded.clear()
-        share = lane * step, lanes_used * step, step
-        failed.append(loop(target, source, size, *rows, *share, *ends))
+        failed.append(loop(*args, lane, lanes_used, *ends))
         driver.land(len(driver.ordered))
         driver.ordered.clear()
     return failed
+
+
+def table(arrays):
+    """What `send` is told of targets and sources, a row of a source less than a piece."""
+    found = []
+    for target, x in arrays:
+        row, stride = (x.nbytes, x.nbytes) if x.ndim == 1 else (x.shape[1], x.strides[0])
+        step = PIECE if row == x.nbytes else PIECE // row * row
+        found.append((target.ctypes.data, x.ctypes.data, x.nbytes, step, row, stride))
+    return np.array(found, np.int64)
 
 
 SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 1]
@@ -87,12 +96,10 @@ SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 
 def test_every_byte_goes_up_and_comes_back(driver, size, lanes_used):
     x = np.random.default_rng(size).integers(0, 255, size, dtype=np.uint8)
     there, back = np.zeros(size + 9, np.uint8), np.zeros(size + 9, np.uint8)
-    up = there.ctypes.data, x.ctypes.data, size, size, size
-    assert not any(run(driver, "send", *up, lanes_used=lanes_used))
+    assert not any(run(driver, "send", table([(there, x)]), lanes_used=lanes_used))
     np.testing.assert_array_equal(there[:size], x)
-    assert not any(
-        run(driver, "fetch", back.ctypes.data, there.ctypes.data, size, lanes_used=lanes_used)
-    )
+    down = back.ctypes.data, there.ctypes.data, size, PIECE
+    assert not any(run(driver, "fetch", *down, lanes_used=lanes_used))
     np.testing.assert_array_equal(back[:size], x)
     assert not there[size:].any()
     assert not back[size:].any()
@@ -103,10 +110,24 @@ def test_rows_that_lie_apart(driver, row):
     wide = np.random.default_rng(row).integers(0, 255, (50, 100), dtype=np.uint8)
     x = wide[3:40, 20 : 20 + row]
     there = np.zeros(x.size + 9, np.uint8)
-    rows = there.ctypes.data, x.ctypes.data, x.size, row, 100
-    assert not any(run(driver, "send", *rows, step=PIECE // row * row))
+    assert not any(run(driver, "send", table([(there, x)])))
     np.testing.assert_array_equal(there[: x.size], x.reshape(-1))
     assert not there[x.size :].any()
+
+
+@pytest.mark.parametrize("lanes_used", [1, 2, 3, 8])
+def test_arrays_of_all_kinds_go_up_together(driver, lanes_used):
+    """Each lane goes on in the next array where its turn is."""
+    wide = np.random.default_rng(5).integers(0, 255, (50, 100), dtype=np.uint8)
+    flat = wide.reshape(-1)
+    sources = [flat[:1], flat[:0], wide[3:40, 20:51], flat[7 : 5 * PIECE], wide[9:11, :5],
+               flat[PIECE : 2 * PIECE], flat[5:3000]]  # fmt: skip
+    targets = [np.zeros(x.size + 3, np.uint8) for x in sources]
+    assert not any(run(driver, "send", table(zip(targets, sources, strict=True)),
+                       lanes_used=lanes_used))  # fmt: skip
+    for target, x in zip(targets, sources, strict=True):
+        np.testing.assert_array_equal(target[: x.size], x.reshape(-1))
+        assert not target[x.size :].any()
 
 
 @pytest.mark.parametrize("way", ["send", "fetch"])
@@ -114,8 +135,9 @@ def test_a_failure_is_returned_and_nothing_is_ordered_after_it(driver, way):
     size = 20 * PIECE
     x, y = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     driver.fails_after = 4
-    rows = (size, size) if way == "send" else ()
-    failed = run(driver, way, y.ctypes.data, x.ctypes.data, size, *rows, lanes_used=1)
+    down = y.ctypes.data, x.ctypes.data, size, PIECE
+    args = [table([(y, x)])] if way == "send" else down
+    failed = run(driver, way, *args, lanes_used=1)
     assert failed == [7]
     assert driver.fails_after == -1
 
@@ -134,9 +156,9 @@ def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
                 raise MemoryError("no pinned memory")
             self.stream = SimpleNamespace(wait_event=id, synchronize=lambda: None)
 
-    def send(first, apart, step):
+    def send(number, lanes):
         time.sleep(0.05)
-        carried.append(first)
+        carried.append((number, lanes))
         return 0
 
     event = SimpleNamespace(record=lambda: None)
@@ -146,8 +168,8 @@ def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
     monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(send=send))
     road = host.Road(0, "send", 3)
     with pytest.raises(MemoryError, match="no pinned memory"):
-        road.carry(3 * PIECE, PIECE)
+        road.carry(4)
     assert len(carried) == 2
     carried.clear()
-    road.carry(3 * PIECE, PIECE)
-    assert set(carried) == {0, PIECE, 2 * PIECE}
+    road.carry(4)
+    assert set(carried) == {(0, 3), (1, 3), (2, 3)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
@@ -66,17 +67,16 @@ class Road:
         lane: Lane = self._own.lane
         return lane
 
-    def carry(self, size: int, step: int, *args: int) -> None:
-        """Have lanes do their shares of an array's pieces, and wait for all of it.
+    def carry(self, pieces: int, *args: Any) -> None:
+        """Have lanes do their shares of so many pieces, and wait for all of them.
 
         What the current stream was given before is done first.
 
         Parameters
         ----------
-        size, step : int
-            Bytes of the array, and of a piece.
-        *args : int
-            What the loop takes before the first byte that a lane begins with.
+        pieces : int
+        *args
+            What the loop takes before the number of a lane.
 
         Raises
         ------
@@ -86,56 +86,72 @@ class Road:
 
         ready = cupy.cuda.Event(disable_timing=True)
         ready.record()
+        shares = min(self.lanes, pieces)
 
         def run(number: int) -> int:
             lane = self._lane()
             with cupy.cuda.Device(self.device):
                 lane.stream.wait_event(ready)
-                first, apart = number * step, self.lanes * step
-                failed: int = self._loop(*args, first, apart, step, *lane.handles)
+                failed: int = self._loop(*args, number, shares, *lane.handles)
                 lane.stream.synchronize()
             return failed
 
-        shares = min(self.lanes, -(-size // step))
         done: list[Future[int]] = []
         try:
             for number in range(shares):
                 done.append(self._threads.submit(run, number))
-        finally:  # also where one fails, or cannot be begun: until then the others use the array
+        finally:  # also where one fails, or cannot be begun: until then the others use the arrays
             wait(done)
         if failed := max(future.result() for future in done):
             raise cupy.cuda.driver.CUDADriverError(failed)
 
 
 def to_device(block: np.ndarray[Any, Any]) -> Any:
-    """A NumPy array on the current CUDA device.
+    """A NumPy array on the current CUDA device: see `all_to_device`."""
+    (there,) = all_to_device([block])
+    return there
+
+
+def all_to_device(blocks: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+    """NumPy arrays on the current CUDA device, brought there together.
+
+    To have the threads begin, and to wait for them, takes about a millisecond beside a busy
+    interpreter: once for all arrays, however many there are.
 
     Parameters
     ----------
-    block : numpy.ndarray
-        Of any dtype that CuPy has, in any memory order. Not kept.
+    blocks : sequence of numpy.ndarray
+        Of any dtypes that CuPy has, in any memory order. Not kept.
 
     Returns
     -------
-    cupy.ndarray
-        Of the same shape, dtype and order (C order, if that of `block` is neither C's nor
-        Fortran's). Large ones are there when this returns, others in the order of the current
-        stream.
+    list of cupy.ndarray
+        Of the same shapes, dtypes and orders (C order, where that of a block is neither C's nor
+        Fortran's). Many bytes are there when this returns, few in the order of the current stream.
     """
     import cupy
 
-    if _turned(block):
-        return to_device(block.T).T
-    if block.nbytes < SMALL_UP:
-        target = cupy.empty(block.shape, block.dtype)
-        target.set(np.ascontiguousarray(block))
-        return target
-    block, row = _in_rows(block)
-    target, size = cupy.empty(block.shape, block.dtype), block.nbytes
+    turned = [_turned(block) for block in blocks]
+    rows = [
+        _in_rows(block.T if turn else block) for block, turn in zip(blocks, turned, strict=True)
+    ]
+    targets = [cupy.empty(block.shape, block.dtype) for block, _ in rows]
+    if sum(block.nbytes for block, _ in rows) < SMALL_UP:
+        for target, (block, _) in zip(targets, rows, strict=True):
+            target.set(np.ascontiguousarray(block))
+    else:
+        table = np.array([_entry(*x) for x in zip(targets, rows, strict=True)], np.int64)
+        _, _, sizes, steps, *_ = table.T
+        _road(cupy.cuda.Device().id, "send").carry(int(np.sum(-(-sizes // steps))), table)
+    return [target.T if turn else target for target, turn in zip(targets, turned, strict=True)]
+
+
+def _entry(target: Any, source: tuple[np.ndarray[Any, Any], int]) -> tuple[int, ...]:
+    """What the loop is told of an array: see `lanes.ARRAY`."""
+    block, row = source
+    size = block.nbytes
     step, stride = (PIECE, size) if row == size else (PIECE // row * row, block.strides[0])
-    road = _road(target.device.id, "send")
-    road.carry(size, step, target.data.ptr, block.ctypes.data, size, row, stride)
-    return target
+    return target.data.ptr, block.ctypes.data, size, step, row, stride
 
 
 def _turned(block: np.ndarray[Any, Any]) -> bool:
@@ -173,8 +189,8 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
     if block.nbytes < SMALL:
         block.get(out=target)
         return target
-    size, road = target.nbytes, _road(block.device.id, "fetch")
-    road.carry(size, PIECE, target.ctypes.data, block.data.ptr, size)
+    road, size = _road(block.device.id, "fetch"), target.nbytes
+    road.carry(-(-size // PIECE), target.ctypes.data, block.data.ptr, size, PIECE)
     return target
 
 

@@ -14,15 +14,18 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _WORD = ctypes.c_size_t  # pointers and handles, too
+#: Addresses of target and source; bytes of the array, of a piece, of a row, which are all or divide
+#: a piece's, and from a row to the next one.
+ARRAY = ("target", "source", "size", "step", "row", "stride")
 
 
 class Loops(NamedTuple):
     """Both directions; each returns a CUresult.
 
-    Arguments are: addresses of target and source, bytes; only of `send` those of a row, which are
-    all or divide a piece's, and those from a row to the next one; the first byte, those from a
-    piece's first byte to that of the next one, those of a piece; two pinned pieces, their events,
-    and a stream.
+    `send` takes a table of arrays, `ARRAY` each. `fetch` takes the addresses of target and source,
+    and the bytes of the array and of a piece. What follows is common: which lane this is of how
+    many, two pinned pieces, their events, and a stream. Of all pieces, one array's after the
+    other's, lanes take one in turn.
     """
 
     send: Callable[..., int]
@@ -44,25 +47,30 @@ def loops() -> Loops:
     copy: Any = ctypes.CDLL(None).memcpy
     copy.argtypes, copy.restype = [_WORD] * 3, _WORD
 
-    def send(  # type: ignore[no-untyped-def]  # all are Numba's int64
-        target, source, size, row, stride, first, apart, step, piece, other, free, done, stream
-    ):
-        failed = 0
-        for start in range(first, size, apart):
-            part = min(step, size - start)
-            failed = failed or wait(free)
-            for at in range(start, start + part, row):
-                place = source + at // row * stride + at % row
-                copy(piece + at - start, place, min(row, start + part - at))
-            failed = failed or to_device(target + start, piece, part, stream)
-            failed = failed or record(free, stream)
-            piece, other = other, piece
-            free, done = done, free
+    def send(arrays, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
+        failed, number = 0, lane
+        for i in range(len(arrays)):
+            target, source, size = arrays[i, 0], arrays[i, 1], arrays[i, 2]
+            step, row, stride = arrays[i, 3], arrays[i, 4], arrays[i, 5]
+            pieces = (size + step - 1) // step
+            while number < pieces:
+                start = number * step
+                part = min(step, size - start)
+                failed = failed or wait(free)
+                for at in range(start, start + part, row):
+                    place = source + at // row * stride + at % row
+                    copy(piece + at - start, place, min(row, start + part - at))
+                failed = failed or to_device(target + start, piece, part, stream)
+                failed = failed or record(free, stream)
+                piece, other = other, piece
+                free, done = done, free
+                number += lanes
+            number -= pieces
         return failed
 
-    def fetch(target, source, size, first, apart, step, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
-        failed = 0
-        for start in range(first, size + 2 * apart, apart):
+    def fetch(target, source, size, step, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
+        failed, apart = 0, lanes * step
+        for start in range(lane * step, size + 2 * apart, apart):
             before = start - 2 * apart  # has arrived in this piece
             if before >= 0 and before < size:
                 failed = failed or wait(free)
@@ -74,12 +82,12 @@ def loops() -> Loops:
             free, done = done, free
         return failed
 
-    def compiled(loop: Callable[..., int]) -> Callable[..., int]:
-        arguments = ",".join(["i8"] * loop.__code__.co_argcount)
-        made: Callable[..., int] = njit(f"i8({arguments})", nogil=True)(loop)
+    def compiled(loop: Callable[..., int], *first: str) -> Callable[..., int]:
+        arguments = [*first, *["i8"] * (loop.__code__.co_argcount - len(first))]
+        made: Callable[..., int] = njit(f"i8({','.join(arguments)})", nogil=True)(loop)
         return made
 
-    return Loops(compiled(send), compiled(fetch))
+    return Loops(compiled(send, "i8[:,::1]"), compiled(fetch))
 
 
 def _driver(name: str, words: int) -> Any:

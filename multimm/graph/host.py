@@ -12,7 +12,7 @@ what it held could not be spilled.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -56,7 +56,7 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
     if (at := _device()) is None or not any(map(_in_host_memory, blocks)):
         return made(blocks)
     with _beside_other_tasks(), _going_up, own_stream(at):
-        return finished(made(list(map(_there, blocks))))
+        return finished(made(_all_there(blocks)))
 
 
 class DownloadLayer(ProductLayer):
@@ -87,8 +87,9 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
     if (at := _device()) is None:
         return func(*given, **more)
     with own_stream(at):
-        named = {name: _there(x) for name, x in more.items()}
-        return to_numpy(func(*map(_there, given), **named))
+        there = _all_there([*given, *more.values()])
+        named = dict(zip(more, there[len(given) :], strict=True))
+        return to_numpy(func(*there[: len(given)], **named))
 
 
 def downloaded(array: da.Array, name: str) -> da.Array:
@@ -117,15 +118,22 @@ def _in_host_memory(block: Block) -> bool:
     return isinstance(block, np.ndarray) and not is_cupy(block)
 
 
-def _there(x: Any) -> Any:
-    """A block, or one in pieces, on the current device; anything else as it is."""
-    if isinstance(x, Pieces):
-        return replace(x, blocks=list(map(_there, x.blocks)))
-    if not _in_host_memory(x):
-        return x
-    from multimm.gpu.host import to_device
+def _all_there(given: Sequence[Any]) -> list[Any]:
+    """Blocks, also those in pieces, on the current device; anything else as it is."""
+    own = [block for x in given for block in (x.blocks if isinstance(x, Pieces) else [x])]
+    sources = {id(block): np.asarray(block) for block in own if _in_host_memory(block)}
+    if not sources:
+        return [*given]
+    from multimm.gpu.host import all_to_device
 
-    return to_device(np.asarray(x))
+    there = dict(zip(sources, all_to_device([*sources.values()]), strict=True))
+
+    def found(x: Any) -> Any:
+        if isinstance(x, Pieces):
+            return replace(x, blocks=list(map(found, x.blocks)))
+        return there.get(id(x), x)
+
+    return list(map(found, given))
 
 
 @contextmanager

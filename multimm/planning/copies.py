@@ -14,9 +14,9 @@ from multimm.planning.spec import ClusterSpec
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
 #: Before the first product that waits for them, and behind the last block that comes back, the same
 #: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
-#: them 10 to 48 were predicted. And of a chunk that the product's own task brings there, seconds:
-#: such products took 14 to 46 ms, 55 with 32 chunks of 4 MiB, and other tasks as long for each.
-COPIED_S, CHUNK_S = 4e-3, 1e-3
+#: them 10 to 48 were predicted. And of a chunk that goes there with others, seconds: 32 of 1 to 16
+#: MiB take up to 7 ms more than two of as many bytes.
+COPIED_S, CHUNK_S = 4e-3, 2e-4
 #: From one product of a worker to the next while blocks are copied, by threads that share the
 #: interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
 #: time that they are copied for.

@@ -11,7 +11,7 @@ import pytest
 from multimm.checks import tasks
 from multimm.checks.operands import prepare
 from multimm.gpu.dtypes import accumulate_dtype
-from multimm.gpu.host import LANES, PIECE, SMALL, SMALL_UP, _road, to_device, to_host
+from multimm.gpu.host import LANES, PIECE, SMALL, SMALL_UP, _road, all_to_device, to_device, to_host
 from multimm.graph.host import download, on_device, upload
 from multimm.graph.pieces import Pieces, multiply_pieces
 from multimm.graph.recut import upload_pieces
@@ -76,6 +76,18 @@ def test_any_memory_order(view):
     np.testing.assert_array_equal(to_host(view(to_device(view(x)))), view(view(x)))
 
 
+@pytest.mark.parametrize("many", [1, 40])
+def test_arrays_of_all_kinds_go_up_together(many):
+    """By CUDA where they are few bytes, by all lanes where they are many."""
+    views = (lambda x: x.T, lambda x: x[:, 5:], lambda x: x[::2, ::-1], lambda x: x[:0],
+             lambda x: x[3].astype("complex64"), lambda x: x.astype("float16"))  # fmt: skip
+    blocks = [view(some((400, 300), n).astype("float32")) for n in range(many) for view in views]
+    for x, there in zip(blocks, all_to_device(blocks), strict=True):
+        assert there.dtype == x.dtype
+        np.testing.assert_array_equal(there.get(), x)
+    assert all_to_device([]) == []
+
+
 def test_memory_that_may_not_be_written():
     x = some(2 * PIECE + 1)
     x.flags.writeable = False
@@ -131,7 +143,7 @@ def test_a_failure_of_the_driver_is_raised_and_leaves_nothing_behind():
     x = some(4 * LANES * PIECE)
     road = _road(cupy.cuda.Device().id, "send")
     with pytest.raises(cupy.cuda.driver.CUDADriverError):
-        road.carry(x.nbytes, PIECE, 0, x.ctypes.data, x.nbytes, x.nbytes, x.nbytes)
+        road.carry(LANES, np.array([[0, x.ctypes.data, x.nbytes, PIECE, x.nbytes, x.nbytes]]))
     np.testing.assert_array_equal(to_host(to_device(x)), x)
 
 
