@@ -16,7 +16,7 @@ from multimm.errors import KernelError
 from multimm.gpu import cache, compiled, nvrtc
 from multimm.gpu import compile as compiling
 from multimm.gpu.layout import Axis, Stack
-from multimm.gpu.pack_config import BLOCKS, RESIDUAL_CAP
+from multimm.gpu.pack_config import pack_defines, residual_defines
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import SPLIT_REGISTRY
 from multimm.gpu.split_config import WgmmaConfig
@@ -151,12 +151,12 @@ def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
 
 @pytest.mark.parametrize("capability", [limits.capability for limits in ARCHITECTURES[:2]])
 def test_packing_and_what_reads_packed_operands_compile_for_old_chips_too(capability):
-    for file, entry, more in (
-        ("split_pack.cu", "split_pack", {"BLOCKS": BLOCKS, "CAP": RESIDUAL_CAP}),
-        ("split_unpack.cu", "unpack", {}),
-        ("split_residuals.cu", "split_residuals", {"CAP": RESIDUAL_CAP}),
+    for file, entry, defines in (
+        ("split_pack.cu", "split_pack", pack_defines(2)),
+        ("split_unpack.cu", "unpack", [("PARTS", 2)]),
+        ("split_residuals.cu", "split_residuals", residual_defines(2)),
     ):
-        made = compiling.compile_text(kernel_text(file, {"PARTS": 2} | more), f"sm_{capability}")
+        made = compiling.compile_text(kernel_text(file, dict(defines)), f"sm_{capability}")
         # Packing, which waits for memory, has more blocks at a time for spilling a little.
         assert made.usage[entry].spilled == 0 or entry == "split_pack"
 

@@ -134,7 +134,7 @@ def many_residuals():
     """Odd numbers, too, stay packed, and so few that the source would be kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "SPLIT_K", 0)
-        for module in (packing, packed):
+        for module in (pack_config, packing, packed):
             patch.setattr(module, "RESIDUAL_CAP", 65_536)
         yield
 
@@ -248,10 +248,10 @@ def test_what_is_not_finite_keeps_the_source(bad, layout):
 def test_too_many_residuals_keep_the_source(monkeypatch):
     x = numbers("wide", 60, 50, np.random.default_rng(9))
     count = pack_reference(x).uncarried
-    for module in (packing, packed):
+    for module in (pack_config, packing, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count)
     assert_packed(pack(gpu(x), side="a"), x)
-    for module in (packing, packed):
+    for module in (pack_config, packing, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
     block = pack(gpu(x), side="a")
     assert block.uncarried == count

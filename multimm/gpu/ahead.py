@@ -1,30 +1,36 @@
 """The kernels that most products launch, compiled to files by many threads at once.
 
-One by one, as products ask for them, they take a second to four each on the first day of a
-machine: 37 s before the first task, and more in the middle of products of other kinds.
+One by one, as products ask for them, they take up to three seconds each on the first day of a
+machine, before the first task and in the middle of products of other kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import NamedTuple
 
 from multimm.gpu import cache
-from multimm.gpu.compiled import IF_REFUSED, LOWER, file_for
+from multimm.gpu.add_config import CAPACITIES
+from multimm.gpu.add_config import config_for as sum_config
+from multimm.gpu.compiled import IF_REFUSED, LOWER, UNLESS_REFUSED, file_for
 from multimm.gpu.copies import DEFINES
 from multimm.gpu.loads import alike, widest
+from multimm.gpu.pack_config import PARTS, pack_defines, residual_defines
 from multimm.gpu.registry import INSTEAD, config_named
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import PRODUCTS, entries_for, precisions_that_pay
-from multimm.gpu.tiles import limits_for
+from multimm.gpu.tiles import ArchLimits, limits_for
+from multimm.gpu.transpose_config import config_for as transpose_config
 
-#: Configurations of large blocks in plain FP32.
-LARGE = ("large", "turned", "quick", "quick_turned")
+#: Configurations of large blocks in plain FP32, and of Gram products of tall ones.
+LARGE, TALL = ("large", "turned", "quick", "quick_turned"), ("wide",)
 #: Of a GPU that is asked about: it decides nothing here, large products fill any number of them.
 _MULTIPROCESSORS = 132
 _BOTH = (False, True)
+#: Rows and columns of a block that is turned; any large ones.
+_LARGE_SIDE = 8192
 
 
 class Wanted(NamedTuple):
@@ -37,17 +43,35 @@ class Wanted(NamedTuple):
 
 def wanted(capability: int) -> Iterator[Wanted]:
     """What is worth compiling for a GPU: of packed operands, for precisions that they pay for."""
-    yield Wanted("copy_pieces.cu", DEFINES)
+    paying = precisions_that_pay(capability, _MULTIPROCESSORS)
     turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
-    for name, loads in product(LARGE, turns):
+    yield from _plain(turns)
+    if paying:
+        yield from _packed(limits_for(capability), paying, turns)
+    # What takes some tenths of a second each comes last.
+    yield Wanted("copy_pieces.cu", DEFINES)
+    turn = transpose_config(4, 16, _LARGE_SIDE, _LARGE_SIDE)
+    yield Wanted(f"{turn.entry}.cu", tuple(turn.defines().items()))
+    guards = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)
+    for parts, guard in product(CAPACITIES, guards):
+        defines = (*sum_config(4, parts, 16).defines().items(), *guard)
+        yield Wanted("add_partials.cu", defines)
+
+
+def _plain(turns: Sequence[dict[str, int]]) -> Iterator[Wanted]:
+    """Products in plain FP32."""
+    for name, loads in product((*LARGE, *TALL), turns):
         defines = (*config_named(name).defines().items(), *loads.items())
-        yield Wanted("sgemm_ffma.cu", defines)
+        if name in LARGE:
+            yield Wanted("sgemm_ffma.cu", defines)
         if loads["TRANS_A"] != loads["TRANS_B"]:  # of a' a and a a'
             yield Wanted("sgemm_ffma.cu", (*defines, *LOWER))
-    paying = precisions_that_pay(capability, _MULTIPROCESSORS)
-    if not paying:
-        return
-    limits = limits_for(capability)
+
+
+def _packed(
+    limits: ArchLimits, paying: Sequence[str], turns: Sequence[dict[str, int]]
+) -> Iterator[Wanted]:
+    """Packing, products on tensor cores, and what stands in for them."""
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
     for config, lower in product((entry.config for entry in entries), ((), LOWER)):
         yield Wanted(config.file, (*config.defines().items(), *lower), config.specific)
@@ -56,6 +80,9 @@ def wanted(capability: int) -> Iterator[Wanted]:
     for name, path in product(INSTEAD, paths):
         defines = (*config_named(name).defines().items(), *path, *IF_REFUSED)
         yield Wanted("sgemm_ffma.cu", defines)
+    for parts in (PARTS[precision] for precision in paying):
+        yield Wanted("split_pack.cu", pack_defines(parts))
+        yield Wanted("split_residuals.cu", residual_defines(parts))
 
 
 def compile_files(capability: int, threads: int, rank: int = 0, ranks: int = 1) -> None:

@@ -29,6 +29,16 @@ RUN = 2
 AHEAD, SPANS_AHEAD = 768, 128
 
 
+def pack_defines(parts: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_pack.cu."""
+    return (("PARTS", parts), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
+
+
+def residual_defines(parts: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_residuals.cu."""
+    return (("PARTS", parts), ("CAP", RESIDUAL_CAP))
+
+
 class Cut(NamedTuple):
     """How kernels/split_pack.cu cuts an operand into tasks; see common/two_passes.cuh."""
 

@@ -19,7 +19,7 @@ from multimm.gpu.choice import SPLIT_K
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
-from multimm.gpu.pack_config import BLOCKS, PANEL, PARTS, RESIDUAL_CAP, SLAB, Cut, cut_for
+from multimm.gpu.pack_config import PANEL, PARTS, RESIDUAL_CAP, SLAB, Cut, cut_for, pack_defines
 from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
 from multimm.gpu.workspace import copied
 
@@ -222,7 +222,9 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
     if tasks > _MAX_TASKS:
         shapes = [(source.rows, source.k) for source in sources]
         raise ShapeError(f"{tasks} tasks for shapes {shapes}: use blocks")
-    kernel = _kernel(device, PARTS[scheme]) if tasks else None
+    kernel = None
+    if tasks:
+        kernel = kernel_for(device, "split_pack.cu", "split_pack", pack_defines(PARTS[scheme]))
     end = 2 * _COUNTS + _TICKETS
     maxima, lists = [], []
     for cut in cuts:
@@ -233,11 +235,6 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
         end += RESIDUAL_CAP * _RESIDUAL
     members = tuple(source.members() for source in sources)
     return Packing(kernel, tasks, members, tuple(maxima), tuple(lists))
-
-
-def _kernel(device: int, parts: int) -> Any:
-    defines = (("PARTS", parts), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
-    return kernel_for(device, "split_pack.cu", "split_pack", defines)
 
 
 def _raw(x: Array, source: Source) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from multimm.gpu.compiled import device_of, kernel_for
 from multimm.gpu.operands import describe
-from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP, SLAB
+from multimm.gpu.pack_config import PARTS, SLAB, residual_defines
 from multimm.gpu.packed import PackedBlock
 
 Array = Any
@@ -47,7 +47,7 @@ def prepared(m: int, n: int, k: int, scheme: str, device: int, alpha: float, ldd
     ldd : int
         Rows of D lie so many elements apart.
     """
-    defines = (("PARTS", PARTS[scheme]), ("CAP", RESIDUAL_CAP))
+    defines = residual_defines(PARTS[scheme])
     kernel = kernel_for(device, "split_residuals.cu", "split_residuals", defines)
     tiles = -(-m // SLAB) * -(-n // SLAB)
     grid = (min(tiles, _RESIDENT * device_of(device).multiprocessors), 1, 1)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from multimm.errors import KernelError
+from multimm.gpu import ahead, compiled, launch, timing, tuning
 from multimm.gpu import compile as compiling
-from multimm.gpu import compiled, launch, timing, tuning
 from multimm.gpu.registry import choose, config_named
 from multimm.gpu.tuning import Case
+from multimm.graph.kernels import compile_kernels
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -51,6 +52,20 @@ def directory(monkeypatch, tmp_path):
 
 def device() -> int:
     return cupy.cuda.runtime.getDevice()
+
+
+def test_all_that_tasks_launch_is_compiled_at_once(directory, monkeypatch):
+    """None is compiled after the others, alone."""
+    ahead.compile_files(int(cupy.cuda.Device().compute_capability), 16)
+    late, compile_text = [], compiling.compile_text
+
+    def noted(text, *args):
+        late.append(text)
+        return compile_text(text, *args)
+
+    monkeypatch.setattr(compiling, "compile_text", noted)
+    compile_kernels()
+    assert [text[-200:] for text in late] == []
 
 
 def test_subnormals_survive():
