@@ -14,7 +14,7 @@ from multimm.gpu import compiled, slices, split
 from multimm.gpu.pack_reference import pack_reference, swizzled
 from multimm.gpu.registry import Device
 from multimm.gpu.split import multiply
-from multimm.gpu.split_choice import SPLIT_REGISTRY, lower_slices, split_config_named
+from multimm.gpu.split_choice import SPLIT_REGISTRY, slices_of, split_config_named
 from multimm.gpu.split_config import split_slices
 from multimm.gpu.tiles import limits_for, tiles_of
 
@@ -153,7 +153,7 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     result = multiply(packed(a, parts), packed(b, parts), alpha=2, beta=3, c=gpu(c),
                       partial=gpu(p), out=out, lower=True)  # fmt: skip
     np.testing.assert_array_equal(np.tril(result), np.tril(2 * (exact + p) + 3 * c))
-    slices, _ = lower_slices(size, k, 3 if parts == 2 else 1, H200)
+    slices, _ = slices_of(size, size, k, 3 if parts == 2 else 1, H200, True)
     assert slices == (5 if k == 3000 else 1)
     if slices == 1:
         width = launches[0][0].defines["TILE_N"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,11 @@ from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import (
     PRODUCTS,
     SPLIT_REGISTRY,
+    SUMS_SHARE,
     choose_split,
     entries_for,
-    lower_slices,
     pays,
+    slices_of,
     split_config_named,
 )
 from multimm.gpu.split_config import (
@@ -33,7 +35,7 @@ from multimm.gpu.split_config import (
     stretch_of,
 )
 from multimm.gpu.tiles import ARCHITECTURES, limits_for
-from multimm.planning import cutting, problem
+from multimm.planning import cutting, memory, problem
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -198,31 +200,51 @@ def test_choice(m, n, k, products, name):
 @pytest.mark.parametrize(
     ("size", "k", "products", "name", "tiles", "slices"),
     [(8192, 8192, 3, "split_wide", 64 * 65 // 2, 1), (4096, 2**18, 3, "split_wide", 528, 1),
-     (8192, 8192, 1, "tf32_wide", 32 * 33, 1), (2048, 2**18, 3, "split_wide", 136, 4),
+     (8192, 8192, 1, "tf32_wide", 32 * 33, 1), (2048, 2**18, 3, "split_wide", 136, 7),
      (512, 2**18, 3, "split_wide", 10, 13), (300, 64, 3, "split_narrow", 11, 1)],
 )  # fmt: skip
 def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
     config, reason = choose_split(size, size, k, products, H200, lower=True)
     assert (config, config.tiles(size, size, lower=True)) == (split_config_named(name), tiles)
     assert reason.startswith(f"{name}: {tiles} tiles")
-    assert lower_slices(size, k, products, H200)[0] == slices
-    assert slices * size * size <= MAX_SUMS or slices == 1
+    assert slices_of(size, size, k, products, H200, True)[0] == slices
     clocks = {lower: choose_clocks(size, k, products, lower) for lower in (False, True)}
     assert clocks[True] <= clocks[False]
 
 
 def choose_clocks(size, k, products, lower):
     """Of the chosen configuration with the chosen slices."""
-    cut = lower_slices(size, k, products, H200) if lower else split_slices(size, size, k, SMS)
+    cut = slices_of(size, size, k, products, H200, lower)
     return split_choice._fastest(size, size, cut, products, H200, lower)[1]
 
 
-@given(st.integers(1, 3000), st.integers(1, 2**21), st.sampled_from([1, 3]), st.integers(1, 160))
-def test_slices_of_a_triangle_cover_k(size, k, products, multiprocessors):
-    slices, length = lower_slices(size, k, products, Device(limits_for(90), multiprocessors))
-    slabs = -(-k // SLAB)
-    assert 1 <= slices <= MAX_SLICES
-    assert (slices - 1) * length < slabs <= slices * length
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 2**21), st.sampled_from([1, 3]),
+       st.integers(1, 160))  # fmt: skip
+def test_slices_of_long_products_cover_k_and_need_what_plans_reckon_with(m, n, k, products, count):
+    device = Device(limits_for(90), count)
+    for rows, cols, lower in ((m, n, False), (m, m, True)):
+        slices, length = slices_of(rows, cols, k, products, device, lower)
+        slabs = -(-k // SLAB)
+        assert 1 <= slices <= MAX_SLICES
+        assert (slices - 1) * length < slabs <= slices * length
+        sums = slices * rows * cols * (slices > 1)
+        assert sums <= max(MAX_SUMS, (rows + cols) * k / SUMS_SHARE)
+        layout = SimpleNamespace(m_blocks=(rows,), row_sizes=(rows,), n_blocks=(cols,), slabs=(k,))
+        assert 4 * sums <= memory._sliced(layout)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "products", "lower"),
+    [(2048, 2048, 2**20, 3, True), (2048, 2048, 2**20, 1, True), (3072, 3072, 2**19, 3, True),
+     (3072, 3072, 2**19, 1, True), (1536, 1536, 2**19, 3, False), (1536, 1536, 2**19, 1, False),
+     (3072, 3072, 2**18, 3, False), (2560, 2560, 2**18, 1, False), (512, 512, 2**21, 1, False)],
+)  # fmt: skip
+def test_long_products_keep_all_multiprocessors_busy(m, n, k, products, lower):
+    """In one piece the last turn had few tiles: 0.55 to 0.87 of the device worked."""
+    slices, _ = slices_of(m, n, k, products, H200, lower)
+    tiles = choose_split(m, n, k, products, H200, lower)[0].tiles(m, n, lower) * slices
+    assert slices > 1
+    assert tiles / (-(-tiles // SMS) * SMS) > 0.94
 
 
 @pytest.mark.parametrize(

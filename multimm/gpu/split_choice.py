@@ -39,7 +39,7 @@ class SplitEntry(NamedTuple):
     name: str
     config: SplitConfig
     clocks: int  #: of a block, per slab, on an H200
-    long_clocks: int  #: the same where it takes longer than `LONG_SECONDS`
+    long_clocks: int  #: the same where all blocks take longer than `LONG_SECONDS`
     why: str
 
 
@@ -54,19 +54,25 @@ CLOCK, PACK_SECONDS = 1.6e9, 3e-12
 LAUNCH_SECONDS = 16e-6
 ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
 
-#: A product that takes longer meets the power limit, where narrow tiles, whose operands travel
-#: more, lose more than wide ones: arbitrary.
-LONG_SECONDS = 1e-3
+#: Sums of slices have at most `MAX_SUMS` values, or one for so many elements of the operands, whose
+#: packed parts have 2 or 4 bytes each: what plans reckon with (`multimm.planning.memory`).
+SUMS_SHARE = 16
+#: Fewer slices that are predicted to take so many times the least are as good.
+ENOUGH = 1.01
 
-# Clocks are from long products on an H200, whose tensor cores were 88, 80, 83 and 79 % busy; those
-# of tf32 are 1234 and 648, and what every PROMOTE slabs costs, 1400 and 600, spread over them. In
-# triangles of 512 to 4096 with k of 262144, held for 0.3 s, narrow tiles took 1.32 to 1.48 times
-# half of what wide ones did, and 1.25 times for tf32: hence their long clocks.
+#: A product that takes longer meets the power limit, where narrow tiles, whose operands travel
+#: more, lose more than wide ones: arbitrary. The more so, the more multiprocessors are at work.
+LONG_SECONDS, POWER = 1e-3, 0.4
+
+# Clocks are from products on an H200. Long ones are those where all multiprocessors have a tile in
+# every turn, held for 0.5 s; where fewer had one, they took max(clocks, share^0.4 * long clocks),
+# within 6 %, for the power limit leaves those a higher clock (triangles of 512 to 6144 and squares
+# of 1024 to 3072, k of 2^17 to 2^21). What every PROMOTE slabs of tf32 costs is spread over them.
 SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
-    SplitEntry("split_wide", WgmmaConfig(3, 128, 6, 8), 1745, 1745, "least traffic per product"),
-    SplitEntry("split_narrow", WgmmaConfig(3, 64, 9, 8), 960, 1250, "D of few tiles"),
-    SplitEntry("tf32_wide", WgmmaConfig(1, 256, 4, 12), 1263, 1263, "least traffic per product"),
-    SplitEntry("tf32_narrow", WgmmaConfig(1, 128, 7, 12), 660, 790, "D of few tiles"),
+    SplitEntry("split_wide", WgmmaConfig(3, 128, 6, 8), 1745, 2340, "least traffic per product"),
+    SplitEntry("split_narrow", WgmmaConfig(3, 64, 9, 8), 960, 1640, "D of few tiles"),
+    SplitEntry("tf32_wide", WgmmaConfig(1, 256, 4, 12), 1263, 1400, "least traffic per product"),
+    SplitEntry("tf32_narrow", WgmmaConfig(1, 128, 7, 12), 660, 735, "D of few tiles"),
     SplitEntry("mma_wide", MmaConfig(3, 128, 3, 8), 3850, 3850, "least traffic per product"),
     SplitEntry("mma_narrow", MmaConfig(3, 64, 4, 8), 2300, 2300, "D of few tiles"),
     SplitEntry("tf32_mma_wide", MmaConfig(1, 256, 4, 8), 2750, 2750, "least traffic per product"),
@@ -104,29 +110,31 @@ def split_config_named(name: str) -> SplitConfig:
     return config
 
 
-def lower_slices(size: int, k: int, products: int, device: Device) -> tuple[int, int]:
-    """`split_slices` for the lower triangle of a square D: whatever takes the least time.
+@functools.lru_cache(maxsize=1024)
+def slices_of(
+    m: int, n: int, k: int, products: int, device: Device, lower: bool = False
+) -> tuple[int, int]:
+    """Return into how many slices k is cut, each summed on its own, and the slabs of each.
 
-    Its tiles are few, and seldom a multiple of the multiprocessors; k is often long. The sums of
-    all slices have no more values than those of sgemm_ffma may have.
+    As many as take about the least time, where that is long, or only the `lower` triangle of a
+    square D is computed: tiles of D are seldom a multiple of the multiprocessors, of which some
+    have nothing to do in the last turn. Else see `split_slices`. The sums of all slices take a
+    part of the memory of the packed operands, or little.
     """
+    cut = split_slices(m, n, k, device.multiprocessors)
+    if not lower and _fastest(m, n, cut, products, device)[1] <= LONG_SECONDS * CLOCK:
+        return cut
     slabs = -(-k // SLAB)
-    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, MAX_SUMS // max(1, size * size)))
+    values = max(MAX_SUMS, (m if lower else m + n) * k // SUMS_SHARE)
+    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, values // max(1, m * n)))
+    cuts = [even_slices(slabs, wanted) for wanted in range(1, most + 1)]
 
     def seconds(cut: tuple[int, int]) -> float:
-        _, clocks = _fastest(size, size, cut, products, device, lower=True)
-        return clocks / CLOCK + _adding_seconds(size, size, cut[0])
+        _, clocks = _fastest(m, n, cut, products, device, lower)
+        return clocks / CLOCK + _adding_seconds(m, n, cut[0])
 
-    return min((even_slices(slabs, wanted) for wanted in range(1, most + 1)), key=seconds)
-
-
-def slices_of(
-    m: int, n: int, k: int, products: int, device: Device, lower: bool
-) -> tuple[int, int]:
-    """`split_slices`, or `lower_slices` where only the lower triangle of D is computed."""
-    if lower:
-        return lower_slices(m, k, products, device)
-    return split_slices(m, n, k, device.multiprocessors)
+    times = [seconds(cut) for cut in cuts]
+    return next(cut for cut, time in zip(cuts, times, strict=True) if time <= ENOUGH * min(times))
 
 
 def choose_split(
@@ -177,7 +185,7 @@ def split_seconds(m: int, n: int, k: int, products: int, device: Device) -> floa
     m, n, k, products, device
         As for `choose_split`.
     """
-    cut = split_slices(m, n, k, device.multiprocessors)
+    cut = slices_of(m, n, k, products, device)
     _, clocks = _fastest(m, n, cut, products, device)
     seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
     return seconds + _adding_seconds(m, n, cut[0])
@@ -240,13 +248,15 @@ def _fastest(
     slices, length = cut
 
     def clocks(entry: SplitEntry) -> float:
-        turns = -(-entry.config.tiles(m, n, lower) * slices // device.multiprocessors)
+        tiles = entry.config.tiles(m, n, lower) * slices
+        turns = -(-tiles // device.multiprocessors)
         slower = 1.0 if entry.config.specific else MMA_RATE / _mma_rate(device.limits.capability)
-        short, long = (
-            turns * (length * slab * slower + TILE_CLOCKS)
-            for slab in (entry.clocks, entry.long_clocks)
-        )
-        return short if short <= LONG_SECONDS * CLOCK else long
+        short = turns * (length * entry.clocks * slower + TILE_CLOCKS)
+        if short <= LONG_SECONDS * CLOCK:
+            return short
+        slower_clock: float = (tiles / (turns * device.multiprocessors)) ** POWER
+        slab = max(entry.clocks, entry.long_clocks * slower_clock)
+        return turns * (length * slab * slower + TILE_CLOCKS)
 
     if products not in (1, 3):
         raise KernelError(f"{products} products were asked for: 3 (float32) or 1 (tf32) are made")

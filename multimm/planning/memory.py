@@ -16,8 +16,10 @@ Held = tuple[Terms, Terms]
 #: Blocks that a worker brings from host memory, or into it, at a time: while one task begins or
 #: ends, the other one's bytes travel. Who waits has no memory on the GPU yet.
 AT_ONCE = 2
-#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most.
-SLICED = 2**26
+#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most, or
+#: as many as one for so many elements of its operands takes; and how many slices there are.
+SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
+FLOAT32 = 4  # bytes of a sum of theirs
 
 
 def held(layout: Layout, cluster: ClusterSpec) -> Held:
@@ -62,12 +64,20 @@ def _sums(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of a worker's own products: the sums of a wave, and those that its threads are making."""
     p, block = layout.problem, _block(layout)
     made = block * (p.sum_bytes + p.out_bytes)
-    made += SLICED * p.packable
+    made += _sliced(layout) * p.packable
     made += block * layout.mirrors  # a mask of the triangle
     return {
         "partial sums": crowd(layout, cluster) * layout.wave_sums * p.sum_bytes,
         "sums being made": cluster.threads * made,
     }
+
+
+def _sliced(layout: Layout) -> int:
+    """Bytes of sums of slices of k, of a product that cuts k for itself."""
+    sides = max(layout.m_blocks) + max(layout.n_blocks)
+    block = _block(layout) * FLOAT32
+    slices = max(layout.slabs) * sides // SLICED_SHARE * FLOAT32 // block
+    return max(SLICED, min(SLICES, slices) * block * (slices > 1))
 
 
 def _slabs(layout: Layout, each: int) -> Terms:
