@@ -25,8 +25,9 @@ from multimm.operands import (
     pair,
     plain_scalar,
 )
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.workers import ClusterSpec
 from multimm.products import Scalar
 
 

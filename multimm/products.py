@@ -20,11 +20,12 @@ from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, as_array, as_dask, current_client, is_dask, named_dtype, on_gpu
-from multimm.planning.blocking import Options
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.strategy import in_one_task, plan_matmul
+from multimm.planning.workers import ClusterSpec
 
 Scalar = complex
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.

@@ -27,10 +27,11 @@ from multimm.graph.operand import peel
 from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost, memory, search, traffic
-from multimm.planning.blocking import MOST_ELEMENTS, Options
+from multimm.planning.counts import MOST_ELEMENTS
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

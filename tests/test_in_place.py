@@ -17,8 +17,10 @@ import multimm
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import cost, in_place, strategy, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.order import (
     _in_turn,
     as_stored,

@@ -18,8 +18,10 @@ import multimm
 from multimm.errors import ShapeError
 from multimm.graph.owners import owners_of
 from multimm.planning import memory, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts, cuts_of, offsets
 from multimm.planning.search import rank_of

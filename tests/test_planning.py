@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import blocking, cost, memory, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning import boundaries, cost, memory, traffic
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.dry_run import blocks_text, human
 from multimm.planning.grid import (
     Coordinate,
@@ -30,6 +31,7 @@ from multimm.planning.grid import (
     regular,
 )
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank
 from multimm.planning.spec import (
@@ -847,7 +849,7 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
     ],
 )
 def test_blocks_are_round_where_no_worker_gets_more_for_it(size, count, workers, blocks):
-    assert blocking._evenly(size, count, workers) == blocks
+    assert boundaries._evenly(size, count, workers) == blocks
 
 
 @pytest.mark.parametrize(

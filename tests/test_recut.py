@@ -22,8 +22,9 @@ from multimm.graph.build import build
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import cut_out, join
 from multimm.graph.tasks import Step
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import once
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

@@ -19,19 +19,13 @@ from multimm.graph.install import install
 from multimm.graph.owners import owners_of
 from multimm.graph.tasks import Step
 from multimm.planning import cost, traffic
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.search import rank_of
-from multimm.planning.spec import (
-    H200,
-    LOCAL_TCP,
-    NVLINK,
-    ClusterSpec,
-    DeviceSpec,
-    MatrixSpec,
-)
+from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
 
 CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
 

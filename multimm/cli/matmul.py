@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multimm.io import Output
     from multimm.planning.plan import MatmulPlan
-    from multimm.planning.spec import ClusterSpec
+    from multimm.planning.workers import ClusterSpec
 
 #: The check holds a few blocks per task in float64, and Dask reads ahead; arbitrary, seen to
 #: work with workers of 500 MB.

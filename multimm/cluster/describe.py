@@ -12,17 +12,16 @@ from weakref import WeakKeyDictionary
 from multimm.cluster import rates
 from multimm.cluster.devices import PROCESS_BYTES, cpu_device, current_gpu
 from multimm.errors import OptionError
-from multimm.planning.spec import (
+from multimm.planning.devices import (
     H200,
     LOCAL_TCP,
     NVLINK,
     SHARED_MEMORY,
-    ClusterSpec,
     DeviceSpec,
     Link,
     between_nodes,
-    call_seconds,
 )
+from multimm.planning.workers import ClusterSpec, call_seconds
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

@@ -40,7 +40,7 @@ from multimm.graph.tasks import (
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Gate, Layout
 from multimm.planning.recut import Index, Where, size_of
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 Verb = Callable[..., Block]
 

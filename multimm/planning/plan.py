@@ -7,13 +7,13 @@ from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning import cost, dry_run, memory, traffic
-from multimm.planning.blocking import Options
 from multimm.planning.dry_run import MOST_TASKS
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
 #: which would take seconds.

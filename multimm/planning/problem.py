@@ -9,7 +9,7 @@ from math import prod
 
 from multimm.errors import ShapeError
 from multimm.planning.grid import Blocks
-from multimm.planning.spec import MatrixSpec
+from multimm.planning.matrix import MatrixSpec
 
 #: Cost of one multiply-add beside float32's, by NumPy's name of the dtype in which sums are made.
 #: Complex counts its four real products; what is longer than a double, which NumPy names by its

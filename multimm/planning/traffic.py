@@ -13,9 +13,9 @@ from multimm.planning.gathered import GatheredLayout
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, ceil_div, divisors
 from multimm.planning.layout import Layout
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.recut import Index, cuts_of, offsets, shape_of, size_of, spans
-from multimm.planning.spec import MatrixSpec
 
 
 def volume(
