@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.describe import described, listed_with, local
+from multimm.cluster.describe import described, listed_with
+from multimm.cluster.this_process import local
 from multimm.errors import OptionError
 from multimm.gpu import reference
 from multimm.gpu.dtypes import on_devices
