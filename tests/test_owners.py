@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.owners import owners_of
-from multimm.planning import memory, traffic
+from multimm.planning import memory, traffic, transfers
 from multimm.planning.blocking import lay_out
 from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
@@ -256,7 +256,7 @@ def test_bytes_and_memory_are_counted_from_the_owners():
     layout = plan_matmul(problem, cpus(2), options=Options(blocks=10, slabs=10)).layout
     assert layout.grid == (1, 2, 1)
     # Both workers use all of A, each block of which lies on one; B's columns are at home.
-    assert traffic.received(layout, 2).total() == 4 * 100 * 4
+    assert transfers.received(layout, 2).total() == 4 * 100 * 4
     assert memory.held(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
 
 
