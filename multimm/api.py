@@ -148,7 +148,7 @@ def gemm(
     alpha, beta : scalar
         Numbers of any library, or arrays of 0 dimensions; fractions and decimals count as floats.
         They take the arrays' precision, like Python scalars in NumPy: 2 leaves integers integers,
-        2.0 makes them float64. Factors of bool are 0 and 1, which leave it bool, or floats. With
+        2.0 makes them float64. Those of bool are 0 and 1, which leave it bool, or floats. With
         ``alpha == 0`` A and B are not read, with ``beta == 0`` C is not.
     a : array, shape (m, k), or (k, m) with `trans_a`
     b : array, shape (k, n), or (n, k) with `trans_b`
@@ -168,7 +168,7 @@ def gemm(
     Raises
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError, MemoryBudgetError
-        As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer factor
+        As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer scalar
         that its array's dtype cannot hold.
 
     Examples
@@ -270,7 +270,7 @@ def plan(
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
     alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
-        As for `gemm`: factors and C decide the result's dtype, and C takes memory and travels
+        As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
         Workers to plan for. Default: those of the current Dask client, or this process.
@@ -311,5 +311,5 @@ def plan(
     dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
-    factors = products.Factors.of(a, b, step)
-    return products.planned(factors, options, cluster, c if beta != 0 else None)
+    operands = products.Operands.of(a, b, step)
+    return products.planned(operands, options, cluster, c if beta != 0 else None)

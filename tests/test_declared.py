@@ -94,7 +94,7 @@ def way(request):
     return WAYS[request.param]
 
 
-#: What is not as declared, and whether A is both factors.
+#: What is not as declared, and whether A is both operands.
 ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
 
 

@@ -271,7 +271,7 @@ def test_stacks_of_whole_matrices_alone_stay_where_they_lie():
 
 
 def test_a_worker_waits_for_matrices_that_lie_elsewhere():
-    """Of those with both factors at hand it does not."""
+    """Of those with both operands at hand it does not."""
     whole = ((1,) * 8, (4096,), (4096,))
     a = MatrixSpec((8, 4096, 4096), chunks=whole, owners=(0, 1) * 4)
     waits = []

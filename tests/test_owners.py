@@ -100,12 +100,12 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
     (x, a), (y, b), (z, e) = matrix(3), matrix(4), matrix(5)
     c, right = multimm.matmul(a, b, **FIXED), x @ y
     inner, expected = (c.T, right.T) if turned else (c, right)
-    factors = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
-    plan = multimm.plan(*factors, **FIXED)
+    operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
+    plan = multimm.plan(*operands, **FIXED)
     assert set(plan.layout.lying) == ({"a", "b"} if side == "both" else {side})
     assert ("used where they lie" if side == "both" else "used where it lies") in str(plan)
     assert not plan.bytes_recut
-    d = multimm.matmul(*factors, **FIXED)
+    d = multimm.matmul(*operands, **FIXED)
     for index in np.ndindex(SIZE // BLOCK, SIZE // BLOCK):
         role = "a" if side == "both" else side
         at = index[::-1] if turned else index

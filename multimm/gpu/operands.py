@@ -49,7 +49,7 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
 
 
 def check_beta(beta: complex, c: Any) -> None:
-    """Raise `OptionError` for a factor of a C that was not given."""
+    """Raise `OptionError` for a beta of a C that was not given."""
     if beta != 0 and c is None:
         raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
 
