@@ -490,8 +490,8 @@ def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeyp
     a, b = integers(1, (24, 30)), integers(2, (40, 30))
     asked = []
 
-    def lookup(device, problem, *sides):
-        asked.append((device, problem.m, problem.n, problem.k, sides))
+    def lookup(device, sizes, *sides):
+        asked.append((device, sizes.m, sizes.n, sizes.k, sides))
         return REGISTRY[0].config
 
     monkeypatch.setattr(tuning, "lookup", lookup)

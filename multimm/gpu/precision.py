@@ -22,7 +22,7 @@ from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_
 from multimm.gpu.operands import check_arrays, check_beta, check_out, is_broadcast
 from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
-from multimm.gpu.registry import Problem
+from multimm.gpu.registry import GemmSizes
 from multimm.gpu.residuals import add_residuals
 from multimm.gpu.split_choice import PRODUCTS, entries_for, pays
 from multimm.gpu.split_config import stretch_of
@@ -91,14 +91,14 @@ def gemm(
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
     check_lower(lower, shape.m, shape.n)
     stacked = a.ndim > 2 or b.ndim > 2  # also of one matrix; of how many, no choice depends on
-    problem = Problem(shape.m, shape.n, shape.k, batch=2 if stacked else 1)
-    if stacked and one_by_one(problem, precision, device):
+    sizes = GemmSizes(shape.m, shape.n, shape.k, batch=2 if stacked else 1)
+    if stacked and one_by_one(sizes, precision, device):
         options = {
             "precision": precision, "trans_a": trans_a, "trans_b": trans_b, "tuned": tuned,
             "lower": lower,
         }  # fmt: skip
         return _of_each(a, b, shape, epilogue | {"out": out}, options)
-    choice = choose_kernel(problem, precision, device)
+    choice = choose_kernel(sizes, precision, device)
     if choice.kernel == SPLIT and alpha == 0:
         choice = Choice(FFMA, precision, "alpha is 0")
     if choice.kernel == SPLIT:
@@ -234,7 +234,7 @@ def _packed(
     check_pair(a, b)
     device = device_of(a.device_id)
     flagged = [block for block in (a, b) if block.raw is not None]
-    choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
+    choice = choose_kernel(GemmSizes(a.rows, b.rows, a.k), scheme, device)
     if flagged:
         why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
         choice = Choice(FFMA, scheme, why or f"k = {a.k} is shorter than {SPLIT_K}")
