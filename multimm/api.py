@@ -17,7 +17,6 @@ from multimm.operands import (
     Array,
     as_array,
     check_added,
-    check_fit,
     check_same_device,
     is_dask,
     matrices,
@@ -29,6 +28,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.workers import ClusterSpec
 from multimm.products import Scalar
+from multimm.shapes import check_operands
 
 
 def matmul(
@@ -104,7 +104,7 @@ def matmul(
         return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
     a, b = pair(a, b)
     matrix_a, matrix_b = _as_matrices(a, b)
-    check_fit(a, b, matrix_a.shape, matrix_b.shape)
+    check_operands(a.shape, b.shape)
     dtype = reference.result_dtype(a.dtype, b.dtype)
     result = products.product(
         matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options
@@ -187,7 +187,7 @@ def gemm(
     a, b = pair(a, b)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     check_beta(beta, c)
-    check_fit(a, b, shape_a, shape_b)
+    check_operands(a.shape, b.shape, trans_a, trans_b)
     c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
@@ -297,12 +297,13 @@ def plan(
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     check_beta(beta, c)
     a, b, c = products.as_multiplied(a, b, c)
+    asked = a.shape, b.shape
     if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
         shapes = matrices(a, b, trans_a, trans_b)
     else:
         a, b = _as_matrices(a, b)
         shapes = a.shape, b.shape
-    check_fit(a, b, *shapes)
+    check_operands(*asked, trans_a, trans_b)
     check_added(c, *shapes)
     given = {"a": a, "b": b, "c": c}
     check_same_device(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})

@@ -483,7 +483,7 @@ def test_plan_of_integers_and_transposes(cli):
 @pytest.mark.parametrize(
     ("args", "texts"),
     [
-        (["3x4", "5x6"], ["the 4 columns of the first factor must equal the 5 rows of the second"]),
+        (["3x4", "5x6"], ["the 4 columns of a must equal the 5 rows of b"]),
         (["3x4", "no.npy"], ["no.npy: no such file"]),
         (["3x4", "4x5x6"], ["4x5x6: ", "supported are", "a shape is 65536x65536"]),
         (["1e6x10", "10x3"], ["1e6x10: ", "a shape is 65536x65536"]),

@@ -781,7 +781,7 @@ def test_options_are_positive_integers(bad):
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="4 columns must equal B's 5 rows"):
+    with pytest.raises(ShapeError, match="4 columns of a must equal the 5 rows of b"):
         Problem(MatrixSpec((3, 4)), MatrixSpec((5, 6)))
     with pytest.raises(ShapeError, match="broadcast"):
         Problem(MatrixSpec((2, 3, 4)), MatrixSpec((3, 4, 6)))

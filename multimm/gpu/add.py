@@ -17,9 +17,10 @@ from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
 from multimm.gpu.compiled import MAX_GRID_Z, Guard, by_value, kernel_for
-from multimm.gpu.layout import Axis, Shape, collapse
+from multimm.gpu.layout import Axis, collapse
 from multimm.gpu.operands import check_arrays, check_beta, check_out, common_alignment
 from multimm.gpu.workspace import copied, not_captured
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 

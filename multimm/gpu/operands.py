@@ -12,7 +12,8 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.layout import Shape, Stack, may_overlap, repeats, stack_of
+from multimm.gpu.layout import Stack, may_overlap, repeats, stack_of
+from multimm.shapes import Shape, check_result
 
 Array = Any
 
@@ -80,8 +81,7 @@ def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     ShapeError
     """
     out = given["out"]
-    if out.shape != shape:
-        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, out must have it too")
+    check_result("out", out.shape, shape)
     if not out.size:
         return Stack(out.data.ptr, 0, 0, 0, False, ())  # nothing is written
     stack = describe(out)
