@@ -17,7 +17,6 @@ from multimm.operands import (
     Array,
     as_array,
     check_added,
-    check_fit,
     check_same_device,
     is_dask,
     matrices,
@@ -25,9 +24,11 @@ from multimm.operands import (
     pair,
     plain_scalar,
 )
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.workers import ClusterSpec
 from multimm.products import Scalar
+from multimm.shapes import check_operands
 
 
 def matmul(
@@ -103,7 +104,7 @@ def matmul(
         return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
     a, b = pair(a, b)
     matrix_a, matrix_b = _as_matrices(a, b)
-    check_fit(a, b, matrix_a.shape, matrix_b.shape)
+    check_operands(a.shape, b.shape)
     dtype = reference.result_dtype(a.dtype, b.dtype)
     result = products.product(
         matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options
@@ -147,7 +148,7 @@ def gemm(
     alpha, beta : scalar
         Numbers of any library, or arrays of 0 dimensions; fractions and decimals count as floats.
         They take the arrays' precision, like Python scalars in NumPy: 2 leaves integers integers,
-        2.0 makes them float64. Factors of bool are 0 and 1, which leave it bool, or floats. With
+        2.0 makes them float64. Those of bool are 0 and 1, which leave it bool, or floats. With
         ``alpha == 0`` A and B are not read, with ``beta == 0`` C is not.
     a : array, shape (m, k), or (k, m) with `trans_a`
     b : array, shape (k, n), or (n, k) with `trans_b`
@@ -167,7 +168,7 @@ def gemm(
     Raises
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError, MemoryBudgetError
-        As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer factor
+        As for `matmul`; `OptionError` also for a `beta` without `c`, and for an integer scalar
         that its array's dtype cannot hold.
 
     Examples
@@ -186,7 +187,7 @@ def gemm(
     a, b = pair(a, b)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     check_beta(beta, c)
-    check_fit(a, b, shape_a, shape_b)
+    check_operands(a.shape, b.shape, trans_a, trans_b)
     c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
@@ -269,7 +270,7 @@ def plan(
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
     alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
-        As for `gemm`: factors and C decide the result's dtype, and C takes memory and travels
+        As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
         Workers to plan for. Default: those of the current Dask client, or this process.
@@ -296,12 +297,13 @@ def plan(
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     check_beta(beta, c)
     a, b, c = products.as_multiplied(a, b, c)
+    asked = a.shape, b.shape
     if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
         shapes = matrices(a, b, trans_a, trans_b)
     else:
         a, b = _as_matrices(a, b)
         shapes = a.shape, b.shape
-    check_fit(a, b, *shapes)
+    check_operands(*asked, trans_a, trans_b)
     check_added(c, *shapes)
     given = {"a": a, "b": b, "c": c}
     check_same_device(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
@@ -310,5 +312,5 @@ def plan(
     dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
-    factors = products.Factors.of(a, b, step)
-    return products.planned(factors, options, cluster, c if beta != 0 else None)
+    operands = products.Operands.of(a, b, step)
+    return products.planned(operands, options, cluster, c if beta != 0 else None)

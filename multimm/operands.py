@@ -17,6 +17,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+from multimm.shapes import check_result
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
@@ -174,24 +175,6 @@ def pair(a: Any, b: Any) -> tuple[Array, Array]:
     return a, b
 
 
-def check_fit(a: Array, b: Array, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
-    """Raise `ShapeError` unless shapes (..., m, k) and (..., k, n) can be multiplied."""
-    if shape_a[-1] == shape_b[-2] and len(shape_a) == len(shape_b) == 2:
-        return
-    if shape_a[-1] != shape_b[-2]:
-        raise ShapeError(
-            f"a has shape {a.shape} and b has shape {b.shape}: the {shape_a[-1]} columns of the "
-            f"first factor must equal the {shape_b[-2]} rows of the second"
-        )
-    try:
-        np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
-    except ValueError:
-        raise ShapeError(
-            f"a has shape {a.shape} and b has shape {b.shape}: the dimensions before the last two "
-            "must be equal or 1"
-        ) from None
-
-
 def matrices(
     a: Any, b: Any, trans_a: bool, trans_b: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -203,11 +186,8 @@ def matrices(
 
 def check_added(c: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
     """Raise `ShapeError` unless C, if there is one, has the shape of the product."""
-    shape = (shape_a[0], shape_b[1])
-    if c is not None and c.shape != shape:
-        raise ShapeError(
-            f"c has shape {c.shape}: the product has shape {shape}, c must have it too"
-        )
+    if c is not None:
+        check_result("c", c.shape, (shape_a[0], shape_b[1]))
 
 
 def plain_scalar(scalar: Any) -> complex:

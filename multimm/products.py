@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.describe import described, listed_with, local
+from multimm.cluster.describe import described, listed_with
+from multimm.cluster.this_process import local
 from multimm.errors import OptionError
 from multimm.gpu import reference
 from multimm.gpu.dtypes import on_devices
@@ -20,11 +21,12 @@ from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, as_array, as_dask, current_client, is_dask, named_dtype, on_gpu
-from multimm.planning.blocking import Options
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.strategy import in_one_task, plan_matmul
+from multimm.planning.workers import ClusterSpec
 
 Scalar = complex
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.
@@ -36,7 +38,7 @@ IN_ONE = 0.9
 
 
 @dataclass(frozen=True)
-class Factors:
+class Operands:
     """A and B as they are stored, lazy transposes taken off, and what a task does to them.
 
     Parameters
@@ -54,7 +56,7 @@ class Factors:
     gram: bool
 
     @classmethod
-    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: tasks.Step) -> Factors:
+    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: tasks.Step) -> Operands:
         """Peel transposes off Dask arrays, and see whether both are the same array."""
         (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
         if flip_a or flip_b:
@@ -110,17 +112,17 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
     """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
     if not (is_dask(a) or is_dask(b) or is_dask(c)):
         return tasks.gemm(a, b, c=c, step=step)
-    factors = Factors.of(as_dask(a), as_dask(b), step)
-    a, b = factors.a, factors.b
+    operands = Operands.of(as_dask(a), as_dask(b), step)
+    a, b = operands.a, operands.b
     c = None if c is None else as_dask(c)
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
-    made = planned(factors, options, None, c)
+    made = planned(operands, options, None, c)
     if (client := current_client()) is not None:
         from multimm.graph.install import install
 
         install(client)
-    return build(made, a, b, c, factors.step, meta)
+    return build(made, a, b, c, operands.step, meta)
 
 
 def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
@@ -133,7 +135,7 @@ def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
 
 
 def planned(
-    factors: Factors,
+    operands: Operands,
     options: Options,
     cluster: ClusterSpec | None,
     c: Array | MatrixSpec | None,
@@ -147,15 +149,15 @@ def planned(
             f"cluster={cluster!r}: give a ClusterSpec, such as multimm.cluster.describe(client), "
             "multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
         )
-    gpu = any(map(on_gpu, factors.arrays))
+    gpu = any(map(on_gpu, operands.arrays))
     added = [] if c is None or isinstance(c, MatrixSpec) else [c]
-    found, held = _workers(cluster, factors.arrays + added)
+    found, held = _workers(cluster, operands.arrays + added)
     on = found or local(gpu=gpu)
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
-    hosted = factors.hosted(c, on)
-    pack = _pack_scheme(factors, on, gpu or hosted or not factors.arrays)
-    problem = factors.problem(c, pack, on, held, hosted=hosted)
-    plan = partial(plan_matmul, cluster=on, precision=factors.step.precision, options=options)
+    hosted = operands.hosted(c, on)
+    pack = _pack_scheme(operands, on, gpu or hosted or not operands.arrays)
+    problem = operands.problem(c, pack, on, held, hosted=hosted)
+    plan = partial(plan_matmul, cluster=on, precision=operands.step.precision, options=options)
     made = [plan(problem)]
     if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
         # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
@@ -163,7 +165,7 @@ def planned(
     best = min(made, key=_rank)
     if options.given or not hosted:
         return best
-    alone = in_one_task(problem, on, factors.step.precision)
+    alone = in_one_task(problem, on, operands.step.precision)
     too_large, seconds = _rank(alone)
     return alone if (too_large, seconds / IN_ONE) < _rank(best) else best
 
@@ -209,7 +211,7 @@ def _rereadable(x: Array | MatrixSpec) -> bool:
 
 
 # Names of dtypes and the checks of a new value cost more than a small product on a GPU.
-# Typed, because 2 and 2.0 are the same key and different factors of integers.
+# Typed, because 2 and 2.0 are the same key and, to integers, different scalars.
 @lru_cache(maxsize=1024, typed=True)
 def step(
     dtype_a: np.dtype[Any],
@@ -232,23 +234,23 @@ def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | 
     return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
 
 
-def _pack_scheme(factors: Factors, cluster: ClusterSpec, gpu: bool) -> str:
+def _pack_scheme(operands: Operands, cluster: ClusterSpec, gpu: bool) -> str:
     """The precision for which operand blocks are packed, empty where they never are."""
-    step = factors.step
-    dtypes = (factors.a.dtype, factors.b.dtype, step.dtype)
+    step = operands.step
+    dtypes = (operands.a.dtype, operands.b.dtype, step.dtype)
     narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
-    scheme = scheme_of(step.precision, factors.a.dtype, factors.b.dtype)
+    scheme = scheme_of(step.precision, operands.a.dtype, operands.b.dtype)
     able = gpu and all(scheme in device.packs for device in cluster.devices)
     return scheme if able and narrow else ""
 
 
-def _workers(cluster: ClusterSpec | None, operands: list[Array]) -> tuple[ClusterSpec | None, Held]:
+def _workers(cluster: ClusterSpec | None, arrays: list[Array]) -> tuple[ClusterSpec | None, Held]:
     """The given workers, or those that a computation started now would run on; what they have."""
     client = current_client()
     on_paper = cluster is not None and not cluster.addresses
     if client is None or on_paper:
         return cluster, {}
-    keys = {x.name: block_keys(x) for x in operands if is_dask(x)}
+    keys = {x.name: block_keys(x) for x in arrays if is_dask(x)}
     asked = list(dict.fromkeys(key for own in keys.values() for key in own))
     workers, holders = listed_with(client, asked)
     held = {name: [holders.get(key, ()) for key in own] for name, own in keys.items()}

@@ -201,7 +201,7 @@ def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
         )
 
 
-def test_factors_may_be_arrays_of_no_dimensions():
+def test_scalars_may_be_arrays_of_no_dimensions():
     parts = [gpu(normal(i, 3, 4)) for i in range(2)]
     for _ in range(2):
         result = add_partials(parts, alpha=np.array(2.0), beta=np.float32(0))

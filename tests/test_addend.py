@@ -20,8 +20,9 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.recut import cut_out
 from multimm.graph.tasks import Step
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.order import by_owner
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

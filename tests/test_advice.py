@@ -10,8 +10,8 @@ from dask.utils import parse_bytes
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning.advice import refusal
-from multimm.planning.blocking import Options
 from multimm.planning.dry_run import MOST_TASKS
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec

@@ -8,7 +8,7 @@ import pytest
 
 from multimm.gpu import choice
 from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
-from multimm.gpu.registry import Device, Problem
+from multimm.gpu.registry import Device, GemmSizes
 from multimm.gpu.tiles import limits_for
 
 H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
@@ -17,7 +17,7 @@ H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 @pytest.mark.parametrize("size", [(1024, 1024, 256), (16384, 16384, 16384), (1024, 65536, 300)])
 def test_large_products_run_on_the_tensor_cores(size, precision):
-    found = choose_kernel(Problem(*size), precision, H200)
+    found = choose_kernel(GemmSizes(*size), precision, H200)
     assert (found.kernel, found.precision) == (SPLIT, precision)
 
 
@@ -26,32 +26,32 @@ def test_large_products_run_on_the_tensor_cores(size, precision):
 )
 def test_large_products_run_on_other_tensor_cores_too(capability, precision):
     device = Device(limits_for(capability), 108)
-    assert choose_kernel(Problem(8192, 8192, 8192), precision, device).kernel == SPLIT
+    assert choose_kernel(GemmSizes(8192, 8192, 8192), precision, device).kernel == SPLIT
 
 
 @pytest.mark.parametrize(
-    ("problem", "precision", "device", "reason"),
+    ("sizes", "precision", "device", "reason"),
     [
-        (Problem(8192, 8192, 8192), "ieee", H200, "asked for"),
-        (Problem(8192, 8192, 8192), "float32", T4, "7.5: its tensor cores"),
-        (Problem(8192, 8192, 8192), "float32", ADA, "no faster for float32"),
-        (Problem(8192, 8192, 255), "float32", H200, "k = 255"),
-        (Problem(8192, 8192, 8192, 2), "tf32", H200, "stack"),
-        (Problem(0, 8192, 8192), "float32", H200, "0 rows or columns"),
-        (Problem(256, 256, 256), "float32", H200, "predicted"),
-        (Problem(1, 8192, 8192), "float32", H200, "1 rows or columns"),
-        (Problem(8192, 16, 8192), "float32", H200, "16 rows or columns"),
-        (Problem(512, 1024, 512), "float32", H200, "predicted"),
+        (GemmSizes(8192, 8192, 8192), "ieee", H200, "asked for"),
+        (GemmSizes(8192, 8192, 8192), "float32", T4, "7.5: its tensor cores"),
+        (GemmSizes(8192, 8192, 8192), "float32", ADA, "no faster for float32"),
+        (GemmSizes(8192, 8192, 255), "float32", H200, "k = 255"),
+        (GemmSizes(8192, 8192, 8192, 2), "tf32", H200, "stack"),
+        (GemmSizes(0, 8192, 8192), "float32", H200, "0 rows or columns"),
+        (GemmSizes(256, 256, 256), "float32", H200, "predicted"),
+        (GemmSizes(1, 8192, 8192), "float32", H200, "1 rows or columns"),
+        (GemmSizes(8192, 16, 8192), "float32", H200, "16 rows or columns"),
+        (GemmSizes(512, 1024, 512), "float32", H200, "predicted"),
     ],
 )
-def test_others_do_not_and_say_why(problem, precision, device, reason):
-    found = choose_kernel(problem, precision, device)
+def test_others_do_not_and_say_why(sizes, precision, device, reason):
+    found = choose_kernel(sizes, precision, device)
     assert found.kernel == FFMA
     assert reason in found.reason
 
 
 def test_narrow_products_do_where_the_prediction_says_so():
-    found = choose_kernel(Problem(512, 65536, 8192), "float32", H200)
+    found = choose_kernel(GemmSizes(512, 65536, 8192), "float32", H200)
     assert found.kernel == SPLIT
     assert "predicted on the tensor cores" in found.reason
 

@@ -45,7 +45,7 @@ def cli():
 
 
 @pytest.fixture
-def factors(tmp_path):
+def operands(tmp_path):
     """A and B as .npy files, and the folder is otherwise empty."""
     return put(tmp_path / "a.npy", integers((40, 30))), put(tmp_path / "b.npy", integers((30, 50)))
 
@@ -113,8 +113,10 @@ def test_an_alpha_that_does_not_fit_starts_no_workers(tmp_path, cli, monkeypatch
     assert_one_line(cli(*args), 2, "300 does not fit int8")
 
 
-def test_an_alpha_that_is_no_number(cli, factors):
-    assert_one_line(cli("matmul", *factors, "-o", "c.npy", "--alpha", "two"), 2, "'two'", "--alpha")
+def test_an_alpha_that_is_no_number(cli, operands):
+    assert_one_line(
+        cli("matmul", *operands, "-o", "c.npy", "--alpha", "two"), 2, "'two'", "--alpha"
+    )
 
 
 def test_datasets_are_named(tmp_path, cli, address):
@@ -130,25 +132,25 @@ def test_datasets_are_named(tmp_path, cli, address):
         np.testing.assert_array_equal(file["out/product"][:], a @ b)
 
 
-def test_explain_plans_and_computes_nothing(factors, cli, address, tmp_path):
-    result = cli("matmul", *factors, "--explain", "--scheduler", address)
+def test_explain_plans_and_computes_nothing(operands, cli, address, tmp_path):
+    result = cli("matmul", *operands, "--explain", "--scheduler", address)
     assert result.exit_code == 0, result.output
     assert "40 x 30 @ 30 x 50" in result.stdout
     assert "computed" not in result.stdout
     assert names(tmp_path) == ["a.npy", "b.npy"]
 
 
-def test_no_verify_says_nothing_about_correctness(factors, cli, address, tmp_path):
+def test_no_verify_says_nothing_about_correctness(operands, cli, address, tmp_path):
     output = tmp_path / "c.npy"
-    result = cli("matmul", *factors, "-o", output, "--no-verify", "--scheduler", address)
+    result = cli("matmul", *operands, "-o", output, "--no-verify", "--scheduler", address)
     assert result.exit_code == 0, result.output
     assert "verified" not in result.stdout
     assert output.exists()
 
 
-def test_an_output_is_replaced_only_when_asked(factors, cli, address, tmp_path):
+def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
     output = put(tmp_path / "c.npy", integers((2, 2)))
-    args = ("matmul", *factors, "-o", output, "--scheduler", address)
+    args = ("matmul", *operands, "-o", output, "--scheduler", address)
     assert_one_line(cli(*args), 2, "exists already", "overwrite=True", "--overwrite")
     np.testing.assert_array_equal(get(output), integers((2, 2)))
     assert cli(*args, "--overwrite").exit_code == 0
@@ -203,7 +205,7 @@ def test_plans_of_gram_products_and_of_many_nodes(cli):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(tmp_path, factors, cli, a, b, output, options, texts):
+def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output, options, texts):
     put(tmp_path / "zero.npy", np.float32(1))
     put(tmp_path / "vector.npy", integers(30))
     put(tmp_path / "object.npy", np.array([[None]]))
@@ -215,9 +217,9 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, factors, cli, a, b, output, 
     assert names(tmp_path) == before
 
 
-def test_a_dead_scheduler_is_noticed_soon(factors, cli, tmp_path):
+def test_a_dead_scheduler_is_noticed_soon(operands, cli, tmp_path):
     start = time.monotonic()
-    result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")
+    result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")
     assert_one_line(result, 2, "127.0.0.1:9")
     assert time.monotonic() - start < 15
     assert names(tmp_path) == ["a.npy", "b.npy"]
@@ -264,10 +266,10 @@ def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
     assert "(--memory-limit)" in str(caught.value)
 
 
-def test_a_cluster_without_workers_is_refused(factors, cli, tmp_path):
+def test_a_cluster_without_workers_is_refused(operands, cli, tmp_path):
     with in_process(workers=0) as cluster:
         address = cluster.scheduler_address
-        result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", address)
+        result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", address)
     assert_one_line(result, 2, "no workers")
 
 
@@ -284,14 +286,14 @@ def test_a_wrong_command_line_points_to_help(cli, args, text):
     assert_one_line(cli(*args), 2, text, "--help")
 
 
-def test_an_output_is_needed(factors, cli):
-    assert_one_line(cli("matmul", *factors), 2, "-o C.npy")
+def test_an_output_is_needed(operands, cli):
+    assert_one_line(cli("matmul", *operands), 2, "-o C.npy")
 
 
-def test_debug_shows_the_traceback(factors, cli, tmp_path):
+def test_debug_shows_the_traceback(operands, cli, tmp_path):
     for args in (
-        ["--debug", "matmul", *factors, "-o", tmp_path / "c.x"],
-        ["matmul", *factors, "-o", tmp_path / "c.x", "--debug"],
+        ["--debug", "matmul", *operands, "-o", tmp_path / "c.x"],
+        ["matmul", *operands, "-o", tmp_path / "c.x", "--debug"],
     ):
         result = cli(*args)
         assert result.exit_code == 2
@@ -347,7 +349,7 @@ def test_a_failing_task_of_own_workers_is_one_line_too(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_wrong_product_never_gets_its_name(factors, tmp_path, cli, address, form, monkeypatch):
+def test_a_wrong_product_never_gets_its_name(operands, tmp_path, cli, address, form, monkeypatch):
     truth = multimm.verify
 
     def verify(a, b, c, **options):
@@ -355,14 +357,14 @@ def test_a_wrong_product_never_gets_its_name(factors, tmp_path, cli, address, fo
 
     monkeypatch.setattr(multimm, "verify", verify)
     output = tmp_path / f"c.{form}"
-    result = cli("matmul", *factors, "-o", output, "--scheduler", address)
+    result = cli("matmul", *operands, "-o", output, "--scheduler", address)
     assert_one_line(result, 1, "WRONG")
     assert names(tmp_path) == ["a.npy", "b.npy"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_a_product_is_held_to_the_precision_that_was_asked_for(
-    factors, tmp_path, cli, address, precision, monkeypatch
+    operands, tmp_path, cli, address, precision, monkeypatch
 ):
     truth = multimm.verify
     monkeypatch.setattr(
@@ -370,7 +372,7 @@ def test_a_product_is_held_to_the_precision_that_was_asked_for(
     )
     output = tmp_path / "c.npy"
     asked = ("-o", output, "--precision", precision, "--scheduler", address)
-    result = cli("matmul", *factors, *asked)
+    result = cli("matmul", *operands, *asked)
     if precision == "tf32":
         assert result.exit_code == 0, result.output
         assert "verified" in result.stdout
@@ -378,12 +380,12 @@ def test_a_product_is_held_to_the_precision_that_was_asked_for(
         assert_one_line(result, 1, "WRONG")
 
 
-def test_an_interrupted_run_leaves_nothing(factors, tmp_path, cli, address, monkeypatch):
+def test_an_interrupted_run_leaves_nothing(operands, tmp_path, cli, address, monkeypatch):
     def interrupt(futures):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli_run, "_finished", interrupt)
-    result = cli("matmul", *factors, "-o", tmp_path / "c.zarr", "--scheduler", address)
+    result = cli("matmul", *operands, "-o", tmp_path / "c.zarr", "--scheduler", address)
     assert result.exit_code == 130
     assert result.stderr.strip() == "multimm: interrupted"
     assert names(tmp_path) == ["a.npy", "b.npy"]
@@ -402,7 +404,7 @@ def test_a_cancelled_task_is_waited_for(address):
         assert time.monotonic() - start > 1.4
 
 
-def test_a_run_without_workers_is_given_up(factors, tmp_path, cli, monkeypatch):
+def test_a_run_without_workers_is_given_up(operands, tmp_path, cli, monkeypatch):
     monkeypatch.setattr(cli_run, "NO_WORKERS_SECONDS", 0.5)
     compute = cli_run.compute
     with in_process(workers=1) as cluster:
@@ -415,13 +417,13 @@ def test_a_run_without_workers_is_given_up(factors, tmp_path, cli, monkeypatch):
 
         monkeypatch.setattr(sys.modules["multimm.cli.matmul"], "compute", lose)
         address = cluster.scheduler_address
-        result = cli("matmul", *factors, "-o", tmp_path / "c.npy", "--scheduler", address)
+        result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", address)
     assert_one_line(result, 1, "no worker left")
     assert names(tmp_path) == ["a.npy", "b.npy"]
 
 
-def test_a_terminal_shows_a_progress_bar(factors, tmp_path, address):
-    args = ["matmul", *map(str, factors), "-o", str(tmp_path / "c.npy"), "--scheduler", address]
+def test_a_terminal_shows_a_progress_bar(operands, tmp_path, address):
+    args = ["matmul", *map(str, operands), "-o", str(tmp_path / "c.npy"), "--scheduler", address]
     result = CliRunner().invoke(main, args, env={"FORCE_COLOR": "1", "TERM": "xterm"})
     assert result.exit_code == 0, result.output
     assert "multiplying" in result.stdout
@@ -464,8 +466,8 @@ def test_plan_for_operands_in_host_memory(cli):
     assert "host" not in cli(*shapes[:-1], "--gpus", 2).stdout
 
 
-def test_plan_for_cpu_workers_and_files(cli, factors):
-    result = cli("plan", *factors, "--workers", 3, "--memory-limit", "2GB", "--threads", 2)
+def test_plan_for_cpu_workers_and_files(cli, operands):
+    result = cli("plan", *operands, "--workers", 3, "--memory-limit", "2GB", "--threads", 2)
     assert result.exit_code == 0, result.output
     assert "40 x 30 @ 30 x 50" in result.stdout
     assert "3 of " in result.stdout
@@ -481,7 +483,7 @@ def test_plan_of_integers_and_transposes(cli):
 @pytest.mark.parametrize(
     ("args", "texts"),
     [
-        (["3x4", "5x6"], ["the 4 columns of the first factor must equal the 5 rows of the second"]),
+        (["3x4", "5x6"], ["the 4 columns of a must equal the 5 rows of b"]),
         (["3x4", "no.npy"], ["no.npy: no such file"]),
         (["3x4", "4x5x6"], ["4x5x6: ", "supported are", "a shape is 65536x65536"]),
         (["1e6x10", "10x3"], ["1e6x10: ", "a shape is 65536x65536"]),

@@ -27,7 +27,8 @@ import multimm
 import multimm.cluster as mc
 from multimm.cli.options import Workers
 from multimm.cluster import devices, options
-from multimm.cluster.describe import Answer, answer, listed, spec_of
+from multimm.cluster.answers import Answer, answer
+from multimm.cluster.describe import listed, spec_of
 from multimm.cluster.devices import Gpu
 from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
 from multimm.errors import ClusterError, OptionError
@@ -335,7 +336,7 @@ def test_gpu_workers_are_those_that_dask_cuda_started():
         __module__ = "dask_cuda.plugins"
 
     worker = SimpleNamespace(plugins={"rmm": Plugin()})
-    from multimm.cluster.describe import by_dask_cuda
+    from multimm.cluster.answers import by_dask_cuda
 
     assert by_dask_cuda(worker)
     assert not by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))

@@ -20,7 +20,7 @@ from multimm.graph.declared import as_declared
 from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram
 from multimm.graph.recut import cut_out, join
 from multimm.graph.tasks import Step
-from multimm.planning.blocking import Options
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -94,7 +94,7 @@ def way(request):
     return WAYS[request.param]
 
 
-#: What is not as declared, and whether A is both factors.
+#: What is not as declared, and whether A is both operands.
 ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
 
 

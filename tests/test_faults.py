@@ -26,9 +26,9 @@ from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.product import Product
 from multimm.io import open_array
-from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.in_portions import in_portions
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

@@ -16,9 +16,9 @@ from multimm.graph import gram_tasks, tasks
 from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks import in_turn
 from multimm.planning import cost
-from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

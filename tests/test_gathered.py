@@ -16,7 +16,7 @@ from small import integers
 import multimm
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import in_place, strategy, traffic
+from multimm.planning import in_place, strategy, transfers
 from multimm.planning import in_portions as module
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.in_portions import in_portions
@@ -182,7 +182,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         layouts = list(in_portions(problem, gpus(workers)))
     for layout in layouts:
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
-        assert plan.bytes_received == sum(traffic.received(layout, workers).values())
+        assert plan.bytes_received == sum(transfers.received(layout, workers).values())
         result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
         got = result.compute(scheduler="sync")
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))

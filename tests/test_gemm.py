@@ -148,9 +148,9 @@ def test_integers_stay_integers_and_wrap(dtype):
 def test_the_result_dtype_depends_on_types_not_on_values(dtype, lazy):
     a, b = np.array([[1, 0], [2, 1]]).astype(dtype), np.array([[1, 3], [0, 1]]).astype(dtype)
     whole = (0, 1, True, np.int64(1), np.uint8(0)) + (() if dtype == "bool" else (2, np.int8(3)))
-    factors = {int: whole, float: (0.0, 1.0, 0.5, np.float32(1)), complex: (0j, 1 + 0j, 2j)}
+    scalars = {int: whole, float: (0.0, 1.0, 0.5, np.float32(1)), complex: (0j, 1 + 0j, 2j)}
     x, y = (da.from_array(a, 1), da.from_array(b, 1)) if lazy else (a, b)
-    for kind, values in factors.items():
+    for kind, values in scalars.items():
         right = np.dtype(dtype) if kind is int else (kind(2) * (a @ b)).dtype
         for alpha in values:
             same_bits(multimm.gemm(alpha, x, y), (np.asarray(alpha).item() * (a @ b)).astype(right))
@@ -163,7 +163,7 @@ def test_the_result_dtype_depends_on_types_not_on_values(dtype, lazy):
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_float_factor_of_one_widens_before_c_is_added(lazy):
+def test_a_float_scalar_of_one_widens_before_c_is_added(lazy):
     """127 + 127 and 2 * 100 wrap in int8, and not in float64."""
     x, y = np.full((2, 2), 127, np.int8), np.eye(2, dtype=np.int8)
     a, b, c = (da.from_array(z, 1) if lazy else z for z in (x, y, x))
@@ -188,7 +188,7 @@ def test_a_float_factor_of_one_widens_before_c_is_added(lazy):
         ("bool", 1, 3, "3 does not fit bool, the dtype of c"),
     ],
 )
-def test_integer_factors_that_do_not_fit(dtype, alpha, beta, said, lazy):
+def test_integer_scalars_that_do_not_fit(dtype, alpha, beta, said, lazy):
     x = np.ones((4, 4), dtype)
     a = da.from_array(x, 2) if lazy else x
     with pytest.raises(OptionError, match=f"{said}.*astype"):

@@ -26,11 +26,12 @@ from multimm.graph.build import build
 from multimm.graph.operand import peel
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning import cost, memory, search, traffic
-from multimm.planning.blocking import MOST_ELEMENTS, Options
+from multimm.planning import cost, memory, search, traffic, transfers
+from multimm.planning.counts import MOST_ELEMENTS
 from multimm.planning.gram import GramLayout
 from multimm.planning.grid import Coordinate, Grid, even
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
@@ -354,7 +355,7 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
     assert max(held.values()) <= blocks * 8 / workers + blocks
     assert max(begun.values()) <= -(-blocks // workers) + 1
     # What moves is counted from the deal, too, before a plan is chosen.
-    assert sum(traffic.received(layout, workers).values()) == traffic.moved(layout, workers).total
+    assert sum(transfers.received(layout, workers).values()) == traffic.moved(layout, workers).total
 
 
 @pytest.mark.parametrize("fan_in", [2, 4])
@@ -404,7 +405,7 @@ def test_a_stack_is_dealt_out_evenly_as_well():
 @pytest.mark.parametrize("grid", [(2, 4, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
 def test_blocks_move_once_and_stay_below_the_closed_form(grid):
     layout = layout_of(24, grid)
-    counted = traffic.received(layout, layout.grid.workers)
+    counted = transfers.received(layout, layout.grid.workers)
     bound = traffic.volume(layout.problem, layout.grid)
     # The diagonal blocks are whole: a little more than a triangle is summed.
     assert sum(counted.values()) <= bound * (1 + 1 / 24)
@@ -431,7 +432,7 @@ def test_traffic_counted_a_second_way():
         for i, s in held:
             if layout.grid.rank(layout.home("a", 0, i, s)) != rank:
                 needed[rank] += 10 * 10 * 4
-    counted = traffic.received(layout, 12)
+    counted = transfers.received(layout, 12)
     sums = 36 * 100 * 4
     assert sum(counted.values()) == sum(needed.values()) + sums
 
@@ -488,7 +489,7 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
 @pytest.mark.parametrize("blocks", [8, 12])
 def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, blocks):
     layout = layout_of(blocks, grid, slabs=8)
-    counted = max(traffic.received(layout, layout.grid.workers).values())
+    counted = max(transfers.received(layout, layout.grid.workers).values())
     found = traffic.moved(layout, layout.grid.workers).busiest
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 

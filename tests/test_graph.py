@@ -19,9 +19,9 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.partition import WINDOW
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec

@@ -14,7 +14,7 @@ from multimm.gpu import host as copies
 from multimm.graph import host
 from multimm.graph.block_task import BlockTask
 from multimm.io import open_array
-from multimm.planning.blocking import Options
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import in_one_task

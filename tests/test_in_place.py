@@ -16,9 +16,11 @@ from small import integers
 import multimm
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import cost, in_place, strategy, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning import cost, in_place, redistribution, strategy
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.order import (
     _in_turn,
     as_stored,
@@ -269,7 +271,7 @@ def test_stacks_of_whole_matrices_alone_stay_where_they_lie():
 
 
 def test_a_worker_waits_for_matrices_that_lie_elsewhere():
-    """Of those with both factors at hand it does not."""
+    """Of those with both operands at hand it does not."""
     whole = ((1,) * 8, (4096,), (4096,))
     a = MatrixSpec((8, 4096, 4096), chunks=whole, owners=(0, 1) * 4)
     waits = []
@@ -387,7 +389,7 @@ def test_blocks_that_need_not_be_cut_stay_where_they_lie():
     assert layout.cut_apart == ("a", "b")
     assert [layout.keeps("a", flat, 0, 0) for flat in range(3)] == [0, 1, 0]
     of_b = 8 * 8 * 4  # from worker 0 to the other column
-    assert traffic.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
+    assert redistribution.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
     beyond = replace(layout, grid=Grid(1, 1, 1))
     assert beyond.keeps("a", 1, 0, 0) == 0
 
@@ -397,4 +399,4 @@ def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():
     problem = Problem(a, MatrixSpec((64, 64)))
     layout, _ = lay_out(problem, gpus(1), Grid(1, 1, 1), Options(whole=True))
     assert layout.cut_again == ("a",)
-    assert traffic.brought(layout, 1) == a.nbytes / 2
+    assert redistribution.brought(layout, 1) == a.nbytes / 2

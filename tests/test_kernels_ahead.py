@@ -18,7 +18,7 @@ from multimm.gpu.compiled import IF_REFUSED, LOWER
 from multimm.gpu.layout import Stack
 from multimm.gpu.loads import alike, load_paths
 from multimm.gpu.pack_reference import pack_reference
-from multimm.gpu.registry import INSTEAD, Device, Problem, choose
+from multimm.gpu.registry import INSTEAD, Device, GemmSizes, choose
 from multimm.gpu.split_choice import choose_split, precisions_that_pay
 from multimm.gpu.tiles import limits_for
 from multimm.graph import kernels
@@ -84,7 +84,7 @@ def test_the_operands_have_elements_that_packed_parts_do_not_carry():
 def test_the_blocks_are_large_enough_for_the_kernels_of_large_blocks():
     device = Device(limits_for(90), 132)
     small, large = (kernels.SIDE, kernels.SIDE, kernels.K), (16384, 16384, 8192)
-    assert choose(Problem(*small), device)[0] == choose(Problem(*large), device)[0]
+    assert choose(GemmSizes(*small), device)[0] == choose(GemmSizes(*large), device)[0]
     for products in (1, 3):
         assert (
             choose_split(*small, products, device)[0] == choose_split(*large, products, device)[0]
@@ -108,7 +108,7 @@ def stacks(draw):
 )
 def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, trans, shape):
     loads = alike(load_paths(trans, pair, ()))
-    config, _ = choose(Problem(*shape), Device(limits_for(90), 132), INSTEAD)
+    config, _ = choose(GemmSizes(*shape), Device(limits_for(90), 132), INSTEAD)
     defines = {**config.defines(), **loads, **dict(IF_REFUSED)}
     assert defines in [dict(job.defines) for job in ahead.wanted(90)]
 

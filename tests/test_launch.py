@@ -428,9 +428,9 @@ def test_operands_are_checked_before_anything_runs(launches):
     elsewhere.device_id = 1
     big, square = integers(3, (8, 16)), integers(4, (4, 4))
     for error, sentence, call in (
-        (ShapeError, "a contracts 3 columns, b 2 rows", lambda: launch.gemm(a, a)),
+        (ShapeError, "the 3 columns of a must equal the 2 rows of b", lambda: launch.gemm(a, a)),
         (ShapeError, "a matrix or a stack", lambda: launch.gemm(a[0], b)),
-        (ShapeError, "do not broadcast", lambda: launch.gemm(
+        (ShapeError, "must broadcast", lambda: launch.gemm(
             integers(1, (2, 2, 2)), integers(1, (3, 2, 2)))),
         (ShapeError, r"c has shape \(1, 5\)", lambda: launch.gemm(a, b, c=b[:1], beta=1)),
         (ShapeError, "out has shape", lambda: launch.gemm(a, b, out=b)),
@@ -490,8 +490,8 @@ def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeyp
     a, b = integers(1, (24, 30)), integers(2, (40, 30))
     asked = []
 
-    def lookup(device, problem, *sides):
-        asked.append((device, problem.m, problem.n, problem.k, sides))
+    def lookup(device, sizes, *sides):
+        asked.append((device, sizes.m, sizes.n, sizes.k, sides))
         return REGISTRY[0].config
 
     monkeypatch.setattr(tuning, "lookup", lookup)

@@ -350,7 +350,7 @@ def test_an_asynchronous_client_cannot_measure():
 
 
 def test_a_worker_that_does_not_say_what_it_is_cannot_be_measured(monkeypatch, rates_file):
-    monkeypatch.setattr(describe_module, "_ask", lambda client, addresses: {})
+    monkeypatch.setattr(describe_module, "ask", lambda client, addresses: {})
     with (
         workers(1) as client,
         pytest.raises(ClusterError, match="does not say what it computes with"),

@@ -24,7 +24,7 @@ from multimm.graph.placement import BlockPlacement
 from multimm.graph.recut import cut_out
 from multimm.graph.tasks import Step
 from multimm.io import open_array
-from multimm.planning.blocking import Options
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

@@ -19,9 +19,10 @@ from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.planning import strategy
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import parts_in_place
+from multimm.planning.options import Options
 from multimm.planning.order import by_owner
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.owners import owners_of
-from multimm.planning import memory, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning import memory, traffic, transfers
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts, cuts_of, offsets
 from multimm.planning.search import rank_of
@@ -98,12 +100,12 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
     (x, a), (y, b), (z, e) = matrix(3), matrix(4), matrix(5)
     c, right = multimm.matmul(a, b, **FIXED), x @ y
     inner, expected = (c.T, right.T) if turned else (c, right)
-    factors = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
-    plan = multimm.plan(*factors, **FIXED)
+    operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
+    plan = multimm.plan(*operands, **FIXED)
     assert set(plan.layout.lying) == ({"a", "b"} if side == "both" else {side})
     assert ("used where they lie" if side == "both" else "used where it lies") in str(plan)
     assert not plan.bytes_recut
-    d = multimm.matmul(*factors, **FIXED)
+    d = multimm.matmul(*operands, **FIXED)
     for index in np.ndindex(SIZE // BLOCK, SIZE // BLOCK):
         role = "a" if side == "both" else side
         at = index[::-1] if turned else index
@@ -254,7 +256,7 @@ def test_bytes_and_memory_are_counted_from_the_owners():
     layout = plan_matmul(problem, cpus(2), options=Options(blocks=10, slabs=10)).layout
     assert layout.grid == (1, 2, 1)
     # Both workers use all of A, each block of which lies on one; B's columns are at home.
-    assert traffic.received(layout, 2).total() == 4 * 100 * 4
+    assert transfers.received(layout, 2).total() == 4 * 100 * 4
     assert memory.held(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
 
 

@@ -396,7 +396,7 @@ def test_pairs_that_do_not_fit_are_refused():
         (OptionError, 'b was packed as operand "a"', (a, a)),
         (OptionError, "a was packed for float32 and b for tf32", (
             a, pack(x, side="b", trans=True, scheme="tf32"))),
-        (ShapeError, "a contracts 6 columns, b 4 rows", (a, pack(x, side="b"))),
+        (ShapeError, "the 6 columns of a must equal the 4 rows of b", (a, pack(x, side="b"))),
         (ArrayTypeError, "a lies on device 0, b on device 1", (a, far)),
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):

@@ -15,7 +15,7 @@ from multimm.graph.build import build
 from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost, memory, traffic
-from multimm.planning.blocking import Options
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul

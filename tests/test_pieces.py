@@ -20,13 +20,14 @@ from multimm.graph.pieces import Pieces, pieces
 from multimm.graph.tasks import Step
 from multimm.io import open_array
 from multimm.planning import cost, memory
-from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid, regular
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts_of
-from multimm.planning.spec import CALL_S, H200, LONE_CALL_S, ClusterSpec, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
+from multimm.planning.workers import CALL_S, LONE_CALL_S
 
 PLAIN = Step("float32", "float32")
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import blocking, cost, memory, traffic
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning import boundaries, cost, memory, traffic, transfers
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.dry_run import blocks_text, human
 from multimm.planning.grid import (
     Coordinate,
@@ -30,6 +31,7 @@ from multimm.planning.grid import (
     regular,
 )
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank
 from multimm.planning.spec import (
@@ -191,7 +193,7 @@ def test_bound_is_the_best_plane():
 def test_counting_block_by_block_gives_the_closed_form(grid):
     shape = problem(240, 480, 360)
     layout = Layout(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
-    counted = traffic.received(layout, grid.workers)
+    counted = transfers.received(layout, grid.workers)
     assert sum(counted.values()) == traffic.volume(shape, grid)
     assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
 
@@ -203,7 +205,7 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     """Exactly, where blocks are too few for all workers; and three on two are not shared evenly."""
     shape, grid = problem(60, 70, 80), Grid(p_m, p_n, 1)
     layout = Layout(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
-    counted = traffic.received(layout, grid.workers)
+    counted = transfers.received(layout, grid.workers)
     most, moved = max(counted.values(), default=0), traffic.moved(layout, grid.workers)
     assert moved.total == sum(counted.values())
     if rows < p_m or columns < p_n:
@@ -227,14 +229,14 @@ def test_b_is_sent_in_every_wave(band):
     shape = problem(240, 480, 360)
     layout = Layout(shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band)
     moved = traffic.moved(layout, 4).total
-    assert moved == sum(traffic.received(layout, 4).values())
+    assert moved == sum(transfers.received(layout, 4).values())
     assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
     for matrices in (8, 1):
         stack = Problem(MatrixSpec((matrices, 80, 50)), MatrixSpec((matrices, 50, 50)))
         layout = Layout(stack, Grid(2, 2, 1), (even(matrices, matrices),), even(80, 8 // matrices),
                         (25, 25), (50,), band=band)  # fmt: skip
         assert layout.waves == 4 // band
-        assert traffic.moved(layout, 4).total == sum(traffic.received(layout, 4).values())
+        assert traffic.moved(layout, 4).total == sum(transfers.received(layout, 4).values())
 
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
@@ -266,10 +268,10 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
 def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
     stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
     layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert not traffic.received(layout, 4)
+    assert not transfers.received(layout, 4)
     shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
     layout = Layout(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert sum(traffic.received(layout, 4).values()) == 3 * 50 * 50 * 4
+    assert sum(transfers.received(layout, 4).values()) == 3 * 50 * 50 * 4
 
 
 def test_memory_is_a_sum_of_named_terms():
@@ -329,7 +331,7 @@ def test_parts_of_k_without_a_slab_have_no_share():
     assert (layout.parts, layout.ranks) == (2, 4)
     moved = traffic.moved(layout, 8)
     assert moved.total == traffic.volume(shape, Grid(2, 1, 2))
-    most = max(traffic.received(layout, 8).values())
+    most = max(transfers.received(layout, 8).values())
     assert most <= moved.busiest == 1.2 * most  # who has no block of B keeps no sums
     one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
     rate = cluster.slowest.gflops * 1e9
@@ -598,7 +600,7 @@ def test_the_same_count_block_by_block():
         layout = Layout(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
         sent = [
             (home, user, size)
-            for count in (traffic._count_a, traffic._count_b)
+            for count in (transfers._count_a, transfers._count_b)
             for home, users, size in count(layout)
             for user in users - {home}
         ]
@@ -779,7 +781,7 @@ def test_options_are_positive_integers(bad):
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="4 columns must equal B's 5 rows"):
+    with pytest.raises(ShapeError, match="4 columns of a must equal the 5 rows of b"):
         Problem(MatrixSpec((3, 4)), MatrixSpec((5, 6)))
     with pytest.raises(ShapeError, match="broadcast"):
         Problem(MatrixSpec((2, 3, 4)), MatrixSpec((3, 4, 6)))
@@ -847,7 +849,7 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
     ],
 )
 def test_blocks_are_round_where_no_worker_gets_more_for_it(size, count, workers, blocks):
-    assert blocking._evenly(size, count, workers) == blocks
+    assert boundaries._evenly(size, count, workers) == blocks
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ class Kernels:
         _compute(a.tiles, b.tiles, out, alpha, beta, c, partial)
         return out
 
-    def choose(self, problem, promise, device):
-        large = min(problem.m, problem.n, problem.k) >= SIDE and problem.batch == 1
+    def choose(self, sizes, promise, device):
+        large = min(sizes.m, sizes.n, sizes.k) >= SIDE and sizes.batch == 1
         kernel = SPLIT if large and promise != "ieee" and device is HOPPER else FFMA
         return Choice(kernel, promise, "for a reason")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from multimm.planning import arrivals, cost, search, strategy
-from multimm.planning.blocking import Options
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank
 from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, Link, MatrixSpec

@@ -123,9 +123,9 @@ def test_verbs_scalars_and_missing_operands_are_told_apart():
 
 def test_scalars_without_a_hash_are_left_to_others():
     x = Array((3, 4))
-    for factor in (np.array(2.0), [2.0]):
-        recall.keep("verb", (x,), None, factor, result=x, run=lambda _: None)
-        assert recall.again("verb", (x,), None, factor) is None
+    for scalar in (np.array(2.0), [2.0]):
+        recall.keep("verb", (x,), None, scalar, result=x, run=lambda _: None)
+        assert recall.again("verb", (x,), None, scalar) is None
     assert not recall._known
 
 

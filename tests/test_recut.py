@@ -22,13 +22,14 @@ from multimm.graph.build import build
 from multimm.graph.pieces import Pieces
 from multimm.graph.recut import cut_out, join
 from multimm.graph.tasks import Step
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import once
+from multimm.planning.redistribution import brought
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.strategy import plan_matmul
-from multimm.planning.traffic import brought
 
 PLAIN = Step("float32", "float32")
 SIZE = 96

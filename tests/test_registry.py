@@ -15,7 +15,7 @@ from multimm.gpu.registry import (
     MIN_SLICE,
     REGISTRY,
     Device,
-    Problem,
+    GemmSizes,
     _turns,
     choose,
     config_named,
@@ -41,64 +41,64 @@ def test_unknown_name_lists_the_known():
 
 
 @pytest.mark.parametrize(
-    ("problem", "name"),
+    ("sizes", "name"),
     [
-        (Problem(8192, 8192, 8192, scattered_a=True), "large"),
-        (Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True), "large"),
-        (Problem(8192, 8192, 8192), "large"),
-        (Problem(8192, 8192, 8192, scattered_b=True), "turned"),
-        (Problem(4096, 4096, 4096, scattered_a=True), "large"),
-        (Problem(2048, 2048, 2048, scattered_a=True), "quick"),  # one tile per multiprocessor
-        (Problem(2048, 2048, 2048), "quick"),
-        (Problem(2048, 2048, 16384, scattered_a=True), "quick"),
-        (Problem(2048, 2048, 2048, scattered_b=True), "quick_turned"),
-        (Problem(2048, 2048, 2048, scattered_a=True, scattered_b=True), "quick_turned"),
-        (Problem(1024, 1024, 1024, scattered_a=True), "wide"),
-        (Problem(1024, 1024, 1024, scattered_b=True), "tall"),
-        (Problem(5000, 5000, 5000, scattered_a=True), "wide"),
-        (Problem(1000, 1000, 1000, batch=64, scattered_a=True), "wide"),
-        (Problem(16383, 127, 16385, scattered_a=True, ragged_b=True), "quick_turned"),
-        (Problem(1797, 1797, 64, scattered_a=True, ragged_b=True), "slim"),
-        (Problem(64, 65536, 64, scattered_a=True), "thin"),
-        (Problem(65536, 64, 64, scattered_a=True), "slim"),
-        (Problem(512, 512, 512, scattered_a=True), "small"),
-        (Problem(32, 32, 32, batch=10_000, scattered_a=True), "tiny"),
+        (GemmSizes(8192, 8192, 8192, scattered_a=True), "large"),
+        (GemmSizes(8192, 8192, 8192, scattered_a=True, scattered_b=True), "large"),
+        (GemmSizes(8192, 8192, 8192), "large"),
+        (GemmSizes(8192, 8192, 8192, scattered_b=True), "turned"),
+        (GemmSizes(4096, 4096, 4096, scattered_a=True), "large"),
+        (GemmSizes(2048, 2048, 2048, scattered_a=True), "quick"),  # one tile per multiprocessor
+        (GemmSizes(2048, 2048, 2048), "quick"),
+        (GemmSizes(2048, 2048, 16384, scattered_a=True), "quick"),
+        (GemmSizes(2048, 2048, 2048, scattered_b=True), "quick_turned"),
+        (GemmSizes(2048, 2048, 2048, scattered_a=True, scattered_b=True), "quick_turned"),
+        (GemmSizes(1024, 1024, 1024, scattered_a=True), "wide"),
+        (GemmSizes(1024, 1024, 1024, scattered_b=True), "tall"),
+        (GemmSizes(5000, 5000, 5000, scattered_a=True), "wide"),
+        (GemmSizes(1000, 1000, 1000, batch=64, scattered_a=True), "wide"),
+        (GemmSizes(16383, 127, 16385, scattered_a=True, ragged_b=True), "quick_turned"),
+        (GemmSizes(1797, 1797, 64, scattered_a=True, ragged_b=True), "slim"),
+        (GemmSizes(64, 65536, 64, scattered_a=True), "thin"),
+        (GemmSizes(65536, 64, 64, scattered_a=True), "slim"),
+        (GemmSizes(512, 512, 512, scattered_a=True), "small"),
+        (GemmSizes(32, 32, 32, batch=10_000, scattered_a=True), "tiny"),
     ],
 )
-def test_choice_on_an_h200(problem, name):
-    config, reason = choose(problem, H200)
+def test_choice_on_an_h200(sizes, name):
+    config, reason = choose(sizes, H200)
     assert config is config_named(name), reason
     assert reason.startswith(f"{name}: ")
 
 
 def test_portable_is_for_gpus_of_little_shared_memory():
-    problem = Problem(4096, 4096, 4096, scattered_a=True)
-    assert choose(problem, Device(limits_for(75), 40))[0] is config_named("portable")
+    sizes = GemmSizes(4096, 4096, 4096, scattered_a=True)
+    assert choose(sizes, Device(limits_for(75), 40))[0] is config_named("portable")
 
 
 def test_reason_counts_tiles_padding_and_slices():
     _, reason = choose(
-        Problem(128 * 7, 256 * 13, 50_000, scattered_b=True), Device(limits_for(80), 1)
+        GemmSizes(128 * 7, 256 * 13, 50_000, scattered_b=True), Device(limits_for(80), 1)
     )
     assert "large: 91 tiles of 128x256 on 1 multiprocessors, 100% of them inside D" in reason
-    _, reason = choose(Problem(32, 64, 100_000), H200)
+    _, reason = choose(GemmSizes(32, 64, 100_000), H200)
     assert "small: 63 tiles of 32x64 on 132 multiprocessors" in reason
     assert reason.endswith("k cut into 63 slices")
 
 
 def test_predicted_seconds_grow_with_work_and_have_a_floor():
-    launch = predicted_seconds(Problem(1, 1, 1), H200)
+    launch = predicted_seconds(GemmSizes(1, 1, 1), H200)
     assert 1e-6 < launch < 1e-5
-    seconds = predicted_seconds(Problem(8192, 8192, 8192), H200)
+    seconds = predicted_seconds(GemmSizes(8192, 8192, 8192), H200)
     assert 2 * 8192**3 / 67e12 < seconds < 2 * 8192**3 / 45e12
-    times = [predicted_seconds(Problem(3000, 3000, k), H200) for k in (10, 100, 1000, 10_000)]
+    times = [predicted_seconds(GemmSizes(3000, 3000, k), H200) for k in (10, 100, 1000, 10_000)]
     assert times == sorted(times)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 300_000), st.integers(1, 200))
 def test_slices_cover_k(m, n, k, multiprocessors):
-    problem, device = Problem(m, n, k), Device(limits_for(90), multiprocessors)
-    slices = slices_of_k(problem, device)
+    sizes, device = GemmSizes(m, n, k), Device(limits_for(90), multiprocessors)
+    slices = slices_of_k(sizes, device)
     assert 1 <= slices <= MAX_SLICES
     if slices > 1:
         length = slice_length(k, slices)
@@ -108,27 +108,27 @@ def test_slices_cover_k(m, n, k, multiprocessors):
 
 
 def test_slices_fill_a_device_and_leave_a_full_one_alone():
-    assert slices_of_k(Problem(64, 64, 1_000_000), H200) == MAX_SLICES
-    assert slices_of_k(Problem(768, 3072, 3072), H200) > 1
-    assert slices_of_k(Problem(8192, 8192, 8192), H200) == 1
-    assert slices_of_k(Problem(128 * 12, 128 * 11, 2000), H200) == 1  # as many as multiprocessors
-    assert slices_of_k(Problem(64, 64, 2 * MIN_SLICE - 1), H200) == 1
-    assert slices_of_k(Problem(64, 64, 1_000_000, batch=2), H200) == 1
-    assert slices_of_k(Problem(0, 64, 1_000_000), H200) == 1
-    assert slices_of_k(Problem(3000, 3000, 1_000_000), H200) == 1  # two sums are too large
+    assert slices_of_k(GemmSizes(64, 64, 1_000_000), H200) == MAX_SLICES
+    assert slices_of_k(GemmSizes(768, 3072, 3072), H200) > 1
+    assert slices_of_k(GemmSizes(8192, 8192, 8192), H200) == 1
+    assert slices_of_k(GemmSizes(128 * 12, 128 * 11, 2000), H200) == 1  # as many as multiprocessors
+    assert slices_of_k(GemmSizes(64, 64, 2 * MIN_SLICE - 1), H200) == 1
+    assert slices_of_k(GemmSizes(64, 64, 1_000_000, batch=2), H200) == 1
+    assert slices_of_k(GemmSizes(0, 64, 1_000_000), H200) == 1
+    assert slices_of_k(GemmSizes(3000, 3000, 1_000_000), H200) == 1  # two sums are too large
 
 
 def test_slices_that_barely_help_are_not_worth_a_launch():
     """What a second launch costs, a small product does not gain."""
     for n in (33, 64, 128, 200):
-        assert slices_of_k(Problem(n, n, n), H200) == 1
+        assert slices_of_k(GemmSizes(n, n, n), H200) == 1
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 100_000))
 def test_slices_do_not_depend_on_layouts(m, n, k):
     """Or the bits of a result would."""
     flags = itertools.product((False, True), repeat=4)
-    assert len({slices_of_k(Problem(m, n, k, 1, *each), H200) for each in flags}) == 1
+    assert len({slices_of_k(GemmSizes(m, n, k, 1, *each), H200) for each in flags}) == 1
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_turns_of_the_busiest_multiprocessor(warps, tiles, resident, turns):
 
 
 def test_ragged_operands_run_at_the_rate_of_scattered_ones():
-    scattered = Problem(8192, 8192, 8192, scattered_a=True, scattered_b=True)
-    ragged = Problem(8192, 8192, 8192, ragged_a=True, ragged_b=True)
+    scattered = GemmSizes(8192, 8192, 8192, scattered_a=True, scattered_b=True)
+    ragged = GemmSizes(8192, 8192, 8192, ragged_a=True, ragged_b=True)
     assert choose(scattered, H200) == choose(ragged, H200)
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
 def test_every_architecture_gets_a_configuration(limits):
-    for problem in (Problem(1, 1, 1), Problem(0, 5, 3), Problem(3000, 1000, 2)):
-        config, _ = choose(problem, Device(limits, 7))
+    for sizes in (GemmSizes(1, 1, 1), GemmSizes(0, 5, 3), GemmSizes(3000, 1000, 2)):
+        config, _ = choose(sizes, Device(limits, 7))
         assert config.blocks_per_multiprocessor(limits) >= 1

@@ -17,7 +17,7 @@ import multimm
 from multimm.cluster.describe import listed
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.owners import owners_of
-from multimm.planning.blocking import Options
+from multimm.planning.options import Options
 from multimm.planning.order import as_stored
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import renumbered

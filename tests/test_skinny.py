@@ -14,7 +14,7 @@ from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 from multimm.errors import KernelError
 from multimm.gpu import add, compiled, launch, skinny_choice, slices, tuning
 from multimm.gpu.compile import compile_text
-from multimm.gpu.registry import Device, Problem
+from multimm.gpu.registry import Device, GemmSizes
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.skinny_config import AxpyConfig, DotConfig, OuterConfig
 from multimm.gpu.source import kernel_text
@@ -109,7 +109,7 @@ def kernels(launches) -> list[str]:
     ],
 )
 def test_way_by_hand(m, n, k, trans_a, trans_b, kernel, turned):
-    way = way_for(Problem(m, n, k, 1, not trans_a, trans_b), H200)
+    way = way_for(GemmSizes(m, n, k, 1, not trans_a, trans_b), H200)
     assert (way.kernel, way.turned, way.slices) == (kernel, turned, 1)
 
 
@@ -130,7 +130,7 @@ def test_way_by_hand(m, n, k, trans_a, trans_b, kernel, turned):
 )
 def test_other_products_are_not_skinny(m, n, k, batch, along_k):
     for scattered in (along_k, False):
-        assert way_for(Problem(m, n, k, batch, scattered, scattered), H200) is None
+        assert way_for(GemmSizes(m, n, k, batch, scattered, scattered), H200) is None
 
 
 sizes = st.integers(1, 40) | st.integers(1, 2_000_000)
@@ -140,7 +140,7 @@ sizes = st.integers(1, 40) | st.integers(1, 2_000_000)
        st.sampled_from([1, 24, 132, 148]))  # fmt: skip
 def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, multiprocessors):
     device = Device(limits_for(90), multiprocessors)
-    way = way_for(Problem(m, n, k, batch, scattered_a, scattered_b), device)
+    way = way_for(GemmSizes(m, n, k, batch, scattered_a, scattered_b), device)
     if way is None:
         return
     if way.kernel == "sgemm_outer":
@@ -157,17 +157,17 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
 
 
 def test_few_rows_share_warps_and_cut_k():
-    assert way_for(Problem(4096, 1, 4096, 1, True), H200).config.warps_k == 1
-    assert way_for(Problem(1000, 1, 8192, 1, True), H200).config.warps_k == 4
-    assert way_for(Problem(100, 1, 1_000_000, 1, True), H200).slices == 10
-    assert way_for(Problem(1, 1000, 100_000, 1), H200).slices == 4
-    assert way_for(Problem(1, 1024, 1024, 1), H200).slices == 1  # nothing to gain
+    assert way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config.warps_k == 1
+    assert way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config.warps_k == 4
+    assert way_for(GemmSizes(100, 1, 1_000_000, 1, True), H200).slices == 10
+    assert way_for(GemmSizes(1, 1000, 100_000, 1), H200).slices == 4
+    assert way_for(GemmSizes(1, 1024, 1024, 1), H200).slices == 1  # nothing to gain
 
 
 def test_rows_of_a_short_k_are_taken_together():
-    rows = [way_for(Problem(10**6, 1, k, 1, True), H200).config.rows for k in (32, 64, 128, 512)]
+    rows = [way_for(GemmSizes(10**6, 1, k, 1, True), H200).config.rows for k in (32, 64, 128, 512)]
     assert rows == [8, 8, 4, 1]
-    assert way_for(Problem(10**6, 1, 64, 1, True), H200).config.span == 64
+    assert way_for(GemmSizes(10**6, 1, 64, 1, True), H200).config.span == 64
 
 
 @pytest.mark.parametrize(
@@ -311,12 +311,12 @@ def test_wide_loads_where_every_row_allows_them(launches):
 
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.
 SHIPPED = [
-    ("sgemm_dot", way_for(Problem(4096, 1, 4096, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_dot", way_for(Problem(1000, 1, 8192, 1, True), H200).config, (0, 1, 1)),
-    ("sgemm_dot", way_for(Problem(8192, 8, 8192, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_dot", way_for(Problem(8192, 16, 8192, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_axpy", way_for(Problem(1, 4096, 4096, 1), H200).config, (0, 0, 1)),
-    ("sgemm_axpy", way_for(Problem(8, 8192, 8192, 1), H200).config, (0, 0, 1)),
+    ("sgemm_dot", way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config, (0, 0, 0)),
+    ("sgemm_dot", way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config, (0, 1, 1)),
+    ("sgemm_dot", way_for(GemmSizes(8192, 8, 8192, 1, True), H200).config, (0, 0, 0)),
+    ("sgemm_dot", way_for(GemmSizes(8192, 16, 8192, 1, True), H200).config, (0, 0, 0)),
+    ("sgemm_axpy", way_for(GemmSizes(1, 4096, 4096, 1), H200).config, (0, 0, 1)),
+    ("sgemm_axpy", way_for(GemmSizes(8, 8192, 8192, 1), H200).config, (0, 0, 1)),
     ("sgemm_outer", OuterConfig(7, 128), (0, 0, 0)),
     ("sgemm_outer", OuterConfig(12, 256), (0, 0, 0)),
 ]
@@ -340,5 +340,5 @@ def test_kernels_compile_without_spills(kernel, config, flags):
 
 def test_what_is_short_is_padded_to_a_power_of_two():
     for few, cols in ((1, 1), (3, 4), (5, 8), (8, 8), (9, 16)):
-        assert way_for(Problem(8192, few, 8192, 1, True), H200).config.cols == cols
+        assert way_for(GemmSizes(8192, few, 8192, 1, True), H200).config.cols == cols
     assert skinny_choice.NARROW_AXPY < 9 <= skinny_choice.NARROW_DOT

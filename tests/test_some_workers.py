@@ -18,20 +18,14 @@ from multimm.graph.build import build
 from multimm.graph.install import install
 from multimm.graph.owners import owners_of
 from multimm.graph.tasks import Step
-from multimm.planning import cost, traffic
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning import cost, traffic, transfers
+from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.search import rank_of
-from multimm.planning.spec import (
-    H200,
-    LOCAL_TCP,
-    NVLINK,
-    ClusterSpec,
-    DeviceSpec,
-    MatrixSpec,
-)
+from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
 
 CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
 
@@ -69,8 +63,8 @@ def test_a_block_beyond_the_grid_is_fetched_from_there():
     block = 4096 * 819 * 4
     for layout, fetched in ((one, 1), (two, 2)):
         assert traffic.moved(layout, 4).total == traffic.moved(home, 4).total + fetched * block
-        more = Counter(traffic.received(layout, 4))
-        more.subtract(traffic.received(home, 4))
+        more = Counter(transfers.received(layout, 4))
+        more.subtract(transfers.received(home, 4))
         assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
     assert [one.keeps("a", 0, row, 0) for row in range(4)] == [0, 1, 2, 4]
     assert all(home.grid.rank(one.home("a", 0, row, 0)) == row for row in range(4))

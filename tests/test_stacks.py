@@ -14,7 +14,7 @@ import multimm
 from multimm.graph.block_task import BlockTask
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import memory, traffic
+from multimm.planning import memory, traffic, transfers
 from multimm.planning.grid import Grid, even
 from multimm.planning.layout import Layout
 from multimm.planning.plan import MatmulPlan
@@ -81,7 +81,7 @@ layouts = st.builds(
 @given(layouts)
 def test_bytes_and_homes_are_those_of_the_graph(layout):
     received, kept = counted(layout)
-    assert traffic.received(layout, layout.grid.workers) == received
+    assert transfers.received(layout, layout.grid.workers) == received
     moved = traffic.moved(layout, layout.grid.workers)
     assert moved.total == sum(received.values())
     assert moved.busiest >= moved.total / layout.grid.workers

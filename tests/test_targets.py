@@ -138,9 +138,9 @@ def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix
             output.commit()
     a, b, link = (tmp_path / f"{name}.{suffix}" for name in ("a", "b", "link"))
     link.symlink_to(b)
-    for output, factor in ((a, "A"), (b, "B"), (link, "B")):
+    for output, operand in ((a, "A"), (b, "B"), (link, "B")):
         error = refused("matmul", a, b, "-o", output, "--overwrite")
-        assert f"-o {output}: this is {factor} itself" in error
+        assert f"-o {output}: this is {operand} itself" in error
         assert "choose another name" in error
     if suffix == "h5":
         assert "A itself" in refused("matmul", a, b, "-o", f"{a}:C", "--overwrite")
@@ -196,18 +196,18 @@ def test_mapped_arrays_and_lists_are_written(tmp_path):
 
 
 def test_a_file_is_not_replaced_by_a_zarr_store(tmp_path, refused):
-    path, factor = tmp_path / "plain.zarr", put(tmp_path / "a.npy", MATRIX)
+    path, matrix = tmp_path / "plain.zarr", put(tmp_path / "a.npy", MATRIX)
     path.write_text("precious")
     with pytest.raises(FileFormatError, match="a file that is no Zarr store is never replaced"):
         io.Output(path, overwrite=True)
-    assert "never replaced" in refused("matmul", factor, factor, "-o", path, "--overwrite")
+    assert "never replaced" in refused("matmul", matrix, matrix, "-o", path, "--overwrite")
     assert path.read_text() == "precious"
 
 
 @pytest.mark.parametrize("alpha", ["nan", "inf", "-inf", "1e999"])
 def test_an_alpha_that_cannot_be_checked(tmp_path, refused, alpha):
-    factor = put(tmp_path / "a.npy", MATRIX)
-    error = refused("matmul", factor, factor, "-o", tmp_path / "c.npy", "--alpha", alpha)
+    matrix = put(tmp_path / "a.npy", MATRIX)
+    error = refused("matmul", matrix, matrix, "-o", tmp_path / "c.npy", "--alpha", alpha)
     assert f"--alpha {float(alpha)}: the check needs a finite number" in error
     assert names(tmp_path) == ["a.npy"]
 
@@ -220,8 +220,8 @@ def test_an_alpha_that_is_not_checked(tmp_path, monkeypatch):
         raise WorkersAskedForError
 
     monkeypatch.setattr(Workers, "open", start)
-    factor = str(put(tmp_path / "a.npy", MATRIX))
-    args = ["matmul", factor, factor, "-o", str(tmp_path / "c.npy"), "--alpha", "nan"]
+    matrix = str(put(tmp_path / "a.npy", MATRIX))
+    args = ["matmul", matrix, matrix, "-o", str(tmp_path / "c.npy"), "--alpha", "nan"]
     with pytest.raises(WorkersAskedForError):
         CliRunner().invoke(
             main, [*args, "--no-verify"], standalone_mode=False, catch_exceptions=False

@@ -208,16 +208,16 @@ def cupy(monkeypatch):
 
 def test_lookup_finds_exactly_what_was_tuned(cupy):
     tuning.save(MODEL, [outcome(CASE, SECOND), outcome(Case(9, 9, 9, True, False), THIRD)])
-    turned = Case(9, 9, 9, True, False).problem
-    assert tuning.lookup(0, CASE.problem, False, False) is config_named(SECOND)
+    turned = Case(9, 9, 9, True, False).sizes
+    assert tuning.lookup(0, CASE.sizes, False, False) is config_named(SECOND)
     assert tuning.lookup(0, turned, True, False) is config_named(THIRD)
-    for problem, sides in (
-        (dataclasses.replace(CASE.problem, k=129), (False, False)),
-        (dataclasses.replace(CASE.problem, batch=2), (False, False)),
-        (dataclasses.replace(CASE.problem, scattered_b=True), (False, False)),
-        (CASE.problem, (True, False)),
+    for sizes, sides in (
+        (dataclasses.replace(CASE.sizes, k=129), (False, False)),
+        (dataclasses.replace(CASE.sizes, batch=2), (False, False)),
+        (dataclasses.replace(CASE.sizes, scattered_b=True), (False, False)),
+        (CASE.sizes, (True, False)),
     ):
-        assert tuning.lookup(0, problem, *sides) is None
+        assert tuning.lookup(0, sizes, *sides) is None
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_lookup_finds_exactly_what_was_tuned(cupy):
     ],
 )
 def test_what_lies_along_k_is_scattered_and_unaligned_rows_are_ragged(case, scattered, ragged):
-    problem = case.problem
-    assert (problem.scattered_a, problem.scattered_b) == scattered
-    assert (problem.ragged_a, problem.ragged_b) == ragged
+    sizes = case.sizes
+    assert (sizes.scattered_a, sizes.scattered_b) == scattered
+    assert (sizes.ragged_a, sizes.ragged_b) == ragged
 
 
 def test_shapes_and_transposes_of_the_command_line():
@@ -278,7 +278,7 @@ def test_command_tunes_prints_and_keeps(gpu):
     assert "8192x8192x512 nt" in done.output
     assert f"kept in {MODEL.path}" in done.output.replace("\n", "")
     assert set(tuning.read(MODEL).values()) == {SECOND}
-    assert tuning.lookup(0, Case(4096, 4096, 64, False, True).problem, False, True) is config_named(
+    assert tuning.lookup(0, Case(4096, 4096, 64, False, True).sizes, False, True) is config_named(
         SECOND
     )
 

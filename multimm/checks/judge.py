@@ -46,9 +46,9 @@ def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
 def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     """Exact modulo 2**64, and so modulo 2**bits."""
     residual = c.copy()
-    for factor, part in ((rule.alpha, product), (rule.beta, c0)):
+    for scalar, part in ((rule.alpha, product), (rule.beta, c0)):
         if part is not None:
-            residual -= np.uint64(factor % 2**64) * part
+            residual -= np.uint64(scalar % 2**64) * part
     wrong = (residual & np.uint64(2**rule.bits - 1)).any(axis=-1).ravel()
     found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum(), "outlier": 1.0, "sharp": 1.0}
     found["certain"] = 1.0

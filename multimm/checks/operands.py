@@ -22,6 +22,7 @@ from multimm.operands import (
     on_gpu,
     plain_scalar,
 )
+from multimm.shapes import check_operands, check_result
 
 DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
@@ -56,12 +57,12 @@ def prepare(
     alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
     lazy = any(map(is_dask, (a, b, c, c0)))
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
-    vectors = a.ndim == 1, b.ndim == 1
+    vectors, shapes = (a.ndim == 1, b.ndim == 1), (a.shape, b.shape)
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
-    *batch, m, n = _shape(a, b)
+    check_operands(*shapes, *trans)
+    *batch, m, n = *np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
     shape = (*batch, *(() if vectors[0] else (m,)), *(() if vectors[1] else (n,)))
-    if c.shape != shape:
-        raise ShapeError(f"c has shape {c.shape}, but a @ b has {shape}: give the whole product")
+    check_result("c", c.shape, shape)
     c0, added = _added(c0, c, beta), getattr(c0, "dtype", None)
     check_same_device(a=a, b=b, c=c, c0=c0)
     axes = (..., *(None if vector else slice(None) for vector in vectors))
@@ -158,22 +159,6 @@ def _matrix(array: Any, name: str, transposed: bool) -> Any:
     if array.ndim == 1:
         return array[None, :] if name == "a" else array[:, None]
     return da.swapaxes(array, -1, -2) if transposed else array
-
-
-def _shape(a: Any, b: Any) -> tuple[int, ...]:
-    if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(
-            f"a has {a.shape[-1]} columns and b has {b.shape[-2]} rows (shapes {a.shape} and "
-            f"{b.shape}, transposes applied): they must be equal"
-        )
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError as error:
-        raise ShapeError(
-            f"stacks of shapes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast: "
-            "each pair of sizes must be equal or hold a 1"
-        ) from error
-    return (*batch, a.shape[-2], b.shape[-1])
 
 
 def _added(c0: Any, c: Any, beta: Any) -> Any:

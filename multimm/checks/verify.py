@@ -120,7 +120,7 @@ def verify(
     trans_a, trans_b : bool
         Whether `a`, `b` enter transposed.
     alpha, beta : scalar
-        Finite factors, integral where `c` holds integers. ``alpha=0`` reads neither `a` nor `b`,
+        Finite, and integral where `c` holds integers. ``alpha=0`` reads neither `a` nor `b`,
         ``beta=0`` does not read `c0`.
     c0 : array_like, optional
         What was added; its shape broadcasts to the one of `c`. Where `gemm` was given a `c`, give

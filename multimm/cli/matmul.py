@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multimm.io import Output
     from multimm.planning.plan import MatmulPlan
-    from multimm.planning.spec import ClusterSpec
+    from multimm.planning.workers import ClusterSpec
 
 #: The check holds a few blocks per task in float64, and Dask reads ahead; arbitrary, seen to
 #: work with workers of 500 MB.
@@ -31,7 +31,7 @@ BLOCKS_PER_WORKER = 32
 @click.argument("b", metavar="B")
 @click.option("-o", "--output", metavar="C", help="Where to write: .npy, .zarr or .h5.")
 @add(*PRODUCT)
-@click.option("--alpha", type=number, metavar="X", default=1, help="Factor of the product.")
+@click.option("--alpha", type=number, metavar="X", default=1, help="Multiplies the product.")
 @add(*CLUSTER)
 @click.option("--dataset-a", metavar="NAME", help="Array inside A; A.h5:/NAME says the same.")
 @click.option("--dataset-b", metavar="NAME", help="Array inside B.")

@@ -19,7 +19,7 @@ from multimm.errors import OptionError
 if TYPE_CHECKING:
     from distributed import Client
 
-    from multimm.planning.spec import ClusterSpec
+    from multimm.planning.workers import ClusterSpec
 
 Command = Callable[..., Any]
 
@@ -146,7 +146,8 @@ class Workers:
         """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
         from multimm.cluster.devices import PROCESS_BYTES, cpu_device
         from multimm.cluster.options import check, cores
-        from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec
+        from multimm.planning.devices import H200, LOCAL_TCP, NVLINK
+        from multimm.planning.workers import ClusterSpec
 
         threads = 1 if self.threads is None else self.threads
         if self.workers is None and self.gpus != 0:

@@ -12,7 +12,8 @@ from multimm.cli.options import DEBUG, ON_PAPER, PRODUCT, Workers, add
 from multimm.errors import FileFormatError, OptionError
 
 if TYPE_CHECKING:
-    from multimm.planning.spec import ClusterSpec, MatrixSpec
+    from multimm.planning.matrix import MatrixSpec
+    from multimm.planning.workers import ClusterSpec
 
 #: Chunks along a side of an operand on paper: arbitrary. More take seconds to write down.
 MOST_BLOCKS = 10**6
@@ -84,7 +85,7 @@ def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSp
     from multimm.io import open_array
     from multimm.operands import named_dtype
     from multimm.planning.grid import regular
-    from multimm.planning.spec import MatrixSpec
+    from multimm.planning.matrix import MatrixSpec
 
     if chunks is not None and chunks < 1:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")

@@ -68,7 +68,7 @@ def tune(
     with console.status("tuning") as status:
         for i, case in enumerate(cases):
             status.update(f"{case} ({i + 1} of {len(cases)})")
-            default, _ = choose(case.problem, device_of(device))
+            default, _ = choose(case.sizes, device_of(device))
             configs = tuning.candidates(default, device_of(device))
             bench = GpuBench(case, device, configs)
             outcomes.append(tuning.tune(case, list(configs), bench, seconds))

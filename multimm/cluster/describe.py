@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from multimm.cluster import rates
-from multimm.cluster.devices import PROCESS_BYTES, cpu_device, current_gpu
+from multimm.cluster.answers import Answer, ask
+from multimm.cluster.devices import PROCESS_BYTES, cpu_device
 from multimm.errors import OptionError
-from multimm.planning.spec import (
+from multimm.planning.devices import (
     H200,
     LOCAL_TCP,
     NVLINK,
     SHARED_MEMORY,
-    ClusterSpec,
     DeviceSpec,
     Link,
     between_nodes,
-    call_seconds,
 )
+from multimm.planning.workers import ClusterSpec, call_seconds
 
 if TYPE_CHECKING:
-    from distributed import Client, Worker
-
-logger = logging.getLogger(__name__)
-
-#: Seconds to wait for workers that were not asked before; they answer from their event
-#: loop, in milliseconds, also while they compute.
-ANSWER_SECONDS = 5.0
-#: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
-#: of 8 x 8 blocks on two cores, where distributed takes 0.5 (`ClusterSpec.task_overhead_s`).
-LOCAL_TASK_OVERHEAD_S = 1e-4
-#: Seconds of a product without tasks there; arbitrary, of the order seen.
-LOCAL_CALL_S = 2e-3
-
-
-class Answer(NamedTuple):
-    """What a worker process says about itself."""
-
-    gpu: DeviceSpec | None  #: its GPU, where dask-cuda gave it one
-    cores: int  #: cores that its block products keep busy
-    host_memory: int  #: all memory of its host, bytes
-
+    from distributed import Client
 
 #: Addresses of the workers that have a result, by its key.
 Holders = Mapping[Any, Sequence[str]]
@@ -140,7 +119,7 @@ def as_shipped(client: Client, workers: Mapping[str, Any]) -> ClusterSpec:
     """The spec of listed workers, at least one, without what was measured."""
     answers = _answers.setdefault(client, {})
     if not client.asynchronous:
-        answers.update(_ask(client, [address for address in workers if address not in answers]))
+        answers.update(ask(client, [address for address in workers if address not in answers]))
     return spec_of(workers, answers)
 
 
@@ -179,48 +158,6 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         per_node=per_node,
         between=between_nodes(link),
     )
-
-
-def local(*, gpu: bool = False) -> ClusterSpec:
-    """This process as a cluster of one worker, for Dask's threaded and synchronous schedulers.
-
-    As many tasks run at the same time as Dask's configuration says at the call: one where
-    ``scheduler`` is the synchronous one, else ``num_workers``, or one per core. What is passed to
-    ``compute`` later is not known here.
-
-    Parameters
-    ----------
-    gpu : bool
-        Describe the current CUDA device (imports CuPy) instead of the CPU.
-    """
-    from dask.system import CPU_COUNT
-    from distributed.system import memory_limit
-
-    # Nothing spills without distributed.
-    device = (
-        current_gpu(spills=False) if gpu else cpu_device(memory_limit(), CPU_COUNT, spills=False)
-    )
-    spec = ClusterSpec(
-        (device,),
-        SHARED_MEMORY,
-        threads=_threads(),
-        task_overhead_s=LOCAL_TASK_OVERHEAD_S,
-        call_s=LOCAL_CALL_S,
-    )
-    return rates.applied(spec, rates.stored())
-
-
-def _threads() -> int:
-    import dask
-    from dask.base import named_schedulers
-    from dask.system import CPU_COUNT
-
-    scheduler = dask.config.get("scheduler", None)
-    if isinstance(scheduler, str):
-        scheduler = named_schedulers.get(scheduler.lower())
-    if scheduler is named_schedulers["sync"]:
-        return 1
-    return int(dask.config.get("num_workers", None) or CPU_COUNT)
 
 
 def _device(
@@ -265,46 +202,3 @@ def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:
         return SHARED_MEMORY
     on_gpus = all(device.kind == "gpu" for device in devices)
     return NVLINK if scheme.startswith("ucx") and on_gpus else LOCAL_TCP
-
-
-def _ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
-    if not addresses:
-        return {}
-
-    async def ask() -> dict[str, Any]:
-        # Workers that die meanwhile answer with their error.
-        call = client.run(answer, workers=addresses, on_error="return")
-        result: dict[str, Any] = await asyncio.wait_for(call, ANSWER_SECONDS)
-        return result
-
-    try:
-        replies = client.sync(ask)
-    except (TimeoutError, OSError):
-        logger.warning("workers did not answer in %g s: their kind is a guess", ANSWER_SECONDS)
-        return {}
-    return {address: reply for address, reply in replies.items() if isinstance(reply, Answer)}
-
-
-def answer(dask_worker: Worker) -> Answer:
-    """Runs on a worker: what it computes with."""
-    import os
-
-    from dask.system import CPU_COUNT
-    from distributed.system import memory_limit
-
-    blas_threads = int(os.environ.get("OMP_NUM_THREADS") or CPU_COUNT)
-    cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
-    gpu = current_gpu(spills=_spills(dask_worker)) if by_dask_cuda(dask_worker) else None
-    return Answer(gpu, cores, memory_limit())
-
-
-def by_dask_cuda(worker: Worker) -> bool:
-    """Whether dask-cuda gave a worker its GPU."""
-    # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
-    # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
-    plugins = worker.plugins.values()
-    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)
-
-
-def _spills(worker: Worker) -> bool:
-    return type(worker.data).__module__.partition(".")[0] == "dask_cuda"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimm.gpu.split_choice import mma_gflops, precisions_that_pay
-from multimm.planning.spec import H200, DeviceSpec
+from multimm.planning.devices import H200, DeviceSpec
 
 #: Sustained float32 GFLOP/s of one CPU core in a block product; arbitrary (a core with
 #: 256-bit fused multiply-adds peaks at some 100, shared clocks and memory take their part).

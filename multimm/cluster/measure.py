@@ -20,7 +20,8 @@ from multimm.cluster.describe import as_shipped, listed, silent
 from multimm.cluster.probes import Effort, fetch_seconds, forget_blocks, product_rate
 from multimm.cluster.rates import DeviceRates, LinkRates, Rates, models, protocol
 from multimm.errors import ClusterError, OptionError
-from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
+from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.workers import ClusterSpec
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multimm.cluster.describe import by_dask_cuda
+from multimm.cluster.answers import by_dask_cuda
 from multimm.errors import ClusterError
 
 if TYPE_CHECKING:

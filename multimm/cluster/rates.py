@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from multimm.gpu import cache
-from multimm.planning.spec import LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, Link
+from multimm.planning.devices import LOCAL_TCP, NVLINK, DeviceSpec, Link
+from multimm.planning.workers import ClusterSpec
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from distributed import Worker, WorkerPlugin
 
-from multimm.cluster.describe import by_dask_cuda
+from multimm.cluster.answers import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -17,9 +17,10 @@ from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.add_config import MAX_PARTS, config_for
 from multimm.gpu.compiled import MAX_GRID_Z, Guard, by_value, kernel_for
-from multimm.gpu.layout import Axis, Shape, collapse
+from multimm.gpu.layout import Axis, collapse
 from multimm.gpu.operands import check_arrays, check_beta, check_out, common_alignment
 from multimm.gpu.workspace import copied, not_captured
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def add_partials(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together, or an `out` that cannot be written to.
     OptionError
-        Factors that are no real numbers.
+        Scalars that are no real numbers.
     KernelError
         A captured stream, where operands would be copied or there are too many parts.
     """
@@ -124,9 +125,9 @@ def _by_operands(
 def _check(parts: list[Array], alpha: float, beta: float, c: Array, out: Array) -> None:
     if not parts:
         raise ShapeError("add_partials got no parts: at least one is needed")
-    for name, factor in (("alpha", alpha), ("beta", beta)):
-        if isinstance(factor, (complex, np.complexfloating)):
-            raise OptionError(f"{name} is {factor}: the kernel takes real factors")
+    for name, scalar in (("alpha", alpha), ("beta", beta)):
+        if isinstance(scalar, (complex, np.complexfloating)):
+            raise OptionError(f"{name} is {scalar}: the kernel takes real numbers")
     check_beta(beta, c)
     named = {**{f"part {i}": part for i, part in enumerate(parts)}, "c": c, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
@@ -181,7 +182,7 @@ def prepared_sum(
         out.device.id, "add_partials.cu", "add_partials",
         (*config.defines().items(), *guard),
     )  # fmt: skip
-    factors = (cols, out.dtype.type(alpha), out.dtype.type(beta), count)
+    leading = (cols, out.dtype.type(alpha), out.dtype.type(beta), count)
     calls = _calls(axes, config.span, out.itemsize)
     c, d = config.capacity, config.capacity + 1  # where they lie in the table
     places = [*range(count), *([] if beta == 0 else [c]), d]
@@ -195,7 +196,7 @@ def prepared_sum(
             table = template.copy()
             table[places, 0] = [p + offset for p, offset in zip(pointers, offsets, strict=True)]
             structs = (by_value(table[first:end]) for first, end in cuts)
-            kernel(grid, (config.threads, 1, 1), (*factors, *structs, *counts))
+            kernel(grid, (config.threads, 1, 1), (*leading, *structs, *counts))
 
     return run
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from multimm.errors import OptionError
-from multimm.gpu.registry import Device, Problem, predicted_seconds
+from multimm.gpu.registry import Device, GemmSizes, predicted_seconds
 from multimm.gpu.skinny_choice import NARROW_DOT
 from multimm.gpu.split_choice import PRODUCTS, pays, split_seconds
 
@@ -57,12 +57,12 @@ def check_precision(precision: str) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
+def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
     """Return the fastest kernel that keeps the promise, as far as sizes tell.
 
     Parameters
     ----------
-    problem : Problem
+    sizes : GemmSizes
     precision : {"float32", "ieee", "tf32"}
     device : Device
 
@@ -70,14 +70,14 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
     -------
     Choice
     """
-    reason = _why_not(problem, precision, device)
+    reason = _why_not(sizes, precision, device)
     if reason is not None:
         return Choice(FFMA, precision, reason)
-    m, n, k = problem.m, problem.n, problem.k
+    m, n, k = sizes.m, sizes.n, sizes.k
     if min(m, n) >= LARGE:
         return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
     ours = split_seconds(m, n, k, PRODUCTS[precision], device)
-    plain = predicted_seconds(problem, device)
+    plain = predicted_seconds(sizes, device)
     kernel = SPLIT if ours < plain else FFMA
     return Choice(
         kernel, precision,
@@ -86,33 +86,33 @@ def choose_kernel(problem: Problem, precision: str, device: Device) -> Choice:
     )  # fmt: skip
 
 
-def one_by_one(problem: Problem, precision: str, device: Device) -> bool:
+def one_by_one(sizes: GemmSizes, precision: str, device: Device) -> bool:
     """Whether the matrices of a stack are so large that each keeps the tensor cores busy alone.
 
     Parameters
     ----------
-    problem : Problem
+    sizes : GemmSizes
         Of the stack.
     precision, device
         As for `choose_kernel`.
     """
-    if problem.m * problem.n * problem.k < ALONE:
+    if sizes.m * sizes.n * sizes.k < ALONE:
         return False
-    return choose_kernel(replace(problem, batch=1), precision, device).kernel == SPLIT
+    return choose_kernel(replace(sizes, batch=1), precision, device).kernel == SPLIT
 
 
-def _why_not(problem: Problem, precision: str, device: Device) -> str | None:
+def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:
     if precision == "ieee":
         return "FP32 multiply-adds were asked for"
     if not pays(PRODUCTS[precision], device):
         capability = device.limits.capability / 10
         return f"compute capability {capability}: its tensor cores are no faster for {precision}"
-    if problem.batch != 1:
+    if sizes.batch != 1:
         return "a stack of products"
-    if problem.k < SPLIT_K:
-        return f"k = {problem.k} is shorter than {SPLIT_K}"
-    if min(problem.m, problem.n) <= NARROW_DOT:
-        return f"the result has {min(problem.m, problem.n)} rows or columns"
+    if sizes.k < SPLIT_K:
+        return f"k = {sizes.k} is shorter than {SPLIT_K}"
+    if min(sizes.m, sizes.n) <= NARROW_DOT:
+        return f"the result has {min(sizes.m, sizes.n)} rows or columns"
     return None
 
 

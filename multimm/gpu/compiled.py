@@ -21,11 +21,12 @@ import numpy as np
 
 from multimm.errors import KernelError
 from multimm.gpu.compile import LINE_INFO, compiled_file, target_for
-from multimm.gpu.layout import Axis, Shape, Stack, batch_strides, collapse
+from multimm.gpu.layout import Axis, Stack, batch_strides, collapse
 from multimm.gpu.pack_config import RESIDUAL_CAP
 from multimm.gpu.registry import Device
 from multimm.gpu.source import kernel_text
 from multimm.gpu.tiles import STATIC_SHARED_BYTES, limits_for
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 

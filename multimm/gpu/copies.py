@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.gpu.compiled import by_value, kernel_for
-from multimm.gpu.layout import Shape, collapse
+from multimm.gpu.layout import collapse
 from multimm.gpu.operands import common_alignment
+from multimm.shapes import Shape
 
 Array = Any
 Where = tuple[slice, ...]

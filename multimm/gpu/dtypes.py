@@ -32,7 +32,7 @@ def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def scaled_dtype(dtype: np.dtype[Any], factor: complex, of: str = "the product") -> np.dtype[Any]:
+def scaled_dtype(dtype: np.dtype[Any], scalar: complex, of: str = "the product") -> np.dtype[Any]:
     """Return NumPy's dtype of a Python scalar times an array, which the scalar's type decides.
 
     An integer leaves every dtype as it is: bool as well, which NumPy would make int64.
@@ -42,15 +42,15 @@ def scaled_dtype(dtype: np.dtype[Any], factor: complex, of: str = "the product")
     OptionError
         For an integer that the dtype cannot hold.
     """
-    whole_bool = dtype.kind == "b" and isinstance(factor, int)
-    if whole_bool and factor in (0, 1):
+    whole_bool = dtype.kind == "b" and isinstance(scalar, int)
+    if whole_bool and scalar in (0, 1):
         return dtype
     if not whole_bool:
         # TypeError: large integers with bfloat16.
         with suppress(OverflowError, TypeError), np.errstate(over="ignore"):
-            return (np.zeros(0, dtype) * factor).dtype
+            return (np.zeros(0, dtype) * scalar).dtype
     raise OptionError(
-        f"the factor {factor} does not fit {dtype}, the dtype of {of}: "
+        f"the scalar {scalar} does not fit {dtype}, the dtype of {of}: "
         "convert the operands to a wider one with astype"
     )
 
@@ -83,7 +83,7 @@ def gemm_dtype(
     DTypeError
         For a C of a dtype that is no number, or that has none in common with A B.
     OptionError
-        For an integer factor that its array's dtype cannot hold.
+        For an integer scalar that its array's dtype cannot hold.
     """
     left = scaled_dtype(product, alpha)
     if c is None:

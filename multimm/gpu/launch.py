@@ -34,9 +34,9 @@ from multimm.gpu.layout import (
     check_lower,
     product_shape,
 )
-from multimm.gpu.loads import alike, load_paths, problem_of
+from multimm.gpu.loads import alike, load_paths, sizes_of
 from multimm.gpu.operands import check_arrays, check_out, describe
-from multimm.gpu.registry import INSTEAD, Problem, choose, config_named, slice_length, slices_of_k
+from multimm.gpu.registry import INSTEAD, GemmSizes, choose, config_named, slice_length, slices_of_k
 from multimm.gpu.skinny_choice import way_for
 from multimm.gpu.slices import Operands, can_be_added, in_slices
 from multimm.gpu.tiles import TileConfig, tiles_of
@@ -241,22 +241,22 @@ def prepared(
     ident = operands[0][0].device.id
     device = device_of(ident)
     loads = load_paths(trans, stacks, axes)
-    problem = problem_of(shape, loads, lower)
+    sizes = sizes_of(shape, loads, lower)
     sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
-    if config is None and not if_refused and (way := way_for(problem, device)) is not None:
+    if config is None and not if_refused and (way := way_for(sizes, device)) is not None:
         return skinny.prepared(way, ident, operands, axes, shape, alpha, beta, sides)
     if if_refused:
-        config, _ = choose(problem, device, INSTEAD)
+        config, _ = choose(sizes, device, INSTEAD)
         loads = alike(loads)  # the fewest kernels
     elif config is None:
-        config = _chosen(problem, ident, sides, tuned)
+        config = _chosen(sizes, ident, sides, tuned)
     defines = (*config.defines().items(), *loads.items(), *guard, *LOWER * lower)
     kernel = kernel_for(
         ident, "sgemm_ffma.cu", "sgemm_ffma", defines, shared_bytes=config.shared_bytes
     )
     tiles = tiles_of(shape.m, shape.n, config.block_m, config.block_n, lower)
     launches = functools.partial(_launches, kernel, tiles, config, if_refused)
-    slices = slices_of_k(problem, device)
+    slices = slices_of_k(sizes, device)
     if if_refused and 2 * tiles > device.multiprocessors:
         slices = 1  # seldom needed: not worth the launch of a sum
     if slices > 1 and alpha != 0 and can_be_added(shape, operands[2:]):
@@ -266,10 +266,10 @@ def prepared(
     return launches((shape.m, shape.n, shape.k, 0, alpha, beta), stacks, axes)
 
 
-def _chosen(problem: Problem, ident: int, sides: tuple[bool, bool], tuned: bool) -> TileConfig:
+def _chosen(sizes: GemmSizes, ident: int, sides: tuple[bool, bool], tuned: bool) -> TileConfig:
     """The configuration that was fastest on this GPU, if one is known, or should be."""
-    config = tuning.lookup(ident, problem, *sides) if tuned else None
-    return choose(problem, device_of(ident))[0] if config is None else config
+    config = tuning.lookup(ident, sizes, *sides) if tuned else None
+    return choose(sizes, device_of(ident))[0] if config is None else config
 
 
 def _launches(

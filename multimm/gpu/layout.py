@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from multimm.errors import ShapeError
-
-Shape = tuple[int, ...]
+from multimm.shapes import Shape, check_operands
 
 
 class ProductShape(NamedTuple):
@@ -38,25 +37,15 @@ def product_shape(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fal
     Raises
     ------
     ShapeError
-        Fewer than 2 dimensions, contracted sizes that differ, or stacks that do not broadcast.
+        Fewer than 2 dimensions, lengths of k that differ, or stacks that do not broadcast.
     """
     for name, shape in (("a", a), ("b", b)):
         if len(shape) < 2:
             raise ShapeError(f"{name} has shape {shape}: a matrix or a stack of them is needed")
+    check_operands(a, b, trans_a, trans_b)
     m, k = a[:-3:-1] if trans_a else a[-2:]
-    inner, n = b[:-3:-1] if trans_b else b[-2:]
-    if k != inner:
-        raise ShapeError(
-            f"a {a}{' transposed' * trans_a} and b {b}{' transposed' * trans_b} do not fit: "
-            f"a contracts {k} columns, b {inner} rows; they must be equal"
-        )
-    try:
-        batch = np.broadcast_shapes(a[:-2], b[:-2])
-    except ValueError:
-        raise ShapeError(
-            f"stacks of a {a[:-2]} and b {b[:-2]} do not broadcast: sizes must be equal or 1"
-        ) from None
-    return ProductShape(batch, m, n, k)
+    n = b[-2] if trans_b else b[-1]
+    return ProductShape(np.broadcast_shapes(a[:-2], b[:-2]), m, n, k)
 
 
 def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
@@ -73,8 +62,8 @@ def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
     )
     if shape[-2:] != (product.m, product.n) or not fits:
         raise ShapeError(
-            f"{name} has shape {shape}: the product has {product.result}; the last two sizes must "
-            "be equal, and those before them equal or 1"
+            f"{name} has shape {shape}: the result has shape {product.result}; the last two sizes "
+            "must be equal, and those before them equal or 1"
         )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from multimm.gpu.layout import Axis, ProductShape, Stack
-from multimm.gpu.registry import Problem
+from multimm.gpu.registry import GemmSizes
 from multimm.gpu.tiles import STRIP
 
 Loads = dict[str, int]
@@ -50,9 +50,9 @@ def alike(loads: Loads) -> Loads:
     return loads | {"WIDE_A": 0, "WIDE_B": 0}
 
 
-def problem_of(shape: ProductShape, loads: Loads, lower: bool) -> Problem:
-    """Return the problem of a product whose operands are copied like that."""
-    return Problem(
+def sizes_of(shape: ProductShape, loads: Loads, lower: bool) -> GemmSizes:
+    """Return the sizes of a product whose operands are copied like that."""
+    return GemmSizes(
         shape.m, shape.n, shape.k, math.prod(shape.batch),
         scattered_a=not loads["TRANS_A"], scattered_b=bool(loads["TRANS_B"]),
         ragged_a=loads["TRANS_A"] > loads["WIDE_A"],

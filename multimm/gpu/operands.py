@@ -12,7 +12,8 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.layout import Shape, Stack, may_overlap, repeats, stack_of
+from multimm.gpu.layout import Stack, may_overlap, repeats, stack_of
+from multimm.shapes import Shape, check_result
 
 Array = Any
 
@@ -49,7 +50,7 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
 
 
 def check_beta(beta: complex, c: Any) -> None:
-    """Raise `OptionError` for a factor of a C that was not given."""
+    """Raise `OptionError` for a beta of a C that was not given."""
     if beta != 0 and c is None:
         raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
 
@@ -80,8 +81,7 @@ def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     ShapeError
     """
     out = given["out"]
-    if out.shape != shape:
-        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, out must have it too")
+    check_result("out", out.shape, shape)
     if not out.size:
         return Stack(out.data.ptr, 0, 0, 0, False, ())  # nothing is written
     stack = describe(out)

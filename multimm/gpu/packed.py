@@ -16,6 +16,7 @@ from multimm.errors import ArrayTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.compiled import kernel_for
 from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
+from multimm.shapes import check_operands
 
 Array = Any
 
@@ -189,8 +190,7 @@ def check_pair(a: Any, b: Any) -> None:
         raise OptionError(
             f"a was packed for {a.scheme} and b for {b.scheme}: both must be for one precision"
         )
-    if a.k != b.k:
-        raise ShapeError(f"a contracts {a.k} columns, b {b.k} rows; they must be equal")
+    check_operands((a.rows, a.k), (b.k, b.rows))
     if a.device_id != b.device_id:
         raise ArrayTypeError(
             f"a lies on device {a.device_id}, b on device {b.device_id}: move them to one"

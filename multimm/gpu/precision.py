@@ -22,7 +22,7 @@ from multimm.gpu.layout import ProductShape, check_addend, check_lower, product_
 from multimm.gpu.operands import check_arrays, check_beta, check_out, is_broadcast
 from multimm.gpu.packed import PackedBlock, check_pair
 from multimm.gpu.packing import pack
-from multimm.gpu.registry import Problem
+from multimm.gpu.registry import GemmSizes
 from multimm.gpu.residuals import add_residuals
 from multimm.gpu.split_choice import PRODUCTS, entries_for, pays
 from multimm.gpu.split_config import stretch_of
@@ -75,11 +75,11 @@ def gemm(
     KernelError
         A GPU that is too old, or an operand that would be copied while the stream is captured.
     """
-    scalars = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
+    epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         check_precision(precision)
         check_beta(beta, c)
-        return _packed(a, b, trans_a, trans_b, scalars, out, tuned, lower)
+        return _packed(a, b, trans_a, trans_b, epilogue, out, tuned, lower)
     known = launch.kind_of(
         precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
     )
@@ -91,21 +91,21 @@ def gemm(
     shape, device = product_shape(a.shape, b.shape, trans_a, trans_b), device_of(a.device.id)
     check_lower(lower, shape.m, shape.n)
     stacked = a.ndim > 2 or b.ndim > 2  # also of one matrix; of how many, no choice depends on
-    problem = Problem(shape.m, shape.n, shape.k, batch=2 if stacked else 1)
-    if stacked and one_by_one(problem, precision, device):
+    sizes = GemmSizes(shape.m, shape.n, shape.k, batch=2 if stacked else 1)
+    if stacked and one_by_one(sizes, precision, device):
         options = {
             "precision": precision, "trans_a": trans_a, "trans_b": trans_b, "tuned": tuned,
             "lower": lower,
         }  # fmt: skip
-        return _of_each(a, b, shape, scalars | {"out": out}, options)
-    choice = choose_kernel(problem, precision, device)
+        return _of_each(a, b, shape, epilogue | {"out": out}, options)
+    choice = choose_kernel(sizes, precision, device)
     if choice.kernel == SPLIT and alpha == 0:
         choice = Choice(FFMA, precision, "alpha is 0")
     if choice.kernel == SPLIT:
-        return _split(a, b, trans_a, trans_b, shape, choice, scalars, out, tuned, lower, known)
+        return _split(a, b, trans_a, trans_b, shape, choice, epilogue, out, tuned, lower, known)
     return launch.gemm(
         a, b, trans_a=trans_a, trans_b=trans_b, out=out, tuned=tuned, noted=choice,
-        kept_as=precision, lower=lower, **scalars,
+        kept_as=precision, lower=lower, **epilogue,
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _of_each(
     """The products of a stack, one after the other: each has the whole GPU to do."""
     import cupy
 
-    factors = {name: arrays.pop(name) for name in ("alpha", "beta")}
+    scalars = {name: arrays.pop(name) for name in ("alpha", "beta")}
     with cupy.cuda.Device(a.device.id):
         named = {"a": a, "b": b} | arrays
         there = {name: x for name, x in named.items() if x is not None}
@@ -132,7 +132,7 @@ def _of_each(
         for at in np.ndindex(shape.batch):
             matrices = {name: x[at] for name, x in stacks.items()}
             matrices["out"] = there["out"][at]  # what is broadcast is read-only
-            gemm(**matrices, **factors, **options)
+            gemm(**matrices, **scalars, **options)
     return there["out"]
 
 
@@ -152,12 +152,12 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
 
 def _split(
     a: Array, b: Array, trans_a: bool, trans_b: bool, shape: ProductShape, choice: Choice,
-    scalars: dict[str, Any], out: Array, tuned: bool, lower: bool, known: tuple[Any, ...] | None,
+    epilogue: dict[str, Any], out: Array, tuned: bool, lower: bool, known: tuple[Any, ...] | None,
 ) -> Array:  # fmt: skip
     """A product on the tensor cores, unless the data turn out to be nothing for them."""
     import cupy
 
-    alpha, beta, c, partial = (scalars[name] for name in ("alpha", "beta", "c", "partial"))
+    alpha, beta, c, partial = (epilogue[name] for name in ("alpha", "beta", "c", "partial"))
     with cupy.cuda.Device(a.device.id):
         named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
         there = {name: x for name, x in named.items() if x is not None}
@@ -169,11 +169,11 @@ def _split(
             turned = {name: x if x is None else x.swapaxes(-1, -2) for name, x in
                       (("c", c), ("partial", partial))}  # fmt: skip
             _split(b, a, not trans_b, not trans_a, ProductShape((), shape.n, shape.m, shape.k),
-                   choice, scalars | turned, out.swapaxes(-1, -2), tuned, False, None)  # fmt: skip
+                   choice, epilogue | turned, out.swapaxes(-1, -2), tuned, False, None)  # fmt: skip
             return out
         if stretch_of(shape.m, shape.n, shape.k) < shape.k:
             options = {"precision": choice.precision, "tuned": tuned, "lower": lower}
-            return _in_stretches(a, b, (trans_a, trans_b), shape, scalars | {"out": out}, options)
+            return _in_stretches(a, b, (trans_a, trans_b), shape, epilogue | {"out": out}, options)
         result = cupy.empty(shape.result, np.float32) if out is None else out
         gram = lower and a is b and trans_a != trans_b
         dense = _dense(a)
@@ -222,7 +222,7 @@ def _dense(x: Array) -> Array:
 
 
 def _packed(
-    a: Operand, b: Operand, trans_a: bool, trans_b: bool, scalars: dict[str, Any], out: Array,
+    a: Operand, b: Operand, trans_a: bool, trans_b: bool, epilogue: dict[str, Any], out: Array,
     tuned: bool, lower: bool,
 ) -> Array:  # fmt: skip
     """At least one operand is packed: pack the other, or multiply both as they were."""
@@ -234,7 +234,7 @@ def _packed(
     check_pair(a, b)
     device = device_of(a.device_id)
     flagged = [block for block in (a, b) if block.raw is not None]
-    choice = choose_kernel(Problem(a.rows, b.rows, a.k), scheme, device)
+    choice = choose_kernel(GemmSizes(a.rows, b.rows, a.k), scheme, device)
     if flagged:
         why = why_refused(flagged[0].side, flagged[0].nonfinite, flagged[0].uncarried)
         choice = Choice(FFMA, scheme, why or f"k = {a.k} is shorter than {SPLIT_K}")
@@ -244,8 +244,8 @@ def _packed(
         not_captured("a packed operand is unpacked first", "multiply the arrays")
     if choice.kernel == FFMA:  # what packing has found is no kind: kept as no promise
         return launch.gemm(a.unpack(), b.unpack(), out=out, tuned=tuned, noted=choice, lower=lower,
-                           **scalars)  # fmt: skip
+                           **epilogue)  # fmt: skip
     note(choice)
-    result = split.multiply(a, b, out=out, lower=lower, **scalars)
-    add_residuals(result, a, b, alpha=scalars["alpha"])
+    result = split.multiply(a, b, out=out, lower=lower, **epilogue)
+    add_residuals(result, a, b, alpha=epilogue["alpha"])
     return result

@@ -257,9 +257,9 @@ def _plain(scalar: Scalar) -> complex:
     return number
 
 
-def _times(x: Array, factor: complex) -> Array:
-    """x * factor; a factor of 1 changes the dtype at most, and costs nothing where it does not."""
-    return x.astype(scaled_dtype(x.dtype, factor), copy=False) if factor == 1 else x * factor
+def _times(x: Array, scalar: complex) -> Array:
+    """x * scalar; a scalar of 1 changes the dtype at most, and costs nothing where it does not."""
+    return x.astype(scaled_dtype(x.dtype, scalar), copy=False) if scalar == 1 else x * scalar
 
 
 def _widened(dtype: np.dtype[Any], alpha: complex, beta: complex) -> np.dtype[Any]:

@@ -1,6 +1,6 @@
 """The named kernel configurations, and which of them a product runs with.
 
-Pure arithmetic: a problem and a device in, a configuration and the reason for it out.
+Pure arithmetic: the sizes of a product and a device in, a configuration and the reason for it out.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ SUM_START, SUM_SLICE, SUM_BYTES = 2_600, 60, 3_600
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class GemmSizes:
     """The sizes of a product: `batch` products of m x k by k x n, and how A and B are copied.
 
     An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
     ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
-    are copied 4 bytes at a time. Of a `lower` problem, for which m and n are equal, tiles above
+    are copied 4 bytes at a time. Of a `lower` product, whose m and n are equal, tiles above
     the diagonal are not computed.
     """
 
@@ -151,14 +151,14 @@ def entry_named(entries: Sequence[Any], name: str) -> Any:
     raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
 
 
-def choose(problem: Problem, device: Device, names: Sequence[str] = ()) -> tuple[TileConfig, str]:
+def choose(sizes: GemmSizes, device: Device, names: Sequence[str] = ()) -> tuple[TileConfig, str]:
     """Return the configuration with the least predicted time, and why.
 
     The first of equals wins, so larger tiles do.
 
     Parameters
     ----------
-    problem : Problem
+    sizes : GemmSizes
     device : Device
     names : sequence of str, optional
         Of the entries to choose from. Default: all.
@@ -169,40 +169,40 @@ def choose(problem: Problem, device: Device, names: Sequence[str] = ()) -> tuple
     reason : str
         One line.
     """
-    slices = slices_of_k(problem, device)
+    slices = slices_of_k(sizes, device)
     entries = [entry_named(REGISTRY, name) for name in names] or REGISTRY
-    best = min(entries, key=lambda entry: _clocks(entry, problem, device, slices))
+    best = min(entries, key=lambda entry: _clocks(entry, sizes, device, slices))
     config: TileConfig = best.config
-    tiles = _tiles(config, problem) * slices
+    tiles = _tiles(config, sizes) * slices
     area = config.block_m * config.block_n * max(1, tiles)
-    inside = problem.m * (problem.m + 1) // 2 if problem.lower else problem.m * problem.n
-    useful = problem.batch * slices * inside / area
+    inside = sizes.m * (sizes.m + 1) // 2 if sizes.lower else sizes.m * sizes.n
+    useful = sizes.batch * slices * inside / area
     reason = (
         f"{best.name}: {tiles} tiles of {config.block_m}x{config.block_n} on "
         f"{device.multiprocessors} multiprocessors, {useful:.0%} of them inside D ({best.why})"
     )
     if slices > 1:
         reason += f", k cut into {slices} slices"
-    logger.debug("m=%d n=%d k=%d: %s", problem.m, problem.n, problem.k, reason)
+    logger.debug("m=%d n=%d k=%d: %s", sizes.m, sizes.n, sizes.k, reason)
     return config, reason
 
 
-def predicted_seconds(problem: Problem, device: Device) -> float:
+def predicted_seconds(sizes: GemmSizes, device: Device) -> float:
     """Return how long the chosen configuration is predicted to take, at an H200's clock."""
-    slices = slices_of_k(problem, device)
-    clocks = min(_clocks(entry, problem, device, slices) for entry in REGISTRY)
+    slices = slices_of_k(sizes, device)
+    clocks = min(_clocks(entry, sizes, device, slices) for entry in REGISTRY)
     return clocks / CLOCKS_PER_SECOND
 
 
-def slices_of_k(problem: Problem, device: Device) -> int:
+def slices_of_k(sizes: GemmSizes, device: Device) -> int:
     """Return into how many slices k is cut, each summed on its own, to keep a device busy.
 
     It depends on sizes and the device only, so that all configurations and layouts give the same
     bits.
     """
-    if problem.batch > 1 or problem.m * problem.n == 0:
+    if sizes.batch > 1 or sizes.m * sizes.n == 0:
         return 1
-    return _slices(problem.m, problem.n, problem.k, device, problem.lower)
+    return _slices(sizes.m, sizes.n, sizes.k, device, sizes.lower)
 
 
 @functools.lru_cache(4096)
@@ -215,11 +215,11 @@ def _slices(m: int, n: int, k: int, device: Device, lower: bool) -> int:
     most = min(MAX_SLICES, k // MIN_SLICE, MAX_SUMS // (m * n))
     if most < 2:
         return 1
-    problem = Problem(m, n, k, scattered_a=True, lower=lower)
-    if min(_clocks(entry, problem, device, 1) for entry in REGISTRY) <= CALL:
+    sizes = GemmSizes(m, n, k, scattered_a=True, lower=lower)
+    if min(_clocks(entry, sizes, device, 1) for entry in REGISTRY) <= CALL:
         return 1
     wanted = {
-        full * device.multiprocessors // _tiles(entry.config, problem)
+        full * device.multiprocessors // _tiles(entry.config, sizes)
         for entry in REGISTRY
         for full in range(1, MOST_FULL + 1)
     }
@@ -227,7 +227,7 @@ def _slices(m: int, n: int, k: int, device: Device, lower: bool) -> int:
     counts = {-(-k // slice_length(k, min(count, most))) for count in wanted if count > 1}
     return min(
         (1, *sorted(counts)),
-        key=lambda slices: min(_clocks(entry, problem, device, slices) for entry in REGISTRY),
+        key=lambda slices: min(_clocks(entry, sizes, device, slices) for entry in REGISTRY),
     )
 
 
@@ -236,25 +236,25 @@ def slice_length(k: int, slices: int) -> int:
     return -(-k // (slices * K_RUN)) * K_RUN  # each begins with a whole sector
 
 
-def _tiles(config: TileConfig, problem: Problem) -> int:
-    edges = problem.m, problem.n, config.block_m, config.block_n
-    return tiles_of(*edges, lower=problem.lower) * problem.batch
+def _tiles(config: TileConfig, sizes: GemmSizes) -> int:
+    edges = sizes.m, sizes.n, config.block_m, config.block_n
+    return tiles_of(*edges, lower=sizes.lower) * sizes.batch
 
 
-def _clocks(entry: Entry, problem: Problem, device: Device, slices: int) -> float:
+def _clocks(entry: Entry, sizes: GemmSizes, device: Device, slices: int) -> float:
     """Predicted clocks of the busiest multiprocessor, of the launch and of adding slices."""
     config = entry.config
     resident = config.blocks_per_multiprocessor(device.limits)
     if resident < 1:
         return math.inf
-    path = (problem.scattered_a or problem.ragged_a, problem.scattered_b or problem.ragged_b)
-    k = problem.k if slices == 1 else slice_length(problem.k, slices)
+    path = (sizes.scattered_a or sizes.ragged_a, sizes.scattered_b or sizes.ragged_b)
+    k = sizes.k if slices == 1 else slice_length(sizes.k, slices)
     area = config.block_m * config.block_n
     tile = area * (k / entry.rates[_PATHS.index(path)] + entry.edge) / LANES
-    tiles = _tiles(config, problem) * slices / device.multiprocessors
+    tiles = _tiles(config, sizes) * slices / device.multiprocessors
     clocks = LAUNCH + tile * _turns(config.threads // WARP, tiles, resident, entry.late)
     if slices > 1:
-        moved = (slices + 1) * problem.m * problem.n * 4
+        moved = (slices + 1) * sizes.m * sizes.n * 4
         clocks += SUM_START + slices * SUM_SLICE + moved / SUM_BYTES
     return clocks
 

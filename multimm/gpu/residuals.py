@@ -51,10 +51,10 @@ def prepared(m: int, n: int, k: int, scheme: str, device: int, alpha: float, ldd
     kernel = kernel_for(device, "split_residuals.cu", "split_residuals", defines)
     tiles = -(-m // SLAB) * -(-n // SLAB)
     grid = (min(tiles, _RESIDENT * device_of(device).multiprocessors), 1, 1)
-    factor = np.float32(alpha)
+    scalar = np.float32(alpha)
 
     def run(a: Lists, b: Lists, d: int, counts: int) -> None:
-        kernel(grid, (_THREADS, 1, 1), (m, n, k, factor, *a, *b, d, ldd, counts))
+        kernel(grid, (_THREADS, 1, 1), (m, n, k, scalar, *a, *b, d, ldd, counts))
 
     return run
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from multimm.gpu.add_config import MAX_PARTS
-from multimm.gpu.registry import Device, Problem
+from multimm.gpu.registry import Device, GemmSizes
 from multimm.gpu.skinny_config import THIN, AxpyConfig, DotConfig, OuterConfig
 
 #: The most columns (or rows) of D that are few: where the large operand lies along k, and else.
@@ -46,20 +46,20 @@ class Way(NamedTuple):
         return -(-(n if self.turned else m) // self.config.span)
 
 
-def way_for(problem: Problem, device: Device) -> Way | None:
+def way_for(sizes: GemmSizes, device: Device) -> Way | None:
     """Return how to compute a product if it is skinny, else None.
 
     Parameters
     ----------
-    problem : Problem
+    sizes : GemmSizes
     device : Device
     """
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    m, n, k, batch = sizes.m, sizes.n, sizes.k, sizes.batch
     if 1 <= k <= THIN and min(m, n) >= MIN_THIN_SIDE and m * n * batch >= MIN_RESULTS:
         return Way("sgemm_outer", OuterConfig(k, 64 if k <= 4 else 128 if k <= 8 else 256), False)
     turned = m < n
     side, few = max(m, n), min(m, n)
-    along_k = problem.scattered_b if turned else problem.scattered_a
+    along_k = sizes.scattered_b if turned else sizes.scattered_a
     words = side * k
     if words < MIN_WORDS or words * batch < MIN_BATCH_WORDS or (batch > 1 and side < MIN_SIDE):
         return None

@@ -140,8 +140,8 @@ def summed(
     given = {first + 1: partial, first: None if beta == 0 else c, first + 2: out}
     places = [i for i, x in given.items() if x is not None]
     sums = [_Sums((shape.m, shape.n), (4 * shape.n, 4))] * slices
-    factor = beta if first in places else 0.0
-    adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, factor, guard)
+    scalar = beta if first in places else 0.0
+    adding = add.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, scalar, guard)
     offsets = [4 * size[1] * i for i in range(slices)]
     places += [first + 3] * bool(guard)
 

@@ -161,11 +161,11 @@ def prepared(
     ldd = d_at.ld
     m, n, k = sizes
     shape = ProductShape((), m, n, k)
-    factors = np.float32(alpha), np.float32(beta)
+    scalars = np.float32(alpha), np.float32(beta)
 
     def run(pointers: Sequence[int]) -> None:
         *operands, c, p, d, counts = pointers
-        plan.launch(0, factors, operands, (c, ldc, p, ldp, d, ldd), 0, counts)
+        plan.launch(0, scalars, operands, (c, ldc, p, ldp, d, ldd), 0, counts)
 
     if alpha == 0 or plan.slices == 1 or not can_be_added(shape, addends):
         return run
@@ -241,7 +241,7 @@ class _Plan(NamedTuple):
     def launch(
         self,
         step: int,
-        factors: tuple[Any, Any],
+        scalars: tuple[Any, Any],
         operands: Sequence[int],
         addends: Sequence[int],
         apart: int,
@@ -249,7 +249,7 @@ class _Plan(NamedTuple):
     ) -> None:
         """The product to D; or slices of `step` slabs to places that lie `apart` floats apart."""
         blocks = min(self.tiles * (self.slices if step else 1), self.multiprocessors)
-        args = (*self.sizes, step, *factors, *operands, *addends,
+        args = (*self.sizes, step, *scalars, *operands, *addends,
                 apart, counts)  # fmt: skip
         self.kernel((blocks, 1, 1), (self.threads, 1, 1), args, shared_mem=self.shared_bytes)
 

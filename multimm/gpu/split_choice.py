@@ -12,7 +12,7 @@ from typing import NamedTuple
 from multimm.errors import KernelError
 from multimm.gpu.pack_config import SLAB
 from multimm.gpu.registry import CLOCKS_PER_SECOND as H200_CLOCK
-from multimm.gpu.registry import MAX_SUMS, Device, Problem, entry_named, predicted_seconds
+from multimm.gpu.registry import MAX_SUMS, Device, GemmSizes, entry_named, predicted_seconds
 from multimm.gpu.split_config import (
     MAX_SLICES,
     MIN_SLABS,
@@ -201,7 +201,7 @@ def pays(products: int, device: Device) -> bool:
     size = 8192
     if not entries_for(device.limits, products):
         return False
-    plain = predicted_seconds(Problem(size, size, size), device)
+    plain = predicted_seconds(GemmSizes(size, size, size), device)
     return split_seconds(size, size, size, products, device) < plain
 
 

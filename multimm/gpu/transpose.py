@@ -13,9 +13,10 @@ from typing import Any
 from multimm.errors import KernelError, ShapeError
 from multimm.gpu import recall
 from multimm.gpu.compiled import TRANSPOSE_SIGNATURE, Launches, batch_axes, kernel_for, prepare
-from multimm.gpu.layout import Axis, Shape, Stack
+from multimm.gpu.layout import Axis, Stack
 from multimm.gpu.operands import check_arrays, check_out, common_alignment, describe
 from multimm.gpu.transpose_config import TransposeConfig, config_for
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 

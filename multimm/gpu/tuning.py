@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from multimm.gpu import cache, recall
-from multimm.gpu.registry import REGISTRY, Device, Problem, config_named
+from multimm.gpu.registry import REGISTRY, Device, GemmSizes, config_named
 from multimm.gpu.tiles import STRIP, TileConfig
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ class Case(NamedTuple):
     trans_b: bool = False
 
     @property
-    def problem(self) -> Problem:
+    def sizes(self) -> GemmSizes:
         """As `registry.choose` sees it, of operands in C order that are aligned to 16 bytes."""
-        return Problem(
+        return GemmSizes(
             self.m, self.n, self.k, 1,
             scattered_a=not self.trans_a, scattered_b=self.trans_b,
             ragged_a=self.trans_a and self.m % STRIP != 0,
@@ -242,13 +242,13 @@ def winners_on(device: int) -> dict[Case, str]:
     return read(model_of(device))
 
 
-def lookup(device: int, problem: Problem, trans_a: bool, trans_b: bool) -> TileConfig | None:
+def lookup(device: int, sizes: GemmSizes, trans_a: bool, trans_b: bool) -> TileConfig | None:
     """The tuned configuration of a product, for callers that compute on one GPU.
 
     Parameters
     ----------
     device : int
-    problem : Problem
+    sizes : GemmSizes
         Of one product of operands that can be copied as those that were timed; others are
         not tuned.
     trans_a, trans_b : bool
@@ -259,6 +259,6 @@ def lookup(device: int, problem: Problem, trans_a: bool, trans_b: bool) -> TileC
     TileConfig or None
         None where nothing was tuned: `registry.choose` decides.
     """
-    case = Case(problem.m, problem.n, problem.k, trans_a, trans_b)
+    case = Case(sizes.m, sizes.n, sizes.k, trans_a, trans_b)
     name = winners_on(device).get(case)
-    return None if name is None or problem != case.problem else config_named(name)
+    return None if name is None or sizes != case.sizes else config_named(name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.layout import Shape
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from dask._task_spec import Task
 
 from multimm.errors import ShapeError
 from multimm.failures import note
-from multimm.gpu.layout import Shape
 from multimm.planning.grid import Coordinate, Grid
+from multimm.shapes import Shape
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one

@@ -17,7 +17,7 @@ from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
 from multimm.planning.portions import Group
 from multimm.planning.recut import Index, size_of
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 
 @dataclass(frozen=True)

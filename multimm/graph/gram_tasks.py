@@ -23,7 +23,7 @@ from multimm.planning.triangle import triangle
 
 
 def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply` of two blocks of one operand, both stored or packed as left factors are."""
+    """`multiply` of two blocks of one operand, both stored or packed as left operands are."""
     with stream_for(a):
         return finished(link_gram(a, b, partial, step=step))
 
@@ -70,7 +70,7 @@ def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
 
 
 def _as_right(block: Block) -> Block:
-    """A packed left factor as the right one: its transpose, of the same tiles."""
+    """A packed left operand as the right one: its transpose, of the same tiles."""
     if not is_packed(block):
         return block  # `step` says that it is stored transposed
     return replace(block, side="b", raw=None if block.raw is None else block.raw.T)

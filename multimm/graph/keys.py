@@ -34,7 +34,7 @@ from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Layout
 from multimm.planning.order import stored_at
 from multimm.planning.recut import Index
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 7

@@ -16,13 +16,13 @@ from dask._task_spec import List, Task, TaskRef
 
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.copies import Move, assign, copy_all
-from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.tasks import stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
+from multimm.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from multimm.gpu.copies import Move
-from multimm.gpu.layout import Shape
 from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, check_shape
 from multimm.graph.declared import DType, as_declared
@@ -21,6 +20,7 @@ from multimm.graph.tasks import Step, finished, link, stream_for, summed
 from multimm.planning.grid import Blocks
 from multimm.planning.portions import Run
 from multimm.planning.recut import Where
+from multimm.shapes import Shape
 
 
 class Slab(NamedTuple):

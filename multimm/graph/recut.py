@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from dask._task_spec import Task, TaskRef
 
-from multimm.gpu.layout import Shape
 from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
 from multimm.graph.declared import DType
 from multimm.graph.host import upload, uploaded
@@ -27,6 +26,7 @@ from multimm.graph.pieces import Pieces, made_of
 from multimm.graph.tasks import finished, stream_for
 from multimm.planning.grid import Coordinate
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
+from multimm.shapes import Shape
 
 Tasks = dict[Key, BlockTask]
 

@@ -9,11 +9,12 @@ from math import ceil, log10
 from time import monotonic
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.blocking import LEAST_EDGE, Options
+from multimm.planning.counts import LEAST_EDGE
 from multimm.planning.dry_run import MOST_TASKS, TASK_BYTES, human
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.spec import ClusterSpec
 from multimm.planning.strategy import plan_matmul
+from multimm.planning.workers import ClusterSpec
 
 #: Memory and workers are doubled so often, at most: arbitrary, 1024 times as much.
 DOUBLINGS = 10

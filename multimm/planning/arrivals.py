@@ -9,7 +9,7 @@ from multimm.planning import traffic
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Of portions, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each of two
 #: H200s 0.1 s.

@@ -6,7 +6,7 @@ from math import prod
 
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
 #: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for

@@ -7,12 +7,14 @@ from math import prod
 from multimm.planning.arrivals import arrivals, link_rate
 from multimm.planning.copies import BESIDE_COPIES, coming_back, going_up, host_tasks
 from multimm.planning.cutting import PACKED_ROWS
+from multimm.planning.devices import DeviceSpec
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.memory import Terms, crowd
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from multimm.planning import traffic
+from multimm.planning.devices import SHARED_MEMORY
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Blocks
 from multimm.planning.memory import Terms
-from multimm.planning.spec import SHARED_MEMORY, ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 if TYPE_CHECKING:
     from multimm.planning.plan import MatmulPlan

@@ -13,12 +13,13 @@ from dataclasses import replace
 from itertools import takewhile
 
 from multimm.planning import cost
-from multimm.planning.blocking import Cut, Options
+from multimm.planning.counts import Cut
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, refined
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: How small products are cut best: into few tasks. Of 342 searches of plain products that one
 #: worker computes within a call, for 1 to 8 H200s, none found anything better.

@@ -32,9 +32,9 @@ from typing import NamedTuple
 
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.portions import Portions
 from multimm.planning.recut import Recut, spans
-from multimm.planning.spec import MatrixSpec
 
 
 def _of_several(blocks: Blocks, chunks: Blocks) -> list[bool]:

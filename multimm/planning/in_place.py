@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from multimm.planning.blocking import Cut, Options, lay_out
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid, ceil_div
 from multimm.planning.in_portions import in_portions
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.order import (
     larger_owners_of_k,
     stack_where_it_lies,
@@ -22,7 +24,7 @@ from multimm.planning.order import (
 )
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank, rank_of, ranked, refined
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: C in fewer blocks than usual, too: where k is divided, it is mostly small.
 HALVES = (0.5, 1)

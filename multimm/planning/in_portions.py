@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Cut, Options, lay_out
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Blocks, Grid, ceil_div, group
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
 from multimm.planning.portions import Portions
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Times as many strips of C as are needed: with more of them a worker sends the portions of one
 #: while it multiplies for the next.

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from math import isqrt
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.blocking import EDGE, MOST_ELEMENTS, Options
+from multimm.planning.counts import EDGE, MOST_ELEMENTS
 from multimm.planning.dry_run import MOST_TASKS, human
 from multimm.planning.grid import ceil_div
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: A, B and C together may be so many times as large as the memory of all workers, what is spilled
 #: and read slab by slab included: arbitrary. A 4 TB disk is that for a worker of 4 GB.

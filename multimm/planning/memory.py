@@ -7,7 +7,7 @@ from math import prod
 from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 Terms = dict[str, float]
 #: Bytes that must stay, and that may be spilled.

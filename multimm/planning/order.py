@@ -23,8 +23,8 @@ from dataclasses import replace
 from typing import Any
 
 from multimm.planning.grid import Grid
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
-from multimm.planning.spec import MatrixSpec
 
 Order = tuple[int, ...]
 

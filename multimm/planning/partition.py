@@ -18,8 +18,8 @@ from itertools import product
 from math import prod
 
 from multimm.planning.grid import Blocks, Grid, ceil_div, even, largest_share, parts_of
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
-from multimm.planning.spec import MatrixSpec
 from multimm.planning.stacks import Share, share_of, shares
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import cost, dry_run, memory, traffic
-from multimm.planning.blocking import Options
+from multimm.planning import cost, dry_run, memory, redistribution, traffic, transfers
 from multimm.planning.dry_run import MOST_TASKS
 from multimm.planning.grid import Grid
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
 #: which would take seconds.
@@ -103,7 +103,7 @@ class MatmulPlan:
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
-        return dict(traffic.received(self.layout, self.used.workers))
+        return dict(transfers.received(self.layout, self.used.workers))
 
     @cached_property
     def _of_products(self) -> traffic.Moved:
@@ -128,12 +128,12 @@ class MatmulPlan:
 
         At most, unless it is known where they lie, in the grid.
         """
-        return traffic.brought(self.layout, self.used.workers)
+        return redistribution.brought(self.layout, self.used.workers)
 
     @cached_property
     def bytes_added(self) -> int:
         """What workers receive of the C that is added: at most, as `bytes_recut`."""
-        return traffic.added(self.layout, self.used.workers)
+        return redistribution.added(self.layout, self.used.workers)
 
     @property
     def bytes_moved(self) -> int:

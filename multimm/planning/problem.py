@@ -9,7 +9,8 @@ from math import prod
 
 from multimm.errors import ShapeError
 from multimm.planning.grid import Blocks
-from multimm.planning.spec import MatrixSpec
+from multimm.planning.matrix import MatrixSpec
+from multimm.shapes import check_operands
 
 #: Cost of one multiply-add beside float32's, by NumPy's name of the dtype in which sums are made.
 #: Complex counts its four real products; what is longer than a double, which NumPy names by its
@@ -100,17 +101,7 @@ class Problem:
     in_one: bool = False
 
     def __post_init__(self) -> None:
-        if self.a.cols != self.b.rows:
-            raise ShapeError(
-                f"A is {self.a.rows} x {self.a.cols} and B is {self.b.rows} x {self.b.cols}: "
-                f"A's {self.a.cols} columns must equal B's {self.b.rows} rows"
-            )
-        for x, y in zip_longest(self.a.shape[-3::-1], self.b.shape[-3::-1], fillvalue=1):
-            if x != y and 1 not in (x, y):
-                raise ShapeError(
-                    f"batch dimensions {self.a.shape[:-2]} and {self.b.shape[:-2]} do not "
-                    "broadcast: each pair must be equal or hold a 1"
-                )
+        check_operands(self.a.shape, self.b.shape)
         if self.gram and self.a.T.shape != self.b.shape:
             raise ShapeError(
                 f"a Gram product of shapes {self.a.shape} and {self.b.shape}: one must be the "

@@ -19,7 +19,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from multimm.planning.grid import Blocks, remembered
-from multimm.planning.spec import MatrixSpec
+from multimm.planning.matrix import MatrixSpec
 
 Where = tuple[slice, ...]
 Index = tuple[int, ...]

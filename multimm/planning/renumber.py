@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multimm.planning.blocking import Options
 from multimm.planning.fewer import of_owners
 from multimm.planning.layout import Layout
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import NEARLY, Rank, best_of_each_grid, ranked
-from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.workers import ClusterSpec
 
 
 def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, ClusterSpec]:

@@ -8,12 +8,14 @@ from itertools import product
 from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
-from multimm.planning.blocking import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, Options, lay_out
+from multimm.planning.blocking import lay_out
+from multimm.planning.counts import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut
 from multimm.planning.deal import FREE_PLACES
 from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its

@@ -28,19 +28,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from multimm.planning import cost
-from multimm.planning.blocking import Options, lay_out
+from multimm.planning.blocking import lay_out
 from multimm.planning.dry_run import human
 from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import InPlace, in_place, parts_in_place
 from multimm.planning.layout import Layout
 from multimm.planning.limits import refuse_the_hopeless
+from multimm.planning.options import Options
 from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.renumber import promising, renumbered
 from multimm.planning.search import NEARLY, Rank, candidates
-from multimm.planning.spec import ClusterSpec
+from multimm.planning.workers import ClusterSpec
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
 #: so many times its bytes, at most. Its sums are rounded once more, and travel when all else is

@@ -109,10 +109,10 @@ def add_cases(defines: Mapping[str, int], count: int) -> Iterator[Case]:
         yield _add_case(operands, (alpha, beta), places, span, defines, seed)
 
 
-def _add_case(operands: list[Operand | Far], factors: tuple[float, float], places: Places,
+def _add_case(operands: list[Operand | Far], scalars: tuple[float, float], places: Places,
               span: int, defines: Mapping[str, int], seed: int) -> Case:  # fmt: skip
     *parts, c, d = operands
-    alpha, beta = (np.dtype(d.view.dtype).type(factor) for factor in factors)
+    alpha, beta = (np.dtype(d.view.dtype).type(scalar) for scalar in scalars)
     result = np.zeros_like(d.view) if alpha == 0 else alpha * tree_sum([x.view for x in parts])
     result = result + beta * c.view if beta != 0 else result
     # In place where it is allowed: D is the first part, or C.
@@ -123,9 +123,9 @@ def _add_case(operands: list[Operand | Far], factors: tuple[float, float], place
     launch = Launch(
         "add_partials", (places.rows * -(-places.cols // span), 1, places.batch),
         defines["THREADS"],
-        [places.cols, *factors, len(parts), Struct(tuple(v for x in table for v in x)),
+        [places.cols, *scalars, len(parts), Struct(tuple(v for x in table for v in x)),
          Struct(matrices[-2] if beta != 0 else (None, 0, 0)), Struct(matrices[at])],
-        [x.buffer for x in operands], seed=seed, what=f"add_partials {factors} {places}",
+        [x.buffer for x in operands], seed=seed, what=f"add_partials {scalars} {places}",
     )  # fmt: skip
     expected = list(launch.buffers)
     expected[at] = operands[at].holding(result).buffer

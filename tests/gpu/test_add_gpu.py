@@ -42,10 +42,10 @@ def assert_bits(actual, expected: np.ndarray, what: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 64, 67])
 def test_bits_of_numpy(dtype, count):
     rng = np.random.default_rng(count)
-    factors = [(1, 0), (0.3, -0.7), (0, 0.1), (-1, 1), (0, 0)]
+    scalars = [(1, 0), (0.3, -0.7), (0, 0.1), (-1, 1), (0, 0)]
     places = [(0, 0), (4, 4), (3, 1)]
     for number, (shape, (extra, offset)) in enumerate(itertools.product(SHAPES, places)):
-        alpha, beta = factors[number % len(factors)]
+        alpha, beta = scalars[number % len(scalars)]
         values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
         expected = reference.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
         for i, used in enumerate([alpha] * count + [beta]):

@@ -9,7 +9,7 @@ import pytest
 
 from multimm.gpu import launch
 from multimm.gpu.compiled import device_of
-from multimm.gpu.registry import REGISTRY, Problem, choose, slices_of_k
+from multimm.gpu.registry import REGISTRY, GemmSizes, choose, slices_of_k
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -23,8 +23,8 @@ SHAPES = (
 )  # fmt: skip
 
 
-def problem_of(m: int, n: int, k: int) -> Problem:
-    return Problem(m, n, k, scattered_a=True, ragged_b=n % 4 != 0)
+def sizes_of(m: int, n: int, k: int) -> GemmSizes:
+    return GemmSizes(m, n, k, scattered_a=True, ragged_b=n % 4 != 0)
 
 
 def normal(seed: int, *shape: int):
@@ -57,7 +57,7 @@ def test_small_integers_are_exact_with_every_scalar_and_addend(shape):
 
 def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():
     m, n, k = 190, 61, 9001
-    assert slices_of_k(problem_of(m, n, k), device_of(0)) > 1
+    assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b = normal(4, m, k), normal(5, k, n)
     expected = launch.gemm(a, b, tuned=False)
     turned = {"a": cupy.ascontiguousarray(a.T), "b": cupy.ascontiguousarray(b.T)}
@@ -70,7 +70,7 @@ def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():
 
 def test_a_replayed_graph_writes_to_no_memory_of_others():
     m, n, k = 128, 96, 30_000
-    assert slices_of_k(problem_of(m, n, k), device_of(0)) > 1
+    assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b, out = normal(6, m, k), normal(7, k, n), cupy.empty((m, n), np.float32)
     expected = launch.gemm(a, b, tuned=False)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -96,7 +96,7 @@ def test_a_replayed_graph_writes_to_no_memory_of_others():
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reason_says_how_many_slices_run(shape):
-    problem, device = problem_of(*shape), device_of(0)
-    slices = slices_of_k(problem, device)
-    _, reason = choose(problem, device)
+    sizes, device = sizes_of(*shape), device_of(0)
+    slices = slices_of_k(sizes, device)
+    _, reason = choose(sizes, device)
     assert reason.endswith(f"k cut into {slices} slices") == (slices > 1)

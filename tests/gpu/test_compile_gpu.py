@@ -127,7 +127,7 @@ def test_a_product_can_be_captured_in_a_graph():
 def test_tuning_finds_winners_with_the_same_bits(directory):
     case = Case(300, 200, 500, False, True)
     this = compiled.device_of(device())
-    default, _ = choose(case.problem, this)
+    default, _ = choose(case.sizes, this)
     configs = tuning.candidates(default, this)
     bench = timing.GpuBench(case, device(), configs)
     outcome = tuning.tune(case, list(configs), bench, 0.05)
@@ -135,7 +135,7 @@ def test_tuning_finds_winners_with_the_same_bits(directory):
     assert all(1e-7 < one.seconds < 1e-2 for one in outcome.timings)
     model = tuning.model_of(device())
     assert tuning.save(model, [outcome]).parent == directory / "tuned"
-    found = tuning.lookup(device(), case.problem, False, True)
+    found = tuning.lookup(device(), case.sizes, False, True)
     winner = outcome.winner
     assert found == (None if winner is outcome.default else config_named(winner.name))
 
@@ -143,7 +143,7 @@ def test_tuning_finds_winners_with_the_same_bits(directory):
 def test_tuning_notices_a_wrong_result(monkeypatch):
     case = Case(64, 64, 64)
     this = compiled.device_of(device())
-    configs = tuning.candidates(choose(case.problem, this)[0], this)
+    configs = tuning.candidates(choose(case.sizes, this)[0], this)
     first, second = list(configs)[:2]
     right = launch.gemm
 

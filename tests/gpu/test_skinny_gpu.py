@@ -11,7 +11,7 @@ from gpu_arrays import assert_exact, padded
 
 from multimm.gpu import launch
 from multimm.gpu.compiled import device_of
-from multimm.gpu.registry import Problem
+from multimm.gpu.registry import GemmSizes
 from multimm.gpu.skinny_choice import way_for
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -44,7 +44,7 @@ def stored(values: np.ndarray, transposed: bool) -> np.ndarray:
 
 def is_skinny(m: int, n: int, k: int, trans_a: bool, trans_b: bool, batch: int = 1) -> bool:
     device = device_of(cupy.cuda.runtime.getDevice())
-    return way_for(Problem(m, n, k, batch, not trans_a, trans_b), device) is not None
+    return way_for(GemmSizes(m, n, k, batch, not trans_a, trans_b), device) is not None
 
 
 @transposes

@@ -1,0 +1,56 @@
+"""This process as a cluster of one worker."""
+
+from __future__ import annotations
+
+from multimm.cluster import rates
+from multimm.cluster.devices import cpu_device, current_gpu
+from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.workers import ClusterSpec
+
+#: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
+#: of 8 x 8 blocks on two cores, where distributed takes 0.5 (`ClusterSpec.task_overhead_s`).
+LOCAL_TASK_OVERHEAD_S = 1e-4
+#: Seconds of a product without tasks there; arbitrary, of the order seen.
+LOCAL_CALL_S = 2e-3
+
+
+def local(*, gpu: bool = False) -> ClusterSpec:
+    """This process as a cluster of one worker, for Dask's threaded and synchronous schedulers.
+
+    As many tasks run at the same time as Dask's configuration says at the call: one where
+    ``scheduler`` is the synchronous one, else ``num_workers``, or one per core. What is passed to
+    ``compute`` later is not known here.
+
+    Parameters
+    ----------
+    gpu : bool
+        Describe the current CUDA device (imports CuPy) instead of the CPU.
+    """
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    # Nothing spills without distributed.
+    device = (
+        current_gpu(spills=False) if gpu else cpu_device(memory_limit(), CPU_COUNT, spills=False)
+    )
+    spec = ClusterSpec(
+        (device,),
+        SHARED_MEMORY,
+        threads=_threads(),
+        task_overhead_s=LOCAL_TASK_OVERHEAD_S,
+        call_s=LOCAL_CALL_S,
+    )
+    return rates.applied(spec, rates.stored())
+
+
+def _threads() -> int:
+    import dask
+    from dask.base import named_schedulers
+    from dask.system import CPU_COUNT
+
+    scheduler = dask.config.get("scheduler", None)
+    if isinstance(scheduler, str):
+        scheduler = named_schedulers.get(scheduler.lower())
+    if scheduler is named_schedulers["sync"]:
+        return 1
+    return int(dask.config.get("num_workers", None) or CPU_COUNT)

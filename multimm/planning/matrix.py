@@ -1,0 +1,117 @@
+"""A matrix without its values: shape, dtype, chunks, and where those lie."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from multimm.errors import DTypeError, ShapeError, integer
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of an element, by NumPy's name of its dtype: planning needs no more of NumPy."""
+    found = re.fullmatch(r"(?:u?int|float|bfloat|complex)(\d+)", dtype)
+    if found is None and dtype != "bool":
+        raise DTypeError(
+            f"dtype {dtype!r} does not say how long an element is: use NumPy's full name, such as "
+            "'float64', or give itemsize as well"
+        )
+    return 1 if found is None else int(found[1]) // 8
+
+
+@dataclass(frozen=True)
+class MatrixSpec:
+    """A matrix (or a stack of them) without its values.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The last two entries are rows and columns; the ones before are batch dimensions.
+    dtype : str
+        NumPy's name of the element type, such as ``"float32"``.
+    itemsize : int, optional
+        Bytes per element. Default: those of the dtype's name.
+    chunks : tuple of tuple of int, optional
+        Block sizes per dimension. Default: one block.
+    owners : tuple of int, optional
+        Where blocks lie on workers, or will: the worker of each block, in C order, by its place
+        among the cluster's workers. Default: nobody knows.
+    hosted : bool
+        Blocks lie in host memory, also where GPUs multiply them. For products on paper: of arrays
+        their blocks say so.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    itemsize: int = 0
+    chunks: tuple[tuple[int, ...], ...] = ()
+    owners: tuple[int, ...] = ()
+    hosted: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "chunks", tuple(map(tuple, self.chunks)))
+        if len(self.shape) < 2:
+            raise ShapeError(f"a matrix has at least 2 dimensions, got shape {self.shape}")
+        sizes = tuple(map(integer, self.shape))
+        if any(size is None or size < 0 for size in sizes):
+            raise ShapeError(f"a matrix of shape {self.shape}: sizes are integers, 0 or more")
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "itemsize", self.itemsize or _itemsize(self.dtype))
+        if not self.chunks:
+            object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
+        if tuple(map(sum, self.chunks)) != tuple(self.shape):
+            raise ShapeError(
+                f"chunks {self.chunks} do not add up to shape {self.shape}: give the sizes of the "
+                "blocks along each dimension, as in dask.array"
+            )
+        if self.owners and len(self.owners) != self.blocks:
+            given = f"{len(self.owners)} owners of {self.blocks} blocks"
+            raise ShapeError(f"{given}: give one for each block")
+
+    @property
+    def rows(self) -> int:
+        """Rows of each matrix."""
+        return self.shape[-2]
+
+    @property
+    def cols(self) -> int:
+        """Columns of each matrix."""
+        return self.shape[-1]
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of all matrices."""
+        return prod(map(len, self.chunks))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return prod(self.shape) * self.itemsize
+
+    @cached_property
+    def fullest(self) -> int:
+        """Bytes of its blocks on the worker that has most of them; 0 where nobody knows."""
+        held: Counter[int] = Counter()
+        for owner, sizes in zip(self.owners, product(*self.chunks), strict=False):
+            held[owner] += prod(sizes) * self.itemsize
+        return max(held.values(), default=0)
+
+    @property
+    def T(self) -> MatrixSpec:
+        """The spec of the transposed matrix."""
+        shape = (*self.shape[:-2], self.cols, self.rows)
+        chunks = (*self.chunks[:-2], self.chunks[-1], self.chunks[-2])
+        rows, cols = map(len, self.chunks[-2:])
+        matrices = range(0, len(self.owners), rows * cols)
+        owners = tuple(
+            owner
+            for start in matrices
+            for col in range(cols)
+            for owner in self.owners[start + col : start + rows * cols : cols]
+        )
+        return replace(self, shape=shape, chunks=chunks, owners=owners)

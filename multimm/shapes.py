@@ -1,0 +1,62 @@
+"""Which shapes fit together in a product, and what is said of those that do not.
+
+Every layer that takes matrices asks here, whatever kind of arrays they are.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from multimm.errors import ShapeError
+
+Shape = tuple[int, ...]
+
+
+def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = False) -> None:
+    """Check that op(A) and op(B) can be multiplied.
+
+    Parameters
+    ----------
+    a, b : tuple of int
+        As they were given, of 1 dimension at least: a vector is a row on the left, and a column on
+        the right.
+    trans_a, trans_b : bool
+        op() is the transpose of the last two dimensions; of no vector.
+
+    Raises
+    ------
+    ShapeError
+        For lengths of k that differ, and for stacks that do not broadcast.
+    """
+    columns = a[-2] if trans_a else a[-1]
+    rows = b[-1] if trans_b or len(b) == 1 else b[-2]
+    if columns != rows:
+        op_a, op_b = ("op(a)" if trans_a else "a"), ("op(b)" if trans_b else "b")
+        raise ShapeError(
+            f"{_given(a, b, trans_a, trans_b)}: the {columns} columns of {op_a} must equal the "
+            f"{rows} rows of {op_b}; transpose one of them or swap them, if that is what is meant"
+        )
+    for x, y in zip_longest(a[-3::-1], b[-3::-1], fillvalue=1):
+        if x != y and 1 not in (x, y):
+            raise ShapeError(
+                f"{_given(a, b, trans_a, trans_b)}: the dimensions before the last two must "
+                "broadcast, each pair from the right equal or with a 1; reshape one so that they do"
+            )
+
+
+def _given(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> str:
+    first = f"a has shape {a}{' and is transposed,' * trans_a}"
+    return f"{first} and b has shape {b}{' and is transposed' * trans_b}"
+
+
+def check_result(name: str, shape: Shape, result: Shape) -> None:
+    """Check that what is added to a product, or takes or holds its result, has its shape.
+
+    Raises
+    ------
+    ShapeError
+    """
+    if shape != result:
+        raise ShapeError(
+            f"{name} has shape {shape}: the result has shape {result}, {name} must have it too"
+        )
