@@ -117,6 +117,27 @@ def test_other_dtypes_go_up_too(client, dtype):
     np.testing.assert_array_equal(c.compute(), x @ y)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", ">c8", ">f2"])
+@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
+def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options):
+    sent = []
+    link(monkeypatch, send=lambda block: sent.append(block.dtype) or np.copy(block))
+    x = integers((40, 40), 3).astype(dtype)
+    a = da.from_array(x, chunks=16)
+    cases = [
+        (multimm.matmul(a, a, **options), x @ x),
+        (multimm.matmul(a.T, a, **options), x.T @ x),
+        (multimm.gemm(1, a, a, 1, a, **options), x @ x + x),
+    ]
+    for c, expected in cases:
+        result = c.compute()
+        assert result.dtype == c.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
+    assert multimm.verify(a, a, cases[0][0])
+    assert {*sent} >= {np.dtype(dtype).newbyteorder("=")}
+    assert all(each.isnative for each in sent)
+
+
 def test_what_gpus_do_not_have_stays(client):
     x = integers((40, 30), 3).astype("longdouble")
     a = da.from_array(x, chunks=16)

@@ -19,6 +19,8 @@ DType = np.dtype[Any] | None
 def as_declared(block: Block, dtype: DType) -> Block:
     """A block of the dtype that its array declares, converted if nothing is lost by that.
 
+    In the byte order of this machine, whatever is declared: GPUs know no other.
+
     Parameters
     ----------
     block : array
@@ -42,6 +44,7 @@ def as_declared(block: Block, dtype: DType) -> Block:
             f"a block of an operand is {'None' if block is None else kind}, its array says "
             f"{dtype}: have the task that makes it return a NumPy or CuPy array"
         )
+    dtype = dtype.newbyteorder("=")
     if held == dtype:
         return block
     if not np.can_cast(held, dtype, "safe"):
