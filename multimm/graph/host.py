@@ -26,6 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
+from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.owners import ProductLayer
@@ -138,6 +139,7 @@ def _all_there(given: Sequence[Any]) -> list[Any]:
 
 def _native(block: Block) -> Block:
     """A block of host memory as CuPy takes it: an ndarray, in the byte order of this machine."""
+    module_of(block=block)  # or it is masked: of an ndarray nobody could tell any more
     return np.asarray(block, block.dtype.newbyteorder("="))
 
 
