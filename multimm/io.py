@@ -103,6 +103,8 @@ def save_array(
     ------
     FileFormatError, ArrayTypeError, ShapeError
         As in `Output` and `Output.store`, before anything is computed.
+    ShapeError, DTypeError, ArrayTypeError
+        From tasks, of a block that is not what its array declares.
     """
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
         compute(output.store(array))
@@ -183,6 +185,9 @@ class Output:
             Sparse or masked blocks.
         ShapeError
             Unknown chunk sizes or no dimension.
+
+        Of a block that is not what its array declares, the task that writes it raises
+        `ShapeError`, `DTypeError` or `ArrayTypeError`.
         """
         array = as_array(da.asanyarray(array), "array")
         if array.dtype.kind not in NUMERIC_KINDS:

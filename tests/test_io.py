@@ -20,7 +20,7 @@ from foreign_files import get, names, put
 from stand_in import GPUArray, gpu
 
 from multimm import files, io
-from multimm.errors import FileFormatError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, FileFormatError, OptionError, ShapeError
 from multimm.files import graph, stored
 from multimm.gpu import host as link
 from multimm.graph.operand import reader_of
@@ -492,6 +492,37 @@ def test_a_failure_leaves_nothing_and_spoils_nothing(tmp_path, suffix, exception
     assert names(tmp_path) == ([path.name] if existing else [])
     if existing:
         np.testing.assert_array_equal(get(path), numbers(4, 4))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda block: block.mean(axis=0, keepdims=True), ShapeError, r"\(1, 2\), .* say \(4, 2\)"),
+        (lambda block: block[0], ShapeError, "has shape"),
+        (lambda block: block[:2], ShapeError, "has shape"),
+        (lambda block: block.astype("f8"), DTypeError, "is float64, its array says float32"),
+        (lambda block: block + 1j, DTypeError, "is complex64, its array says float32"),
+        (lambda block: None, ArrayTypeError, "None, its array says float32"),
+        (lambda block: np.ma.masked_less(block, 0), ArrayTypeError, "MaskedArray"),
+    ],
+)
+def test_a_block_that_is_not_as_declared_is_not_written(tmp_path, suffix, change, error, said):
+    array = da.from_array(numbers(8, 4), chunks=(4, 2))
+    array = array.map_blocks(change, dtype="f4", meta=np.empty((0, 0), "f4"))
+    with dask.config.set(scheduler="sync"), pytest.raises(error, match=said):
+        io.save_array(array, tmp_path / f"c.{suffix}")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_block_that_its_array_s_dtype_holds_is_written_in_that(tmp_path, suffix):
+    matrix = numbers(8, 4).astype("f2")
+    array = da.from_array(matrix, chunks=(4, 2)).map_blocks(np.copy)
+    array = da.Array(array.dask, array.name, array.chunks, dtype="f4")
+    path = io.save_array(array, tmp_path / f"c.{suffix}")
+    assert io.open_array(path).dtype == "f4"
+    np.testing.assert_array_equal(get(path), matrix)
 
 
 def test_what_is_written_can_be_read_before_it_is_committed(tmp_path):
