@@ -223,7 +223,7 @@ class Output:
             raise FileFormatError(
                 f"{self.path}: cannot be created for {array.dtype} {array.shape} ({reason(error)})"
             ) from error
-        if written.dtype != matrix.dtype:
+        if written.dtype.newbyteorder("=") != matrix.dtype.newbyteorder("="):
             raise FileFormatError(
                 f"{self.path}: {self._place.suffix} has no {matrix.dtype}; convert first, "
                 "for instance with astype('float32')"

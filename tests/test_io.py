@@ -582,6 +582,14 @@ def test_a_full_disk_is_noticed_before_computing(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
+def test_either_byte_order_is_written(tmp_path, suffix):
+    matrix = numbers(8, 6, dtype="f4").astype(">f4")
+    path = io.save_array(da.from_array(matrix, chunks=4), tmp_path / f"c.{suffix}")
+    assert io.open_array(path).dtype == np.float32
+    np.testing.assert_array_equal(get(path), matrix)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_a_dtype_the_format_lacks_is_refused(tmp_path, suffix):
     with pytest.raises(FileFormatError, match="bfloat16"):
         io.save_array(lazy(dtype=ml_dtypes.bfloat16), tmp_path / f"c.{suffix}")
