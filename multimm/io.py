@@ -26,7 +26,7 @@ from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array
+from multimm.operands import as_array, current_client
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Output:
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)
-        lock = get_scheduler_lock(array) if FORMATS[self._place.suffix].exclusive else None
+        lock = _lock(array) if FORMATS[self._place.suffix].exclusive else None
         return graph.writes(self._matrix, array, lock)
 
     def _create(self, array: da.Array) -> StoredMatrix:
@@ -271,6 +271,18 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self.discard()
+
+
+def _lock(array: da.Array) -> Any:
+    """What tasks of the scheduler that will compute can hold one at a time."""
+    client = current_client()
+    if client is None:
+        return get_scheduler_lock(array)
+    # Dask's function gives a lock within one process for a client that is given as the scheduler
+    # and is not the current one, and refuses an asynchronous one in its event loop.
+    from distributed import Lock
+
+    return Lock(scheduler_rpc=client.scheduler, loop=client.loop)
 
 
 def _remove(path: Path) -> None:

@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import zarr
+from clusters import in_threads
+from distributed import Client, Lock
 from foreign_files import get, names, put
 from stand_in import GPUArray, gpu
 
@@ -399,6 +401,23 @@ def test_save_writes_every_block(tmp_path, suffix, chunks, scheduler):
     assert path == tmp_path / f"c.{suffix}"
     np.testing.assert_array_equal(get(path), matrix)
     assert names(tmp_path) == [f"c.{suffix}"]
+
+
+def test_workers_of_a_client_that_is_given_as_the_scheduler_write_one_at_a_time(
+    tmp_path, monkeypatch
+):
+    """A lock of each process would not do: HDF5 refuses the second one that opens a file."""
+    locks, writes = [], graph.writes
+    monkeypatch.setattr(graph, "writes", lambda *given: locks.append(given[2]) or writes(*given))
+    matrix = numbers(8, 6)
+    array = da.from_array(matrix, chunks=2)
+    with (
+        in_threads(2) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        dask.config.set(scheduler=client),
+    ):
+        np.testing.assert_array_equal(get(io.save_array(array, tmp_path / "c.h5")), matrix)
+    assert [type(lock) for lock in locks] == [Lock]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
