@@ -26,7 +26,7 @@ from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array, current_client
+from multimm.operands import as_array, check_waits, current_client
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,10 @@ def save_array(
         As in `Output` and `Output.store`, before anything is computed.
     ShapeError, DTypeError, ArrayTypeError
         From tasks, of a block that is not what its array declares.
+    ClusterError
+        In the event loop of an asynchronous client, where nothing may wait.
     """
+    check_waits("save_array", "multimm.io.save_array, array, path")
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
         compute(output.store(array))
         return output.commit()
