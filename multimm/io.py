@@ -169,6 +169,8 @@ class Output:
     def store(self, array: Any) -> da.Array:
         """Create the unfinished file and give a lazy array that, when computed, fills it.
 
+        Called again, it begins anew.
+
         Parameters
         ----------
         array : dask.array.Array, numpy.ndarray or cupy.ndarray
@@ -217,6 +219,7 @@ class Output:
                 f"{format_bytes(free)} are free in {self.path.parent}"
             )
         form = FORMATS[self._place.suffix]
+        self.discard()  # of an earlier call, which failed perhaps
         try:
             form.create(matrix)
             written = form.inspect(self._place)
@@ -235,9 +238,15 @@ class Output:
 
     def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
+        matrix = self._stored()
+        return graph.lazy(matrix, graph.blocks(matrix, None), gpu)
+
+    def _stored(self) -> StoredMatrix:
         if self._matrix is None:
-            raise OptionError(f"{self.path}: nothing stored yet; call store() first")
-        return graph.lazy(self._matrix, graph.blocks(self._matrix, None), gpu)
+            raise OptionError(
+                f"{self.path}: nothing stored yet; call store() first, and compute what it gives"
+            )
+        return self._matrix
 
     def commit(self) -> Path:
         """Give the finished file its name, replacing an older one where that was allowed.
@@ -246,7 +255,10 @@ class Output:
         ------
         FileFormatError
             The target came into being meanwhile, or the folder does not let it be replaced.
+        OptionError
+            Nothing was stored.
         """
+        self._stored()
         target.check(self._target, overwrite=self.overwrite)
         older = self._sibling("replaced")
         try:

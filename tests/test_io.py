@@ -544,6 +544,25 @@ def test_a_block_that_its_array_s_dtype_holds_is_written_in_that(tmp_path, suffi
     np.testing.assert_array_equal(get(path), matrix)
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_output_may_be_stored_again(tmp_path, suffix):
+    path = tmp_path / f"c.{suffix}"
+    with io.Output(path) as output:
+        dask.compute(output.store(da.from_array(numbers(8, 6), chunks=4)))
+        dask.compute(output.store(da.from_array(numbers(5, 7), chunks=3)))
+        output.commit()
+    np.testing.assert_array_equal(get(path), numbers(5, 7))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_was_never_stored_is_not_committed(tmp_path, suffix):
+    path = io.save_array(numbers(8, 6), tmp_path / f"c.{suffix}")
+    with io.Output(path, overwrite=True) as output, pytest.raises(OptionError, match="store"):
+        output.commit()
+    np.testing.assert_array_equal(get(path), numbers(8, 6))
+    assert names(tmp_path) == [path.name]
+
+
 def test_what_is_written_can_be_read_before_it_is_committed(tmp_path):
     matrix = numbers(8, 6)
     with io.Output(tmp_path / "c.zarr") as output:
