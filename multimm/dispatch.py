@@ -121,6 +121,10 @@ def accelerate() -> Iterator[None]:
     ``out=``, and `dot` of scalars or of more than two dimensions, which is not a matrix product.
     Wrong shapes raise at the call.
 
+    Results have NumPy's dtype, as `multimm.matmul` says: of int8 int8, which may wrap around, and
+    of bool bool. Dask's own products of bools and short integers are in 64 bits, where one block's
+    may have wrapped around before; cast the operands first if wide ones are meant.
+
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can.
 

@@ -26,7 +26,7 @@ from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array
+from multimm.operands import as_array, check_waits, current_client
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,12 @@ def save_array(
     ------
     FileFormatError, ArrayTypeError, ShapeError
         As in `Output` and `Output.store`, before anything is computed.
+    ShapeError, DTypeError, ArrayTypeError
+        From tasks, of a block that is not what its array declares.
+    ClusterError
+        In the event loop of an asynchronous client, where nothing may wait.
     """
+    check_waits("save_array", "multimm.io.save_array, array, path")
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
         compute(output.store(array))
         return output.commit()
@@ -164,6 +169,8 @@ class Output:
     def store(self, array: Any) -> da.Array:
         """Create the unfinished file and give a lazy array that, when computed, fills it.
 
+        Called again, it begins anew.
+
         Parameters
         ----------
         array : dask.array.Array, numpy.ndarray or cupy.ndarray
@@ -183,6 +190,9 @@ class Output:
             Sparse or masked blocks.
         ShapeError
             Unknown chunk sizes or no dimension.
+
+        Of a block that is not what its array declares, the task that writes it raises
+        `ShapeError`, `DTypeError` or `ArrayTypeError`.
         """
         array = as_array(da.asanyarray(array), "array")
         if array.dtype.kind not in NUMERIC_KINDS:
@@ -196,7 +206,7 @@ class Output:
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)
-        lock = get_scheduler_lock(array) if FORMATS[self._place.suffix].exclusive else None
+        lock = _lock(array) if FORMATS[self._place.suffix].exclusive else None
         return graph.writes(self._matrix, array, lock)
 
     def _create(self, array: da.Array) -> StoredMatrix:
@@ -209,6 +219,7 @@ class Output:
                 f"{format_bytes(free)} are free in {self.path.parent}"
             )
         form = FORMATS[self._place.suffix]
+        self.discard()  # of an earlier call, which failed perhaps
         try:
             form.create(matrix)
             written = form.inspect(self._place)
@@ -218,7 +229,7 @@ class Output:
             raise FileFormatError(
                 f"{self.path}: cannot be created for {array.dtype} {array.shape} ({reason(error)})"
             ) from error
-        if written.dtype != matrix.dtype:
+        if written.dtype.newbyteorder("=") != matrix.dtype.newbyteorder("="):
             raise FileFormatError(
                 f"{self.path}: {self._place.suffix} has no {matrix.dtype}; convert first, "
                 "for instance with astype('float32')"
@@ -227,9 +238,15 @@ class Output:
 
     def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
+        matrix = self._stored()
+        return graph.lazy(matrix, graph.blocks(matrix, None), gpu)
+
+    def _stored(self) -> StoredMatrix:
         if self._matrix is None:
-            raise OptionError(f"{self.path}: nothing stored yet; call store() first")
-        return graph.lazy(self._matrix, graph.blocks(self._matrix, None), gpu)
+            raise OptionError(
+                f"{self.path}: nothing stored yet; call store() first, and compute what it gives"
+            )
+        return self._matrix
 
     def commit(self) -> Path:
         """Give the finished file its name, replacing an older one where that was allowed.
@@ -238,7 +255,10 @@ class Output:
         ------
         FileFormatError
             The target came into being meanwhile, or the folder does not let it be replaced.
+        OptionError
+            Nothing was stored.
         """
+        self._stored()
         target.check(self._target, overwrite=self.overwrite)
         older = self._sibling("replaced")
         try:
@@ -266,6 +286,18 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self.discard()
+
+
+def _lock(array: da.Array) -> Any:
+    """What tasks of the scheduler that will compute can hold one at a time."""
+    client = current_client()
+    if client is None:
+        return get_scheduler_lock(array)
+    # Dask's function gives a lock within one process for a client that is given as the scheduler
+    # and is not the current one, and refuses an asynchronous one in its event loop.
+    from distributed import Lock
+
+    return Lock(scheduler_rpc=client.scheduler, loop=client.loop)
 
 
 def _remove(path: Path) -> None:

@@ -16,7 +16,7 @@ import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
 
-from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
 from multimm.shapes import check_result
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
@@ -223,6 +223,24 @@ def as_number(scalar: Any) -> Any:
         return float(value) if real else complex(value)  # type: ignore[arg-type, call-overload]
     except (TypeError, ValueError, OverflowError):
         return scalar
+
+
+def check_waits(name: str, call: str) -> None:
+    """Raise `ClusterError` in the event loop of the client that would compute: nothing may wait.
+
+    Parameters
+    ----------
+    name : str
+        Who would wait there.
+    call : str
+        What `asyncio.to_thread` is to be given in its place.
+    """
+    client = current_client()
+    if client is not None and client.asynchronous:
+        raise ClusterError(
+            f"{name} waits for what it computes, which an asynchronous client in its event loop "
+            f"cannot: run `await asyncio.to_thread({call})`, or use a synchronous client"
+        )
 
 
 def current_client() -> Any:

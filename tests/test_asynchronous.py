@@ -94,3 +94,35 @@ def test_verify_says_at_the_call_that_it_waits():
             assert await asyncio.to_thread(multimm.verify, a, a, c)
 
     asyncio.run(main())
+
+
+def read(path):
+    return multimm.io.open_array(path).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+def test_what_an_output_stores_is_awaited(tmp_path, suffix):
+    async def main():
+        async with in_a_loop() as (_, client):
+            await multimm.cluster.prepare(client)
+            x, a = matrix()
+            with multimm.io.Output(tmp_path / f"c.{suffix}") as output:
+                await client.compute(output.store(multimm.matmul(a, a)))
+                np.testing.assert_array_equal(read(output.commit()), x @ x)
+
+    asyncio.run(main())
+
+
+def test_save_array_says_at_the_call_that_it_waits(tmp_path):
+    async def main():
+        async with in_a_loop() as (_, client):
+            await multimm.cluster.prepare(client)
+            x, a = matrix()
+            c, path = multimm.matmul(a, a), tmp_path / "c.h5"
+            with pytest.raises(ClusterError, match=r"await asyncio\.to_thread\(multimm\.io\.save_"):
+                multimm.io.save_array(c, path)
+            assert not [*tmp_path.iterdir()]
+            await asyncio.to_thread(multimm.io.save_array, c, path)
+            np.testing.assert_array_equal(read(path), x @ x)
+
+    asyncio.run(main())

@@ -134,6 +134,19 @@ def test_dask_refuses_as_before(x, product):
         assert outcome() == expected
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bool"])
+@pytest.mark.parametrize("product", [operator.matmul, da.dot])
+def test_results_have_numpys_dtype_as_the_docstring_says(dtype, product):
+    x = np.ones((300, 300), dtype)
+    y = da.from_array(x, chunks=100)
+    with multimm.accelerate():
+        result = y @ y if product is operator.matmul else da.dot(y, y)
+    assert ours(result)
+    assert result.dtype == (x @ x).dtype != product(y, y).dtype
+    np.testing.assert_array_equal(result.compute(), x @ x)
+    assert "Results have NumPy's dtype" in multimm.accelerate.__doc__
+
+
 def test_products_of_numpy_arrays_are_not_ours(x):
     y = x.compute()
     with multimm.accelerate():

@@ -162,7 +162,7 @@ def test_a_block_that_cannot_be_read_or_written(client, tmp_path):
     assert ") of A failed on" in line
     assert failure(a, FileNotFoundError).startswith("task ('read-")
     with Output(tmp_path / "b.npy") as output:
-        line = failure(output.store(spoil(low)), ValueError)
+        line = failure(output.store(spoil(low)), ShapeError)
         assert line.startswith("task ('spoilt-low-write-")  # Dask has made one task of both
         assert ", 1, 2) failed on" in line
 

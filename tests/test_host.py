@@ -22,6 +22,7 @@ from small import integers
 
 import multimm
 from multimm import products
+from multimm.errors import ArrayTypeError
 from multimm.failures import told
 from multimm.graph.block_task import BlockTask
 from multimm.graph.host import _beside_other_tasks, below_download, upload
@@ -115,6 +116,43 @@ def test_other_dtypes_go_up_too(client, dtype):
     c = multimm.matmul(da.from_array(x, chunks=16), da.from_array(y, chunks=16), blocks=16)
     assert len(tasks_of(c, "uploaded-a")) == 6
     np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", ">c8", ">f2"])
+@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
+def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options):
+    sent = []
+    link(monkeypatch, send=lambda block: sent.append(block.dtype) or np.copy(block))
+    x = integers((40, 40), 3).astype(dtype)
+    a = da.from_array(x, chunks=16)
+    cases = [
+        (multimm.matmul(a, a, **options), x @ x),
+        (multimm.matmul(a.T, a, **options), x.T @ x),
+        (multimm.gemm(1, a, a, 1, a, **options), x @ x + x),
+    ]
+    for c, expected in cases:
+        result = c.compute()
+        assert result.dtype == c.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
+    assert multimm.verify(a, a, cases[0][0])
+    assert {*sent} >= {np.dtype(dtype).newbyteorder("=")}
+    assert all(each.isnative for each in sent)
+
+
+@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
+@pytest.mark.parametrize("role", ["a", "b", "both", "c"])
+def test_blocks_that_turn_out_to_be_masked_are_refused(client, monkeypatch, role, options):
+    link(monkeypatch)
+    a = da.from_array(integers((40, 40), 3), chunks=16)
+    masked = a.map_blocks(lambda x: np.ma.masked_less(x, 0), dtype=a.dtype, meta=a._meta)
+    product = {
+        "a": lambda: multimm.matmul(masked, a, **options),
+        "b": lambda: multimm.matmul(a, masked, **options),
+        "both": lambda: multimm.matmul(masked.T, masked, **options),
+        "c": lambda: multimm.gemm(1, a, a, 1, masked, **options),
+    }[role]()
+    with pytest.raises(ArrayTypeError, match="MaskedArray"):
+        product.compute()
 
 
 def test_what_gpus_do_not_have_stays(client):

@@ -16,11 +16,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import zarr
+from clusters import in_threads
+from distributed import Client, Lock
 from foreign_files import get, names, put
 from stand_in import GPUArray, gpu
 
 from multimm import files, io
-from multimm.errors import FileFormatError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, FileFormatError, OptionError, ShapeError
 from multimm.files import graph, stored
 from multimm.gpu import host as link
 from multimm.graph.operand import reader_of
@@ -401,6 +403,23 @@ def test_save_writes_every_block(tmp_path, suffix, chunks, scheduler):
     assert names(tmp_path) == [f"c.{suffix}"]
 
 
+def test_workers_of_a_client_that_is_given_as_the_scheduler_write_one_at_a_time(
+    tmp_path, monkeypatch
+):
+    """A lock of each process would not do: HDF5 refuses the second one that opens a file."""
+    locks, writes = [], graph.writes
+    monkeypatch.setattr(graph, "writes", lambda *given: locks.append(given[2]) or writes(*given))
+    matrix = numbers(8, 6)
+    array = da.from_array(matrix, chunks=2)
+    with (
+        in_threads(2) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        dask.config.set(scheduler=client),
+    ):
+        np.testing.assert_array_equal(get(io.save_array(array, tmp_path / "c.h5")), matrix)
+    assert [type(lock) for lock in locks] == [Lock]
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize(
     "matrix",
@@ -494,6 +513,56 @@ def test_a_failure_leaves_nothing_and_spoils_nothing(tmp_path, suffix, exception
         np.testing.assert_array_equal(get(path), numbers(4, 4))
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda block: block.mean(axis=0, keepdims=True), ShapeError, r"\(1, 2\), .* say \(4, 2\)"),
+        (lambda block: block[0], ShapeError, "has shape"),
+        (lambda block: block[:2], ShapeError, "has shape"),
+        (lambda block: block.astype("f8"), DTypeError, "is float64, its array says float32"),
+        (lambda block: block + 1j, DTypeError, "is complex64, its array says float32"),
+        (lambda block: None, ArrayTypeError, "None, its array says float32"),
+        (lambda block: np.ma.masked_less(block, 0), ArrayTypeError, "MaskedArray"),
+    ],
+)
+def test_a_block_that_is_not_as_declared_is_not_written(tmp_path, suffix, change, error, said):
+    array = da.from_array(numbers(8, 4), chunks=(4, 2))
+    array = array.map_blocks(change, dtype="f4", meta=np.empty((0, 0), "f4"))
+    with dask.config.set(scheduler="sync"), pytest.raises(error, match=said):
+        io.save_array(array, tmp_path / f"c.{suffix}")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_block_that_its_array_s_dtype_holds_is_written_in_that(tmp_path, suffix):
+    matrix = numbers(8, 4).astype("f2")
+    array = da.from_array(matrix, chunks=(4, 2)).map_blocks(np.copy)
+    array = da.Array(array.dask, array.name, array.chunks, dtype="f4")
+    path = io.save_array(array, tmp_path / f"c.{suffix}")
+    assert io.open_array(path).dtype == "f4"
+    np.testing.assert_array_equal(get(path), matrix)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_output_may_be_stored_again(tmp_path, suffix):
+    path = tmp_path / f"c.{suffix}"
+    with io.Output(path) as output:
+        dask.compute(output.store(da.from_array(numbers(8, 6), chunks=4)))
+        dask.compute(output.store(da.from_array(numbers(5, 7), chunks=3)))
+        output.commit()
+    np.testing.assert_array_equal(get(path), numbers(5, 7))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_was_never_stored_is_not_committed(tmp_path, suffix):
+    path = io.save_array(numbers(8, 6), tmp_path / f"c.{suffix}")
+    with io.Output(path, overwrite=True) as output, pytest.raises(OptionError, match="store"):
+        output.commit()
+    np.testing.assert_array_equal(get(path), numbers(8, 6))
+    assert names(tmp_path) == [path.name]
+
+
 def test_what_is_written_can_be_read_before_it_is_committed(tmp_path):
     matrix = numbers(8, 6)
     with io.Output(tmp_path / "c.zarr") as output:
@@ -548,6 +617,14 @@ def test_a_full_disk_is_noticed_before_computing(tmp_path, suffix):
     with pytest.raises(FileFormatError, match=r"needs 1.00 PiB .* are free"):
         io.save_array(huge, tmp_path / f"c.{suffix}")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_either_byte_order_is_written(tmp_path, suffix):
+    matrix = numbers(8, 6, dtype="f4").astype(">f4")
+    path = io.save_array(da.from_array(matrix, chunks=4), tmp_path / f"c.{suffix}")
+    assert io.open_array(path).dtype == np.float32
+    np.testing.assert_array_equal(get(path), matrix)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

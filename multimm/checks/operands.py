@@ -12,7 +12,7 @@ from dask.array.core import normalize_chunks
 
 from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
 from multimm.cluster.describe import describe
-from multimm.errors import ClusterError, MultimmError, OptionError, ShapeError, integer
+from multimm.errors import MultimmError, OptionError, ShapeError, integer
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.operands import (
     as_array,
@@ -118,17 +118,6 @@ def draws(rounds: Any, seed: Any) -> tuple[int, int]:
     if first is None or first < 0:
         raise OptionError(f"seed={seed!r}: give an integer that is not negative")
     return count, first
-
-
-def check_waits() -> None:
-    """Raise `ClusterError` in the event loop of the client that would compute: nothing may wait."""
-    client = current_client()
-    if client is not None and client.asynchronous:
-        raise ClusterError(
-            "verify waits for what it computes, which an asynchronous client in its event loop "
-            "cannot: run `await asyncio.to_thread(multimm.verify, a, b, c)`, or use a synchronous "
-            "client"
-        )
 
 
 def as_blocks(array: Any, name: str) -> Any:

@@ -32,9 +32,10 @@ import dask.array as da
 import numpy as np
 
 from multimm.checks.judge import ROWS
-from multimm.checks.operands import Job, check_waits, draws, prepare
+from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
 from multimm.gpu.choice import check_precision
+from multimm.operands import check_waits
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -182,7 +183,7 @@ def verify(
     rounds, seed = draws(rounds, seed)
     lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
     if lazy:
-        check_waits()
+        check_waits("verify", "multimm.verify, a, b, c")
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")

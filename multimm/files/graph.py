@@ -24,10 +24,15 @@ from multimm.files import FORMATS, zarr
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.host import to_device
+from multimm.gpu.reference import module_of
+from multimm.graph.block_task import check_shape
+from multimm.graph.declared import as_declared
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
 ZARR_CHUNK_BYTES = 256 * 2**20
+#: Of what errors call blocks that are written.
+WRITTEN = "what is written"
 
 
 @named
@@ -42,8 +47,13 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
 def write_block(
     matrix: StoredMatrix, index: Where, block: Any, lock: Any = None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Write one block; a single true element in as many dimensions as the block has."""
-    block = to_numpy(block)
+    """Write one block; a single true element in as many dimensions as the block has.
+
+    What is not as its array declares it would be cast, or repeated, without a word.
+    """
+    block = as_declared(to_numpy(block), matrix.dtype, WRITTEN)
+    module_of(block=block)  # or it is masked
+    check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     if lock is None:
         FORMATS[matrix.place.suffix].write(matrix, index, block)
     else:

@@ -97,11 +97,11 @@ class BlockTask(OwnTask):
         )
 
 
-def check_shape(block: Block, planned: Shape, key: Key = None) -> None:
+def check_shape(block: Block, planned: Shape, key: Key = None, of: str = "an operand") -> None:
     """Raise `ShapeError` for a block, of a key, that is not what its array's chunks say."""
     found = getattr(block, "shape", planned)  # what is no array says so itself
     if found != planned:
         which = "" if key is None else f": it is {key!r}"
         raise ShapeError(
-            f"a block of an operand has shape {found}, its array's chunks say {planned}{which}"
+            f"a block of {of} has shape {found}, its array's chunks say {planned}{which}"
         )

@@ -16,8 +16,10 @@ from multimm.graph.block_task import Block
 DType = np.dtype[Any] | None
 
 
-def as_declared(block: Block, dtype: DType) -> Block:
+def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
     """A block of the dtype that its array declares, converted if nothing is lost by that.
+
+    In the byte order of this machine, whatever is declared: GPUs know no other.
 
     Parameters
     ----------
@@ -25,6 +27,8 @@ def as_declared(block: Block, dtype: DType) -> Block:
         Or what `multimm.graph.tasks.pack` has made of one, which is float32.
     dtype : dtype or None
         None: nothing is declared, and the block, or its absence, is taken as it is.
+    of : str
+        What it is a block of, for messages.
 
     Raises
     ------
@@ -39,14 +43,15 @@ def as_declared(block: Block, dtype: DType) -> Block:
     if held is None:
         kind = f"a {type(block).__module__}.{type(block).__qualname__}"
         raise ArrayTypeError(
-            f"a block of an operand is {'None' if block is None else kind}, its array says "
+            f"a block of {of} is {'None' if block is None else kind}, its array says "
             f"{dtype}: have the task that makes it return a NumPy or CuPy array"
         )
+    dtype = dtype.newbyteorder("=")
     if held == dtype:
         return block
     if not np.can_cast(held, dtype, "safe"):
         raise DTypeError(
-            f"a block of an operand is {held}, its array says {dtype}, which cannot hold all of "
+            f"a block of {of} is {held}, its array says {dtype}, which cannot hold all of "
             f"it: declare dtype='{held}' where the array is made, or convert its blocks there with "
             f".astype('{dtype}')"
         )

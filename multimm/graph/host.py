@@ -26,6 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
+from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.owners import ProductLayer
@@ -121,7 +122,7 @@ def _in_host_memory(block: Block) -> bool:
 def _all_there(given: Sequence[Any]) -> list[Any]:
     """Blocks, also those in pieces, on the current device; anything else as it is."""
     own = [block for x in given for block in (x.blocks if isinstance(x, Pieces) else [x])]
-    sources = {id(block): np.asarray(block) for block in own if _in_host_memory(block)}
+    sources = {id(block): _native(block) for block in own if _in_host_memory(block)}
     if not sources:
         return [*given]
     from multimm.gpu.host import all_to_device
@@ -134,6 +135,12 @@ def _all_there(given: Sequence[Any]) -> list[Any]:
         return there.get(id(x), x)
 
     return list(map(found, given))
+
+
+def _native(block: Block) -> Block:
+    """A block of host memory as CuPy takes it: an ndarray, in the byte order of this machine."""
+    module_of(block=block)  # or it is masked: of an ndarray nobody could tell any more
+    return np.asarray(block, block.dtype.newbyteorder("="))
 
 
 @contextmanager
