@@ -507,7 +507,7 @@ def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
     layout = GramLayout(problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False)
     cluster = ClusterSpec.homogeneous(H200, 1)
     elements = 2048 * 4096
-    off, on = 2 * 6 * cost.WITHIN_BYTES * (4 + 4), 4 * cost.PACK_BYTES * 4  # the diagonal
+    off, on = 2 * 6 * cost.WITHIN_BYTES * (4 + 4), 4 * cost.MIRRORED_BYTES * 4  # the diagonal
     expected = (off + on) * elements / (H200.copy_gbps * 1e9)
     assert cost.seconds(layout, cluster, 0)["packing"] == pytest.approx(expected)
 

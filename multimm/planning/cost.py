@@ -45,6 +45,9 @@ PACK_S, PACK_BYTES = 1.5e-3, 4
 #: blocks of 0.5 and 1 GiB in `float32` on an H200. `PACK_BYTES` there was 5 to 9 of 50 to 82 ms too
 #: much for squares of 32768 in `tf32`, on two and on four.
 WITHIN_BYTES = 1.4
+#: The same of a block that a Gram product packs for both sides, for each of its bytes: 26 ms for
+#: tall ones of 34 GB on an H200, in `float32` and in `tf32`.
+MIRRORED_BYTES = 3.2
 #: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
@@ -181,7 +184,8 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
         seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
-        moved = PACK_BYTES * max(spec.itemsize, p.sum_bytes) * elements
+        each = PACK_BYTES if once else MIRRORED_BYTES
+        moved = each * max(spec.itemsize, p.sum_bytes) * elements
         seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
 
