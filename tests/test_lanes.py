@@ -61,6 +61,7 @@ class LateDriver:
 def driver(monkeypatch):
     driver = LateDriver()
     monkeypatch.setattr(lanes, "_driver", lambda name, words: driver.functions[name])
+    monkeypatch.setattr(host, "PIECE", PIECE)
     return driver
 
 
@@ -79,13 +80,14 @@ def run(driver, way, *args, lanes_used=3):
 
 
 def table(arrays):
-    """What `send` is told of targets and sources, a row of a source less than a piece."""
-    found = []
-    for target, x in arrays:
-        row, stride = (x.nbytes, x.nbytes) if x.ndim == 1 else (x.shape[1], x.strides[0])
-        step = PIECE if row == x.nbytes else PIECE // row * row
-        found.append((target.ctypes.data, x.ctypes.data, x.nbytes, step, row, stride))
-    return np.array(found, np.int64)
+    """What `send` is told of targets and sources."""
+    entries = []
+    for target, source in arrays:
+        there = SimpleNamespace(data=SimpleNamespace(ptr=target.ctypes.data))
+        block, row = host._in_rows(source)
+        assert np.shares_memory(block, source) or not block.size
+        entries.append(host._entry(there, (block, row)))
+    return np.array(entries, np.int64)
 
 
 SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 1]

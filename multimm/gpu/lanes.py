@@ -14,17 +14,15 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _WORD = ctypes.c_size_t  # pointers and handles, too
-#: Addresses of target and source; bytes of the array, of a piece, of a row, which are all or divide
-#: a piece's, and from a row to the next one.
-ARRAY = ("target", "source", "size", "step", "row", "stride")
 
 
 class Loops(NamedTuple):
     """Both directions; each returns a CUresult.
 
-    `send` takes a table of arrays, `ARRAY` each. `fetch` takes the addresses of target and source,
-    and the bytes of the array and of a piece. What follows is common: which lane this is of how
-    many, two pinned pieces, their events, and a stream. Of all pieces, one array's after the
+    `fetch` takes the addresses of target and source, and the bytes of the array and of a piece.
+    `send` takes a table with the same of each array, and the bytes of a row, which are all or
+    divide a piece's, and from a row to the next one. What follows is common: which lane this is of
+    how many, two pinned pieces, their events, and a stream. Of all pieces, one array's after the
     other's, lanes take one in turn.
     """
 

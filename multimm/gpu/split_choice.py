@@ -122,9 +122,10 @@ def slices_of(
     have nothing to do in the last turn. Else see `split_slices`. The sums of all slices take a
     part of the memory of the packed operands, or little.
     """
-    cut = split_slices(m, n, k, device.multiprocessors)
-    if not lower and _fastest(m, n, cut, products, device)[1] <= LONG_SECONDS * CLOCK:
-        return cut
+    if not lower:
+        few = split_slices(m, n, k, device.multiprocessors)
+        if _fastest(m, n, few, products, device)[1] <= LONG_SECONDS * CLOCK:
+            return few
     slabs = -(-k // SLAB)
     values = max(MAX_SUMS, (m if lower else m + n) * k // SUMS_SHARE)
     most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, values // max(1, m * n)))
