@@ -33,8 +33,15 @@ def link(patch, send=np.copy, fetch=np.copy):
     patch.setattr(host, "own_stream", lambda device: nullcontext())
     patch.setattr(host, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
     patch.setattr(host, "is_cupy", lambda block: True)
-    patch.setattr(copies, "all_to_device", lambda blocks: list(map(send, blocks)))
+    patch.setattr(copies, "all_to_device", lambda blocks: [send(_taken(x)) for x in blocks])
     patch.setattr(copies, "to_host", fetch)
+
+
+def _taken(block):
+    """A block that CuPy would take, and read as it is."""
+    assert type(block) is np.ndarray
+    assert block.dtype.isnative
+    return block
 
 
 def at_rest(cluster, seconds=10.0):

@@ -120,11 +120,12 @@ def test_other_dtypes_go_up_too(client, dtype):
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", ">c8", ">f2"])
 @pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
-def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options):
+@pytest.mark.parametrize("chunks", [16, -1])  # a chunk that is all of it is no piece
+def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options, chunks):
     sent = []
     link(monkeypatch, send=lambda block: sent.append(block.dtype) or np.copy(block))
     x = integers((40, 40), 3).astype(dtype)
-    a = da.from_array(x, chunks=16)
+    a = da.from_array(x, chunks=chunks)
     cases = [
         (multimm.matmul(a, a, **options), x @ x),
         (multimm.matmul(a.T, a, **options), x.T @ x),

@@ -26,6 +26,7 @@ class LateDriver:
 
     def __init__(self) -> None:
         self.ordered, self.recorded, self.fails_after = [], {}, 10**6
+        self.shares = []  # copies of each lane
         word = c_size_t
         self.functions = {
             "cuMemcpyHtoDAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
@@ -74,6 +75,7 @@ def run(driver, way, *args, lanes_used=3):
         ends = [piece.ctypes.data for piece in pieces] + [1, 2, 99]
         driver.recorded.clear()
         failed.append(loop(*args, lane, lanes_used, *ends))
+        driver.shares.append(len(driver.ordered))
         driver.land(len(driver.ordered))
         driver.ordered.clear()
     return failed
@@ -130,6 +132,7 @@ def test_arrays_of_all_kinds_go_up_together(driver, lanes_used):
     for target, x in zip(targets, sources, strict=True):
         np.testing.assert_array_equal(target[: x.size], x.reshape(-1))
         assert not target[x.size :].any()
+    assert max(driver.shares) - min(driver.shares) <= 1
 
 
 @pytest.mark.parametrize("way", ["send", "fetch"])
