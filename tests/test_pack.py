@@ -23,11 +23,20 @@ import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu import pack_config, packed, packed_dask, packing
 from multimm.gpu.compile import compile_text
-from multimm.gpu.pack_config import PARTS, cut_for
+from multimm.gpu.pack_config import (
+    PARTS,
+    cut_for,
+    held_on,
+    pack_defines,
+    pack_shared_bytes,
+    tiles_for,
+)
 from multimm.gpu.pack_reference import joined, pack_reference, split, swizzled
 from multimm.gpu.packed import PackedBlock, Residuals, check_pair
 from multimm.gpu.packing import Packing, pack, prepared, source_of
+from multimm.gpu.registry import Device
 from multimm.gpu.source import kernel_text
+from multimm.gpu.tiles import ARCHITECTURES, RESERVED_BYTES, limits_for
 
 
 class Kernel:
@@ -36,33 +45,37 @@ class Kernel:
     def __init__(self, entry: str, defines: tuple[tuple[str, int], ...]):
         self.entry, self.defines = entry, dict(defines)
 
-    def __call__(self, grid, block, args):
+    def __call__(self, grid, block, args, shared_mem=0):
         launches.append((self.entry, grid, args))
         assert block == (256, 1, 1)
+        assert shared_mem == (pack_shared_bytes(6) if self.entry == "split_pack" else 0)
         assert 1 <= grid[0] < 2**31
         getattr(self, self.entry)(grid[0], *args)
 
-    def split_pack(self, tasks, struct, tickets):
-        assert memory(tickets, (1,), (1,), "u4")[0] == 0
+    def split_pack(self, tasks, struct, stage, patience):
+        assert stage in range(3)
+        assert patience == pack_config.PATIENCE
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
-            tasks -= self.pack_one(*map(int, members))
+            tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0
         assert tasks == 0
 
-    def pack_one(self, x, ld, rows, k, along_k, wide, span, run, ahead, tiles, exponents, maxima,
+    def pack_one(self, stage, x, ld, rows, k, along_k, wide, run, tiles, exponents, maxima, arrived,
                  flags, residual_at, residuals):  # fmt: skip
         slabs, panels = -(-k // 64), -(-rows // 128) * 2
+        blocks = -(-slabs // run)
         if not slabs * panels:
             return 0
-        assert 1 <= ahead <= panels
         assert all(address % 8 == 0 for address in (flags, residual_at))
         lines, width = (rows, k) if along_k else (k, rows)
         assert not wide or (x % 16 == 0 and (lines == 1 or ld % 4 == 0))
         given = memory(x, (lines, width), (ld, 1), "f4")
         result = pack_reference(given if along_k else given.T, self.defines["PARTS"])
-        found = memory(
-            maxima, (panels, -(-slabs // span), 64), (64 * -(-slabs // span), 64, 1), "u4"
-        )
-        assert not found.any()
+        left = memory(maxima, (panels * 64,), (1,), "u4")
+        assert not memory(arrived, (panels * 64,), (1,), "u4").any()
+        assert left.any() == (stage == 2)
+        left[...] = 1
+        if stage == 1:
+            return panels * blocks
         for at, values in ((tiles, result.tiles), (exponents, result.exponents)):
             memory(at, (values.size,), (1,), values.dtype)[...] = values.reshape(-1)
         counts = memory(flags, (2,), (1,), "u8")
@@ -74,7 +87,7 @@ class Kernel:
             keys = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
             memory(residual_at, (len(order),), (1,), "u8")[...] = keys
             memory(residuals, (len(order),), (1,), "f4")[...] = listed["value"]
-        return panels * (-(-slabs // span) + -(-slabs // run))
+        return panels * blocks
 
     def carried(self, rows, k, tiles, exponents):
         height, parts = -(-rows // 128) * 128, self.defines["PARTS"]
@@ -104,6 +117,7 @@ def packed_parts(high, low, exponents):
 
 
 launches: list[tuple] = []
+H200 = Device(limits_for(90), 132)
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +133,10 @@ def cupy(monkeypatch):
     module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
     monkeypatch.setitem(sys.modules, "cupy", module)
     for part in (packing, packed):
-        monkeypatch.setattr(part, "kernel_for", lambda device, file, entry, d: Kernel(entry, d))
+        monkeypatch.setattr(
+            part, "kernel_for", lambda device, file, entry, d, **_: Kernel(entry, d)
+        )
+    monkeypatch.setattr(packing, "device_of", lambda _: H200)
     launches.clear()
     return module
 
@@ -195,7 +212,7 @@ def test_both_operands_in_one_launch():
     packing, head, parts = both_packed([(a, "a", False), (b, "b", True)])
     ((entry, grid, _),) = launches
     assert entry == "split_pack"
-    assert grid == (cut_for(70, 90).tasks + cut_for(200, 90).tasks, 1, 1)
+    assert grid == (sum(cut_for(rows, 90, 6, 132).tasks for rows in (70, 200)), 1, 1)
     start = head.data.ptr
     for i, (x, (tiles, exponents)) in enumerate(zip((a, b), parts, strict=True)):
         expected = pack_reference(x)
@@ -213,9 +230,8 @@ def test_each_part_of_the_head_has_room_of_its_own(count):
     """Counts of two operands also where there is one: its counts may stand for both."""
     sources = [source_of(gpu(np.ones((70, 90), "f4")), "a", False)[1]] * count
     packing = prepared(sources, "float32", 0)
-    ticket = 2 * 2 * 8
-    parts = [*packing.maxima, *packing.lists, packing.head_bytes]
-    assert parts[0] >= ticket + 8
+    parts = [*itertools.chain(*packing.maxima), *packing.lists, packing.head_bytes]
+    assert parts[0] >= 2 * 2 * 8
     assert parts == sorted(set(parts))
 
 
@@ -273,32 +289,50 @@ def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side
     assert_packed(pack(gpu(np.ones((256, 3), "f4")), side="b"), np.ones((3, 256), "f4"))
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_tasks_cover_every_slab_of_every_panel(rows, k):
-    cut = cut_for(rows, k)
-    assert cut.panels * 64 == -(-rows // 128) * 128
-    assert cut.slabs == -(-k // 64)
-    if not cut.panels * cut.slabs:
+def test_a_long_k_is_packed_in_two_launches():
+    """All blocks of a panel could not wait for each other."""
+    x = np.random.default_rng(4).standard_normal((3, 90_000), np.float32)
+    assert_packed(pack(gpu(x), side="a"), x)
+    assert [(entry, int(args[1])) for entry, _, args in launches] == [
+        ("split_pack", 1), ("split_pack", 2)
+    ]  # fmt: skip
+    launches.clear()
+    assert_packed(pack(gpu(x[:, :50_000].copy()), side="a"), x[:, :50_000])
+    assert [int(args[1]) for _, _, args in launches] == [0]
+
+
+@given(
+    st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(ARCHITECTURES),
+    st.integers(1, 200),
+)  # fmt: skip
+def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors):
+    held, (panels, slabs) = held_on(limits), tiles_for(rows, k)
+    cut = cut_for(rows, k, held, multiprocessors)
+    assert panels * 64 == -(-rows // 128) * 128
+    assert slabs == -(-k // 64)
+    if not panels * slabs:
         assert cut.tasks == 0
         return
-    assert cut.spans == -(-cut.slabs // cut.span) <= pack_config.MAX_SPANS
-    assert 1 <= cut.ahead <= cut.panels
-    assert cut.tasks == cut.panels * (cut.spans + -(-cut.slabs // cut.run))
+    blocks = -(-slabs // cut.run)
+    assert 1 <= cut.run <= held
+    assert cut.tasks == panels * blocks
+    assert cut.at_once == (blocks <= multiprocessors)
+    # The device is full, or no block has less to do.
+    assert cut.run in (1, held) or cut.tasks > multiprocessors * pack_config.BLOCKS // 2
 
 
-def test_large_matrices_are_read_again_from_l2():
-    for n in (4096, 8192, 16384, 65536):
-        cut = cut_for(n, n)
-        assert 16 <= cut.spans <= 64
-        assert cut.run == 2
-        assert 12 * 2**20 <= cut.ahead * 64 * n * 4 <= 36 * 2**20  # bytes; L2 has 50 MB
-        assert cut.ahead * cut.spans >= 128
-    assert cut_for(2048, 2048).ahead * 64 * 2048 * 4 == 12 * 2**20
+@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
+def test_blocks_share_a_multiprocessor(limits):
+    each = pack_shared_bytes(held_on(limits)) + RESERVED_BYTES
+    assert each * pack_config.BLOCKS <= limits.shared_bytes
+    more = pack_shared_bytes(held_on(limits) + 1) + RESERVED_BYTES
+    assert more * pack_config.BLOCKS > limits.shared_bytes or held_on(limits) == 6
+    assert limits.threads >= 256 * pack_config.BLOCKS
 
 
 def map_of_the_kernel() -> dict[str, object]:
     """The constants and one-line functions of kernels/common/pack_map.cuh, as Python."""
-    text = kernel_text("split_pack.cu", {"PARTS": 2, "BLOCKS": 1, "CAP": 1})
+    text = kernel_text("split_pack.cu", dict(pack_defines(2, 6)))
     text = text[text.index('#line 1 "common/pack_map.cuh"') :]
     text = text[: text.index("#line", 1)]
     names: dict[str, object] = {}
@@ -317,9 +351,11 @@ def map_of_the_kernel() -> dict[str, object]:
 
 def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
     names = map_of_the_kernel()
-    line_of, place_in_line, shared_place, swizzle = (
-        names[x] for x in ("line_of_thread", "place_in_line", "shared_place", "swizzled")
-    )
+    line_of, place_in_line, shared_place, turned_place, swizzle = (
+        names[x] for x in (
+            "line_of_thread", "place_in_line", "shared_place", "turned_place", "swizzled",
+        )
+    )  # fmt: skip
     threads, tile = names["THREADS"], names["TILE"]
     assert (threads, tile) == (256, 64)
     for wide in (0, 1):
@@ -329,8 +365,8 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
         )  # fmt: skip
         assert len(read) == tile * tile == read.total()
         assert not wide or all(place_in_line(1, t, 0) % 4 == 0 for t in range(threads))
-    places = {shared_place(row, four) for row in range(tile) for four in range(16)}
-    assert places == set(range(tile * 16))
+    for place in (shared_place, turned_place):
+        assert {place(row, four) for row in range(tile) for four in range(16)} == set(range(1024))
 
     def banks(slots):
         return {slot % 8 for slot in slots}  # 4 banks each: 16 bytes
@@ -338,12 +374,10 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
     for first, j in itertools.product(range(0, threads, 8), range(4)):  # 8 threads at a time
         eight = range(first, first + 8)
         along_k = [shared_place(line_of(t, j), place_in_line(1, t, 0) // 4) for t in eight]
-        assert len(banks(along_k)) == 8
-        for wide in (0, 1):
-            across = [shared_place(place_in_line(wide, t, j), line_of(t, 0) // 4) for t in eight]
-            assert len(banks(across)) == 8
-        for half in (0, 1):
-            assert len(banks(shared_place(t // 8, t % 8 * 2 + half) for t in eight)) == 8
+        across = [turned_place(place_in_line(1, t, j), line_of(t, 0) // 4) for t in eight]
+        assert len(banks(along_k)) == len(banks(across)) == 8
+        for place, half in itertools.product((shared_place, turned_place), (0, 1)):
+            assert len(banks(place(t // 8, t % 8 * 2 + half) for t in eight)) == 8
     written = {swizzle(row, vector) for row in range(tile) for vector in range(8)}
     assert written == set(range(0, tile * tile, 8))
     r, c = np.divmod(np.arange(tile * tile), tile)
@@ -355,11 +389,11 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_kernels_fit_a_multiprocessor(parts):
-    text = kernel_text("split_pack.cu", {"PARTS": parts, "BLOCKS": 4, "CAP": 65536})
-    usage = compile_text(text, "sm_90").usage["split_pack"]
-    assert usage.registers <= 64
-    assert usage.spilled <= 256  # of four variants together, before their first tile is there
-    assert usage.shared <= 48 * 1024
+    usage = compile_text(kernel_text("split_pack.cu", dict(pack_defines(parts, 6))), "sm_90").usage[
+        "split_pack"
+    ]
+    assert usage.registers <= 65_536 // 256 // pack_config.BLOCKS
+    assert (usage.spilled, usage.shared) == (0, 0)
     for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
         text = kernel_text(file, {"PARTS": parts, **more})
         for use in compile_text(text, "sm_90").usage.values():

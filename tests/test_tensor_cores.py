@@ -37,15 +37,15 @@ class Kernels:
     def load(self, text, entry, *_):
         kernel = stand_in.Kernel(text, entry)
         self.defines[entry] = kernel.defines
-        return lambda grid, block, args, shared_mem=0: self.run(kernel, grid, args)
+        return lambda grid, block, args, shared_mem=0: self.run(kernel, grid, args, shared_mem)
 
-    def run(self, kernel, grid, args):
+    def run(self, kernel, grid, args, shared_mem):
         entry = kernel.name
         self.ran.append(entry)
         if entry == "split_pack":
-            members = np.frombuffer(args[0].tobytes(), "u8").reshape(2, 15)
+            members = np.frombuffer(args[0].tobytes(), "u8").reshape(2, 14)
             self.packed += [int(rows) for rows in members[:, 2] if rows]
-            PackKernel(entry, tuple(kernel.defines.items()))(grid, (256, 1, 1), args)
+            PackKernel(entry, tuple(kernel.defines.items()))(grid, (256, 1, 1), args, shared_mem)
             return
         counts = memory(args[-1], (4,), (1,), "u8").tolist()
         refused = bool(counts[0] or counts[2] or max(counts[1], counts[3]) > RESIDUAL_CAP)

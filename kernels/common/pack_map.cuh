@@ -19,10 +19,12 @@ constexpr int WRITTEN = TILE_ELEMENTS / THREADS;  // elements of a tile that a t
 __device__ constexpr int line_of_thread(int thread, int i) { return thread / PIECES * PIECE + i; }
 __device__ constexpr int place_in_line(int wide, int thread, int e) { return thread % PIECES * (1 + wide * (PIECE - 1)) + e * (PIECES - wide * (PIECES - 1)); }
 
-// Where the four-th 4 neighbours along k of a row lie in shared memory, counted in 16 bytes: even
-// and odd ones apart, for a thread reads two that follow one another, and turned by the row.
-// Whichever way 8 neighbouring threads read or write, they meet 8 different groups of 4 banks.
-__device__ constexpr int shared_place(int row, int four) { return row * 16 + (four & 1) * 8 + (((four >> 1) ^ ((four & 1) << 2) ^ row ^ (row >> 2)) & 7); }
+// Where the four-th 4 neighbours along k of a row lie in shared memory, counted in 16 bytes: in a
+// row of their own; or, where 16 bytes of memory are 4 rows, among those that one thread has
+// copied: it turns 4 x 4 elements where they lie. Whichever way 8 neighbouring threads copy or
+// read, one of two that follow one another, they meet 8 different groups of 4 banks.
+__device__ constexpr int shared_place(int row, int four) { return row * 16 + (four ^ (four >> 3) ^ (row & 7)); }
+__device__ constexpr int turned_place(int row, int four) { return (four * 4 + row % 4) * 16 + ((row / 4) ^ (four / 2)); }
 
 // Where the vector-th 8 numbers of a row lie in a packed tile, counted in numbers.
 __device__ constexpr int swizzled(int row, int vector) { return row * TILE + (vector ^ (row & 7)) * VECTOR; }

@@ -17,7 +17,7 @@ from multimm.gpu.add_config import config_for as sum_config
 from multimm.gpu.compiled import IF_REFUSED, LOWER, UNLESS_REFUSED, file_for
 from multimm.gpu.copies import DEFINES
 from multimm.gpu.loads import alike, widest
-from multimm.gpu.pack_config import PARTS, pack_defines, residual_defines
+from multimm.gpu.pack_config import PARTS, held_on, pack_defines, residual_defines
 from multimm.gpu.registry import INSTEAD, config_named
 from multimm.gpu.source import kernel_text
 from multimm.gpu.split_choice import PRODUCTS, entries_for, precisions_that_pay
@@ -81,7 +81,7 @@ def _packed(
         defines = (*config_named(name).defines().items(), *path, *IF_REFUSED)
         yield Wanted("sgemm_ffma.cu", defines)
     for parts in (PARTS[precision] for precision in paying):
-        yield Wanted("split_pack.cu", pack_defines(parts))
+        yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
         yield Wanted("split_residuals.cu", residual_defines(parts))
 
 

@@ -1,12 +1,14 @@
 """How packed operands are laid out, and how kernels/split_pack.cu cuts one into tasks: integers.
 
-Figures of the latter are what was fastest on an H200 (132 multiprocessors, 50 MB of L2).
+Figures of the latter are what was fastest on an H200.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import NamedTuple
+
+from multimm.gpu.tiles import RESERVED_BYTES, ArchLimits
 
 SLAB = 64  #: of k; tiles are as high as they are wide
 ROW_ALIGN = 128  #: rows are padded to a multiple
@@ -17,21 +19,29 @@ PANEL = 64  #: rows
 #: in 16384 x 16384, lognormal data of sigma 1 some 100. Arbitrary, but so many still cost little
 #: beside the product: they are one of at most 1024 rows and 1024 terms.
 RESIDUAL_CAP = 1024
-#: Thread blocks that share a multiprocessor.
-BLOCKS = 4
-#: Thread blocks that find the maxima of a panel: more for few panels, so that there are as many
-#: tasks, and for long ones. Who packs looks at what each of them has found, so there is a limit.
-SPANS, TASKS, MAX_SPANS, LONGEST_SPAN = 16, 512, 64, 16
-#: Slabs that a thread block packs, unless there are fewer tasks than `TASKS` then.
-RUN = 2
-#: How far the maxima are ahead of packing: so many tasks of both kinds, and so many that find
-#: maxima. With fewer, those that pack wait; with more, L2 does not hold what is read again.
-AHEAD, SPANS_AHEAD = 768, 128
+#: Thread blocks that share a multiprocessor, and the float32 tiles that each may hold: more blocks
+#: of fewer tiles are slower.
+BLOCKS, MOST_HELD = 2, 6
+#: Shared memory for a tile, and for all else, in bytes.
+_TILE_BYTES, _OTHER_BYTES = 4 * SLAB * SLAB, 4 * 9 * SLAB
+#: Times that a block looks for the others' maxima, some 50 ms, before it finds them alone.
+PATIENCE = 2**16
 
 
-def pack_defines(parts: int) -> tuple[tuple[str, int], ...]:
+def held_on(limits: ArchLimits) -> int:
+    """How many tiles a block holds on a GPU."""
+    room = limits.shared_bytes // BLOCKS - RESERVED_BYTES - _OTHER_BYTES
+    return max(1, min(MOST_HELD, room // _TILE_BYTES))
+
+
+def pack_shared_bytes(held: int) -> int:
+    """Dynamic shared memory of a block that holds so many tiles."""
+    return held * _TILE_BYTES + _OTHER_BYTES
+
+
+def pack_defines(parts: int, held: int) -> tuple[tuple[str, int], ...]:
     """The compile-time parameters of kernels/split_pack.cu."""
-    return (("PARTS", parts), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
+    return (("PARTS", parts), ("BLOCKS", BLOCKS), ("HELD", held), ("CAP", RESIDUAL_CAP))
 
 
 def residual_defines(parts: int) -> tuple[tuple[str, int], ...]:
@@ -39,28 +49,30 @@ def residual_defines(parts: int) -> tuple[tuple[str, int], ...]:
     return (("PARTS", parts), ("CAP", RESIDUAL_CAP))
 
 
-class Cut(NamedTuple):
-    """How kernels/split_pack.cu cuts an operand into tasks; see common/two_passes.cuh."""
+def tiles_for(rows: int, k: int) -> tuple[int, int]:
+    """Panels of 64 rows, padded to pairs, and slabs of 64 k."""
+    return -(-rows // ROW_ALIGN) * (ROW_ALIGN // PANEL), -(-k // SLAB)
 
-    panels: int  #: of 64 rows
-    slabs: int  #: of 64 elements of k
-    span: int  #: slabs in which one block finds maxima
-    spans: int
+
+class Cut(NamedTuple):
+    """How kernels/split_pack.cu cuts an operand into tasks."""
+
     run: int  #: slabs that one block packs
-    ahead: int  #: panels whose maxima are found before the first one is packed
     tasks: int
+    at_once: bool  #: whether the blocks of a panel run at one time: no launch has to find maxima
 
 
 @functools.lru_cache(maxsize=1024)
-def cut_for(rows: int, k: int) -> Cut:
-    """Return how an operand of that size is cut."""
-    panels, slabs = -(-rows // ROW_ALIGN) * (ROW_ALIGN // PANEL), -(-k // SLAB)
+def cut_for(rows: int, k: int, held: int, multiprocessors: int) -> Cut:
+    """Return how an operand of that size is cut on a GPU.
+
+    Every multiprocessor has something to do if that is possible. Half of the blocks that run at one
+    time may share a panel: the others copy or write while these wait.
+    """
+    panels, slabs = tiles_for(rows, k)
     if not panels or not slabs:
-        return Cut(panels, slabs, 1, 0, 1, panels, 0)
-    wanted = max(SPANS, -(-TASKS // panels), -(-slabs // LONGEST_SPAN))
-    span = -(-slabs // min(wanted, MAX_SPANS))
-    spans = -(-slabs // span)
-    run = max(1, min(RUN, panels * slabs // TASKS))
-    each = spans + -(-slabs // run)  # tasks of a panel
-    ahead = min(panels, max(-(-AHEAD // each), -(-SPANS_AHEAD // spans)))
-    return Cut(panels, slabs, span, spans, run, ahead, panels * each)
+        return Cut(1, 0, True)
+    places = multiprocessors * BLOCKS
+    run = max(1, min(held, -(-panels * slabs // places)))
+    blocks = -(-slabs // run)
+    return Cut(run, panels * blocks, blocks <= places // 2)

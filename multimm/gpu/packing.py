@@ -1,7 +1,7 @@
 """Packing float32 operands for the tensor cores: kernels/split_pack.cu and its launch.
 
-One launch packs an operand, or both of a product. It works in a head, memory that says afterwards
-what packing has found: see `Packing`.
+One launch packs an operand, or both of a product; two do where k is long. They work in a head,
+memory that says afterwards what packing has found: see `Packing`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,21 @@ import numpy as np
 
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu.choice import SPLIT_K
-from multimm.gpu.compiled import kernel_for
+from multimm.gpu.compiled import device_of, kernel_for
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
-from multimm.gpu.pack_config import PANEL, PARTS, RESIDUAL_CAP, SLAB, Cut, cut_for, pack_defines
+from multimm.gpu.pack_config import (
+    PANEL,
+    PARTS,
+    PATIENCE,
+    RESIDUAL_CAP,
+    SLAB,
+    cut_for,
+    held_on,
+    pack_defines,
+    pack_shared_bytes,
+    tiles_for,
+)
 from multimm.gpu.packed import PackedBlock, Residuals, register_with_dask
 from multimm.gpu.workspace import copied
 
@@ -30,9 +41,9 @@ Array = Any
 _THREADS = 256
 _MAX_TASKS = 2**31 - 1
 _COUNTS = 16  # bytes: how many elements are not finite, how many are not carried
-_TICKETS = 8  # bytes: how many were drawn
 _RESIDUAL = 12  # bytes: row * 2^32 + k, and the value
-_STRUCT = struct.Struct("30Q")  # of the kernel: 15 members for each of two operands
+_STRUCT = struct.Struct("28Q")  # of the kernel: 14 members for each of two operands
+_ALL, _LEAVE, _TAKE = (np.int32(stage) for stage in range(3))  # of the kernel
 _BY_VALUE = np.dtype((np.void, _STRUCT.size))
 
 
@@ -46,31 +57,25 @@ class Source(NamedTuple):
     along_k: bool  #: whether neighbours in memory are neighbours along k
     turned: bool  #: whether the array is rows x k or, turned, k x rows
 
-    @property
-    def cut(self) -> Cut:
-        """How it is cut into tasks."""
-        return cut_for(self.rows, self.k)
-
     def members(self) -> tuple[int, ...]:
-        """Members of the kernel's struct: how it reads, and in which order."""
-        stack, cut = self.stack, self.cut
+        """Members of the kernel's struct: how it reads."""
+        stack = self.stack
         wide = stack.pointer % 16 == 0 and (stack.ld % 4 == 0 or stack.rows <= 1)
-        sizes = stack.ld, self.rows, self.k, int(self.along_k), int(wide)
-        return (*sizes, cut.span, cut.run, cut.ahead)
+        return (stack.ld, self.rows, self.k, int(self.along_k), int(wide))
 
     def tile_shape(self, scheme: str) -> tuple[int, ...]:
         """Shape of the packed tiles, of float16."""
-        return (self.cut.panels, self.cut.slabs, PARTS[scheme], SLAB, SLAB)
+        return (*tiles_for(self.rows, self.k), PARTS[scheme], SLAB, SLAB)
 
     @property
     def height(self) -> int:
         """Rows with padding: so many exponents, of int32, belong to the tiles."""
-        return self.cut.panels * PANEL
+        return tiles_for(self.rows, self.k)[0] * PANEL
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The launch that packs operands, with all decided but where they lie.
+    """The launches that pack operands, with all decided but where they lie.
 
     The head begins with two uint64 for each of two operands: how many of its elements are not
     finite, and how many others the parts do not carry. From `lists` on there are the latter, for
@@ -79,9 +84,12 @@ class Packing:
 
     kernel: Any  #: None if there is nothing to pack
     tasks: int
+    stages: tuple[Any, ...]  #: of each launch
+    shared_bytes: int
     members: tuple[tuple[int, ...], ...]  #: of each operand, those that are no addresses
-    maxima: tuple[int, ...]  #: from the head's beginning, in bytes
-    lists: tuple[int, ...]
+    #: From the head's beginning, in bytes: of each operand maxima, and how many blocks left them.
+    maxima: tuple[tuple[int, int], ...]
+    lists: tuple[int, ...]  #: of each operand, likewise
 
     @property
     def head_bytes(self) -> int:
@@ -107,12 +115,15 @@ class Packing:
         values: list[int] = []
         for i, (x, tiles, exponents) in enumerate(addresses):
             first = head + self.lists[i]
-            values += (x, *self.members[i], tiles, exponents, head + self.maxima[i],
+            values += (x, *self.members[i], tiles, exponents,
+                       *(head + at for at in self.maxima[i]),
                        head + _COUNTS * i, first, first + 8 * RESIDUAL_CAP)  # fmt: skip
-        values += [0] * (30 - len(values))
+        values += [0] * (28 - len(values))
         operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
-        tickets = head + 2 * _COUNTS
-        self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), (operands, tickets))
+        for stage in self.stages:
+            arguments = operands, stage, np.uint32(PATIENCE)
+            self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), arguments,
+                        shared_mem=self.shared_bytes)  # fmt: skip
 
 
 def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -> PackedBlock:
@@ -217,24 +228,31 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
     ShapeError
         Operands that are too large for one launch.
     """
-    cuts = [source.cut for source in sources]
+    chip = device_of(device)
+    held = held_on(chip.limits)
+    cuts = [cut_for(x.rows, x.k, held, chip.multiprocessors) for x in sources]
     tasks = sum(cut.tasks for cut in cuts)
     if tasks > _MAX_TASKS:
         shapes = [(source.rows, source.k) for source in sources]
         raise ShapeError(f"{tasks} tasks for shapes {shapes}: use blocks")
-    kernel = None
+    kernel, shared_bytes = None, pack_shared_bytes(held)
     if tasks:
-        kernel = kernel_for(device, "split_pack.cu", "split_pack", pack_defines(PARTS[scheme]))
-    end = 2 * _COUNTS + _TICKETS
+        defines = pack_defines(PARTS[scheme], held)
+        kernel = kernel_for(
+            device, "split_pack.cu", "split_pack", defines, shared_bytes=shared_bytes
+        )
+    end = 2 * _COUNTS
     maxima, lists = [], []
-    for cut in cuts:
-        maxima.append(end)
-        end += 4 * PANEL * cut.panels * cut.spans
+    for source in sources:
+        arrived = end + 4 * source.height
+        maxima.append((end, arrived))
+        end = arrived + 4 * source.height
     for _ in sources:
         lists.append(end)
         end += RESIDUAL_CAP * _RESIDUAL
-    members = tuple(source.members() for source in sources)
-    return Packing(kernel, tasks, members, tuple(maxima), tuple(lists))
+    stages = (_ALL,) if all(cut.at_once for cut in cuts) else (_LEAVE, _TAKE)
+    members = tuple((*x.members(), cut.run) for x, cut in zip(sources, cuts, strict=True))
+    return Packing(kernel, tasks, stages, shared_bytes, members, tuple(maxima), tuple(lists))
 
 
 def _raw(x: Array, source: Source) -> Array:

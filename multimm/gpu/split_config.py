@@ -12,7 +12,7 @@ from typing import ClassVar
 from multimm.gpu.add_config import MAX_PARTS
 from multimm.gpu.config import Rules, check, defines
 from multimm.gpu.pack_config import RESIDUAL_CAP, SLAB
-from multimm.gpu.tiles import ArchLimits, tiles_of
+from multimm.gpu.tiles import RESERVED_BYTES, ArchLimits, tiles_of
 
 #: Rows of a packed tile, and its bytes of float16.
 TILE_ROWS = SLAB
@@ -25,8 +25,6 @@ WGMMA, MMA = 90, 80
 REGISTERS, OTHER_REGISTERS = 232, 36
 #: The most shared memory that a block may have on compute capability 9.0.
 SHARED_BYTES = 232_448
-#: What a block may not have of a multiprocessor's shared memory.
-RESERVED_BYTES = 1024
 #: A slice of k has at least so many slabs, and a product at most so many slices: `add_partials`
 #: adds them, and P, in one launch.
 MIN_SLABS, MAX_SLICES = 8, MAX_PARTS - 1

@@ -19,6 +19,8 @@ STRIP = 4
 K_RUN = 8
 #: Statically declared shared memory ends here on every chip.
 STATIC_SHARED_BYTES = 49_152
+#: What a block may not have of a multiprocessor's shared memory.
+RESERVED_BYTES = 1024
 
 
 def tiles_of(m: int, n: int, height: int, width: int, lower: bool = False) -> int:

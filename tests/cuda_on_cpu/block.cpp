@@ -178,6 +178,17 @@ void block_barrier(const char* file, int line) {
   asm volatile("" ::: "memory");
 }
 
+// Threads leave their votes in turns of one array: nobody can be two of these barriers ahead.
+int block_count(const char* file, int line, bool holds) {
+  static int votes[2];
+  static unsigned turn[1024], opened;  // of each thread, and the latest that was counted anew
+  const unsigned mine = ++turn[current];
+  if (mine != opened) votes[mine % 2] = 0, opened = mine;
+  votes[mine % 2] += holds;
+  block_barrier(file, line);
+  return votes[mine % 2];
+}
+
 void warp_barrier_all(const char* file, int line) { wait(AT_WARP, file, line); }
 
 uint64_t* warp_slots() { return &slots[current / 32 * 32]; }

@@ -46,6 +46,8 @@
 #define __shfl_up_sync(...) ::cuda_on_cpu::shuffle(__FILE__, __LINE__, 'u', __VA_ARGS__)
 #define __shfl_down_sync(...) ::cuda_on_cpu::shuffle(__FILE__, __LINE__, 'd', __VA_ARGS__)
 #define __any_sync(...) ::cuda_on_cpu::any(__FILE__, __LINE__, __VA_ARGS__)
+#define __syncthreads_or(...) (::cuda_on_cpu::block_count(__FILE__, __LINE__, __VA_ARGS__) > 0)
+#define __syncthreads_and(...) (::cuda_on_cpu::block_count(__FILE__, __LINE__, !(__VA_ARGS__)) == 0)
 
 struct dim3 {
   unsigned x, y, z;
@@ -79,6 +81,7 @@ namespace cuda_on_cpu {
 // ---- block.cpp, and from dynamic_shared on memory.cpp ----
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void block_barrier(const char* file, int line);
+int block_count(const char* file, int line, bool holds);  // threads for which it does; a barrier
 void warp_barrier_all(const char* file, int line);
 uint64_t* warp_slots();  // 32 places in which the lanes of a warp leave values for each other
 bool kept(int site);     // false for the one barrier, wait or commit that is to be left out
@@ -230,6 +233,11 @@ inline void __threadfence_block() {}
 inline void __trap() { cuda_on_cpu::fail("__trap() was called"); }
 // One thread runs at a time: everything is atomic.
 template <class T> inline T atomicAdd(T* at, T value) { T old = *at; *at += value; return old; }
+template <class T> inline T atomicMax(T* at, T value) {
+  const T old = *at;
+  if (value > old) *at = value;
+  return old;
+}
 template <class T> inline T atomicExch(T* at, T value) { T old = *at; *at = value; return old; }
 
 #include "ptx.h"

@@ -153,7 +153,7 @@ def copying(capacity: int, threads: int, unroll: int) -> Variant:
 
 def pack(parts: int, arch: int = 900) -> Variant:
     """The split of float32 operands into FP16 parts."""
-    defines = {"PARTS": parts, "BLOCKS": 1, "CAP": 40}
+    defines = {"PARTS": parts, "BLOCKS": 1, "HELD": 3, "CAP": 40}
     return Variant("split_pack.cu", tuple(defines.items()), lambda: pack_cases(defines), arch)
 
 

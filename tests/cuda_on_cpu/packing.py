@@ -10,10 +10,15 @@ import numpy as np
 from cuda_on_cpu.operands import Far, Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
+from multimm.gpu.pack_config import pack_shared_bytes
 from multimm.gpu.pack_reference import joined, pack_reference, row_exponents, split
 
 THREADS = 256
-_BUFFERS = 7  # of an operand
+_BUFFERS = 8  # of an operand
+#: What a launch does, and how often a block looks for what the others, which run before it or after
+#: it, have found.
+_ALL, _LEAVE, _TAKE = range(3)
+_PATIENCE = (3, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,6 @@ class Matrix:
     kind: str = "normal"
     along_k: bool = True
     wide: bool = False
-    ahead: int = 1
-    span: int = 2
     run: int = 2
     extra: int = 0
     offset: int = 0
@@ -62,13 +65,12 @@ class PackCase(Case):
 
     def wrong(self, found: list[Buffer]) -> str:
         """What differs; empty if nothing does."""
-        first = len(found) % _BUFFERS  # of the operands' buffers
         found = list(found)
-        for i in range(first, len(found), _BUFFERS):
-            wanted, got = self.expected[i + 5 : i + 7], found[i + 5 : i + 7]
-            found[i + 5 : i + 7] = wanted
+        for i in range(0, len(found), _BUFFERS):
+            wanted, got = self.expected[i + 6 : i + 8], found[i + 6 : i + 8]
+            found[i + 6 : i + 8] = wanted
             pairs, seen = (_pairs(*buffers, self.cap) for buffers in (wanted, got))
-            count = int(self.expected[i + 4].spans[0][1])
+            count = int(self.expected[i + 5].spans[0][1])
             if len(seen) != len(set(seen)) or len(seen) != min(count, self.cap):
                 return f"{self.launch.what}: {len(seen)} residuals of {count}"
             if not set(seen) <= set(pairs):
@@ -98,84 +100,80 @@ def _lists() -> list[tuple[Matrix, Matrix]]:
         (Matrix(1, 1), none),
         (none, Matrix(3, 2, "odd", along_k=False)),
         (Matrix(64, 64, wide=True), Matrix(64, 64, along_k=False, wide=True)),
-        (
-            Matrix(130, 200, "odd", **full, ahead=2),
-            Matrix(131, 132, along_k=False, **full, span=1, run=1),
-        ),
+        (Matrix(130, 200, "odd", **full), Matrix(131, 132, along_k=False, **full, run=1)),
         (
             Matrix(65, 190, "odd", extra=3, offset=1),
             Matrix(67, 65, "odd", False, offset=3, extra=2),
         ),
-        (Matrix(200, 131, "odd", False, True, 4, 1), Matrix(3, 333, "odd", True, True, 2, 3)),
-        (
-            Matrix(66, 321, "sparse", offset=2, ahead=2, run=4),
-            Matrix(129, 70, "integers", False, ahead=3),
-        ),
+        (Matrix(200, 131, "odd", False, True, 1), Matrix(3, 333, "odd", True, True, 3)),
+        (Matrix(66, 321, "sparse", offset=2, run=3), Matrix(129, 70, "integers", False)),
         (Matrix(5, 90, "wide"), Matrix(4, 77, "wide", False)),
         (Matrix(2, 3, far=True), Matrix(3, 2, along_k=False, far=True)),
         (Matrix(7, 0), Matrix(2, 64, "wide", wide=True)),
+        (Matrix(70, 260, along_k=False, wide=True), Matrix(68, 388, "wide", wide=True, run=3)),
     ]
 
 
 def pack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
-    """Both operands of a product in one launch."""
+    """Both operands of a product in one launch; or in two, of which each is a case."""
     for seed, matrices in enumerate(_lists()):
-        rng = np.random.default_rng(seed)
-        tickets, tasks = np.zeros(1, np.uint32), 0
-        members: list[object] = []
-        given, expected = [Buffer.of(tickets)], []
-        for matrix in matrices:
-            more, before, after = _operand(matrix, defines, len(given), rng)
-            members += more
-            given += before
-            expected += after
-            slabs = -(-matrix.k // 64)
-            tasks += (
-                -(-matrix.rows // 128) * 2 * (-(-slabs // matrix.run) + -(-slabs // matrix.span))
-            )
-        launch = Launch(
-            "split_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), Pointer(0)], given,
-            seed=seed, what=f"split_pack {matrices}",
-        )  # fmt: skip
-        drawn = Buffer.of(tickets + np.uint32(tasks))
-        yield PackCase(launch, [drawn, *expected], defines["CAP"])
+        for stage in (_ALL, _LEAVE, _TAKE):
+            rng = np.random.default_rng(seed)
+            members: list[object] = []
+            given, expected, tasks = [], [], 0
+            for matrix in matrices:
+                more, before, after = _operand(matrix, stage, defines, len(given), rng)
+                members += more
+                given += before
+                expected += after
+                tasks += -(-matrix.rows // 128) * 2 * _blocks(matrix)
+            patience = _PATIENCE[seed % len(_PATIENCE)]
+            launch = Launch(
+                "split_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), stage, patience],
+                given, pack_shared_bytes(defines["HELD"]), seed,
+                what=f"split_pack {stage} {matrices}",
+            )  # fmt: skip
+            yield PackCase(launch, expected, defines["CAP"])
+
+
+def _blocks(m: Matrix) -> int:
+    """How many share a panel."""
+    slabs = -(-m.k // 64)
+    return -(-slabs // m.run)
 
 
 def _operand(
-    m: Matrix, defines: Mapping[str, int], first: int, rng: np.random.Generator
+    m: Matrix, stage: int, defines: Mapping[str, int], first: int, rng: np.random.Generator
 ) -> tuple[list[object], list[Buffer], list[Buffer]]:
     """The members of an operand's struct, its buffers, and what they hold afterwards."""
     x = numbers(m.kind, m.rows, m.k, rng)
     packed = pack_reference(x, defines["PARTS"])
     stored, ld = _stored(m, x)
     pointer = stored.arguments(first)[0] if x.size else None
-    panels, slabs = len(packed.exponents) // 64, -(-m.k // 64)
-    spans = -(-slabs // m.span)
-    room = (len(packed.residuals), defines["CAP"])
-    keys = places(packed.residuals)
-    padded = np.zeros((panels * 64, spans * m.span * 64), np.float32)
-    padded[: m.rows, : m.k] = np.where(np.isfinite(x), np.abs(x), 0)
-    largest = padded.reshape(panels, 64, spans, m.span * 64).max(axis=3, initial=0).swapaxes(1, 2)
-    maxima = np.ascontiguousarray(largest).reshape(-1).view(np.uint32) + np.uint32(1)
-    before = [
-        stored.buffer, *map(Buffer.of, (
-            np.full(packed.tiles.size, 0x7BCD, np.uint16), np.full_like(packed.exponents, 99),
-            np.zeros_like(maxima), np.zeros(2, np.uint64),
-            np.full(room[1], _UNWRITTEN, np.uint64), np.zeros(room[1], np.float32),
-        )),
-    ]  # fmt: skip
-    exponents = packed.exponents if slabs else np.full_like(packed.exponents, 99)
-    after = [
-        stored.buffer, *map(Buffer.of, (
-            packed.tiles.reshape(-1).view(np.uint16), exponents, maxima,
-            np.array([packed.nonfinite, packed.uncarried], np.uint64),
-            keys, packed.residuals["value"].copy(),
-        )),
-    ]  # fmt: skip
+    height, room = len(packed.exponents), (len(packed.residuals), defines["CAP"])
     assert (row_exponents(x) == packed.exponents[: m.rows]).all()
+    padded = np.zeros((height, m.k), np.float32)
+    padded[: m.rows] = np.where(np.isfinite(x), np.abs(x), 0)
+    shared = _blocks(m) > 1  # by several blocks
+    maxima = padded.max(axis=1, initial=0).view(np.uint32) * np.uint32(shared)
+    arrived = np.full(height, _blocks(m) * shared * (stage == _ALL), np.uint32)
+    nothing = [
+        np.full(packed.tiles.size, 0x7BCD, np.uint16), np.full_like(packed.exponents, 99),
+        maxima if stage == _TAKE else np.zeros_like(maxima), np.zeros_like(arrived),
+        np.zeros(2, np.uint64), np.full(room[1], _UNWRITTEN, np.uint64),
+        np.zeros(room[1], np.float32),
+    ]  # fmt: skip
+    exponents = packed.exponents if m.k else nothing[1]
+    counts = np.array([packed.nonfinite, packed.uncarried], np.uint64)
+    everything = [
+        packed.tiles.reshape(-1).view(np.uint16), exponents, maxima, arrived, counts,
+        places(packed.residuals), packed.residuals["value"].copy(),
+    ]  # fmt: skip
+    if stage == _LEAVE:
+        everything = [*nothing[:2], maxima, *nothing[3:]]
+    before, after = ([stored.buffer, *map(Buffer.of, x)] for x in (nothing, everything))
     pointers = [Pointer(first + i) for i in range(1, _BUFFERS)]
-    sizes = (ld, m.rows, m.k, int(m.along_k), int(m.wide), m.span, m.run, min(m.ahead, panels))
-    return [pointer, *sizes, *pointers], before, after
+    return [pointer, ld, m.rows, m.k, int(m.along_k), int(m.wide), m.run, *pointers], before, after
 
 
 def _stored(m: Matrix, x: np.ndarray) -> tuple[Operand | Far, int]:

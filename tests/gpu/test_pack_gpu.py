@@ -10,8 +10,8 @@ from cuda_on_cpu.packing import numbers, places
 from gpu_arrays import pack_tiles
 
 from multimm.errors import ShapeError
-from multimm.gpu import pack_config, packing
-from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu import packing
+from multimm.gpu.pack_config import RESIDUAL_CAP, cut_for
 from multimm.gpu.pack_reference import pack_reference, split
 from multimm.gpu.packing import prepared, source_of
 
@@ -100,13 +100,17 @@ def packed_together(operands):
     return [cupy.asnumpy(tiles) for tiles, _ in parts], counts
 
 
-@pytest.mark.parametrize("ahead", [1, 100, 1 << 40])
-def test_two_operands_in_one_launch_whatever_is_read_ahead(monkeypatch, ahead):
-    monkeypatch.setattr(pack_config, "AHEAD", ahead)
-    monkeypatch.setattr(pack_config, "SPANS_AHEAD", ahead)
-    monkeypatch.setattr(packing, "cut_for", pack_config.cut_for.__wrapped__)
+WAYS = ("at once", "every block alone", "in two launches")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_operands_together_however_blocks_learn_of_each_other(monkeypatch, way):
+    if way == WAYS[1]:
+        monkeypatch.setattr(packing, "PATIENCE", 0)
+    elif way == WAYS[2]:
+        monkeypatch.setattr(packing, "cut_for", lambda *x: cut_for(*x)._replace(at_once=False))
     rng = np.random.default_rng(7)
-    for m, n, k in ((1, 1, 1), (1000, 700, 1500), (65, 3000, 129), (4097, 5, 3)):
+    for m, n, k in ((1, 1, 1), (1000, 700, 1500), (65, 3000, 129), (4097, 5, 3), (70, 3, 40_000)):
         a, b = numbers("normal", m, k, rng), numbers("sparse", n, k, rng)
         both = [(cupy.asarray(a), "a", False), (cupy.asarray(b.T.copy()), "b", False)]
         for _ in range(3):  # memory of earlier rounds is used again
@@ -115,6 +119,43 @@ def test_two_operands_in_one_launch_whatever_is_read_ahead(monkeypatch, ahead):
                 expected = pack_reference(x)
                 np.testing.assert_array_equal(tiles.view("u2"), expected.tiles.view("u2"))
                 assert count.tolist() == [0, expected.uncarried]
+
+
+def test_k_of_any_length():
+    rng = np.random.default_rng(17)
+    for rows, k in ((130, 50_000), (66, 51_000), (3, 300_001)):
+        x = rng.standard_normal((rows, k), np.float32)
+        x[1] *= np.float32(2.0**-20)
+        x[1, k // 2] = 2.0**10
+        for view in (cupy.asarray(x), cupy.asfortranarray(cupy.asarray(x))):
+            assert_packed(pack_tiles(view, side="a"), x, "float32")
+
+
+def test_streams_that_pack_at_one_time_wait_for_none_of_each_others_blocks():
+    """More blocks wait than have room: together the streams' panels do not fit."""
+    rng = np.random.default_rng(19)
+    given = [rng.standard_normal((70, 50_000), np.float32) for _ in range(6)]
+    arrays = [cupy.asarray(x) for x in given]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in given]
+    prepared_ = []
+    for x in arrays:
+        _, source = source_of(x, "a", False)
+        packing_ = prepared([source], "float32", 0)
+        prepared_.append((
+            packing_, cupy.empty(packing_.head_bytes, np.uint8),
+            cupy.zeros(source.tile_shape("float32"), np.float16), cupy.zeros(source.height, "i4"),
+        ))  # fmt: skip
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        for stream, x, (packing_, head, tiles, exponents) in zip(
+            streams, arrays, prepared_, strict=True
+        ):
+            with stream:
+                packing_(head.data.ptr, [(x.data.ptr, tiles.data.ptr, exponents.data.ptr)])
+    cupy.cuda.Device().synchronize()
+    for x, (_, _, tiles, _) in zip(given, prepared_, strict=True):
+        expected = pack_reference(x).tiles.view("u2")
+        np.testing.assert_array_equal(cupy.asnumpy(tiles).view("u2"), expected)
 
 
 def test_large_matrices_are_packed_like_small_ones():
