@@ -29,8 +29,8 @@ PACKS = (8192, 16384)
 SGEMM = ("cublas sgemm", "cublas lt")
 #: Configurations of the kernel for GPUs without wgmma, on operands packed before.
 _MMA = {"float32": "mma_wide", "tf32": "tf32_mma_wide"}
-#: Packing reads an element twice and writes its parts.
-_PACKED_BYTES = {"float32": 4 + 4 + 4, "tf32": 4 + 4 + 2}
+#: Packing has to read an element and to write its parts; a long k is read twice.
+_PACKED_BYTES = {"float32": 4 + 4, "tf32": 4 + 2}
 #: How far unpacked elements may be from what they were, relative to themselves.
 _PACKED_ERROR = {"float32": 2.0**-21, "tf32": 2.0**-10}
 

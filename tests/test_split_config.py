@@ -250,13 +250,16 @@ def test_long_products_keep_all_multiprocessors_busy(m, n, k, products, lower):
 @pytest.mark.parametrize(
     ("m", "n", "k", "length"),
     [
-        (8192, 8192, 1048576, 65536),
-        (8192, 8192, 131071, 131071),
-        (8192, 8192, 131072, 65536),
-        (8192, 8192, 131073, 65664),  # a multiple of 128
-        (2048, 2048, 4194304, 1048576),  # of 2^42 multiplications
+        (8192, 8192, 1048576, 32768),
+        (8192, 8192, 65535, 65535),
+        (8192, 8192, 65536, 32768),
+        (8192, 8192, 65537, 32896),  # a multiple of 128
+        (2048, 2048, 4194304, 524288),  # of 2^41 multiplications
         (2048, 2048, 99, 99),
-        (65536, 65536, 65536, 65536),
+        (0, 0, 99, 99),
+        (65536, 65536, 65536, 32768),
+        (65664, 65664, 65536, 65536),  # of more sums than elements in half of it
+        (131072, 131072, 131072, 65536),
     ],
 )
 def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):

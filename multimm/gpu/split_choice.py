@@ -48,7 +48,7 @@ TILE_CLOCKS = 3000
 #: Clocks in a second when all multiprocessors are busy: the power limit lowers it to 1.4e9 in long
 #: products. Measured at 8192 or estimated, in seconds: packing an element; adding slices of k,
 #: once and for each byte that is moved.
-CLOCK, PACK_SECONDS = 1.6e9, 3e-12
+CLOCK, PACK_SECONDS = 1.6e9, 2.4e-12
 #: What a call takes besides, in seconds: zeros for packing, and four launches of which the last two
 #: mostly find nothing to do. From products of 1024.
 LAUNCH_SECONDS = 16e-6

@@ -29,11 +29,10 @@ SHARED_BYTES = 232_448
 #: adds them, and P, in one launch.
 MIN_SLABS, MAX_SLICES = 8, MAX_PARTS - 1
 #: Operands that are packed for one product are packed and multiplied in stretches of k, at least so
-#: long, and of so many multiplications: memory for a stretch is all that packing takes then, and
-#: packing, which needs little power, comes between products, which run at a GPU's cap. A' A of
-#: 1048576 x 8192 in `float32` takes 416 ms in 16 stretches, 445 in 4 (one H200); with 2048 columns
-#: a stretch of 1048576 is as good as shorter ones.
-LONG, MANY = 2**16, 2**42
+#: long, and of so many multiplications: memory for a stretch, and for the sums of those before, is
+#: all that packing takes then; operands are read once (kernels/split_pack.cu); and packing, which
+#: needs little power, comes between products, which run at a GPU's cap. From trials on one H200.
+LONG, MANY = 2**15, 2**41
 #: Stretches begin at multiples of so many k: whole tiles, and cache lines.
 GRAIN = 128
 #: The narrowest tile; slices are counted by it, so that they depend on no configuration.
@@ -210,10 +209,12 @@ def even_slices(slabs: int, wanted: int) -> tuple[int, int]:
 def stretch_of(m: int, n: int, k: int) -> int:
     """Return how long the stretches of k are in which operands are packed and multiplied.
 
-    Of even length, but for the last one. It depends on sizes only: the bits do, too.
+    Of even length, but for the last one, and long enough for the sums to be fewer than what is
+    packed at a time. It depends on sizes only: the bits do, too.
 
-    >>> stretch_of(8192, 8192, 1048576), stretch_of(8192, 8192, 131073), stretch_of(8192, 8192, 99)
-    (65536, 65664, 99)
+    >>> stretch_of(8192, 8192, 1048576), stretch_of(8192, 8192, 65537), stretch_of(8192, 8192, 99)
+    (32768, 32896, 99)
     """
-    count = min(k // LONG, m * n * k // MANY) or 1
+    least = max(LONG, -(-m * n // max(1, m + n)))
+    count = min(k // least, m * n * k // MANY) or 1
     return min(k, -(-k // (count * GRAIN)) * GRAIN)

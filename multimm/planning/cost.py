@@ -41,13 +41,12 @@ STEP = 6
 #: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
 #: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
 PACK_S, PACK_BYTES = 1.5e-3, 4
-#: The same within a product, for each byte that the kernel reads or writes: 0.35 and 0.77 ms for
-#: blocks of 0.5 and 1 GiB in `float32` on an H200. `PACK_BYTES` there was 5 to 9 of 50 to 82 ms too
-#: much for squares of 32768 in `tf32`, on two and on four.
-WITHIN_BYTES = 1.4
-#: The same of a block that a Gram product packs for both sides, for each of its bytes: 26 ms for
-#: tall ones of 34 GB on an H200, in `float32` and in `tf32`.
-MIRRORED_BYTES = 3.2
+#: The same within a product, for each byte that the kernel reads or writes: 2.5 and 2.1 ms for 2^30
+#: elements in `float32` and `tf32` on an H200.
+WITHIN_BYTES = 1.2
+#: The same of a block that a Gram product packs for both sides, for each of its bytes: tall ones
+#: are read twice, which takes 3.0 and 2.4 ms for as many.
+MIRRORED_BYTES = 2.7
 #: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4

@@ -140,7 +140,7 @@ def test_slabs_in_turn_are_those_of_tasks_one_after_the_other():
 @pytest.mark.parametrize("odd", [None, 1e-12, np.inf])
 def test_stretches_of_a_long_k(precision, odd):
     """Three; of one an element is carried by no part, or has all of it multiplied in plain FP32."""
-    side, k = 4096, 3 * 2**18 + 1000
+    side, k = 4096, 3 * 2**17 + 1000
     assert -(-k // stretch_of(side, side, k)) == 3
     x = cupy.random.default_rng(6).standard_normal((k, side), dtype="f4")
     if odd is not None:
