@@ -120,13 +120,15 @@ __device__ __forceinline__ void look_at_tiles(unsigned (&largest)[PIECE], Shared
   }
 }
 
-// The largest finite |x| of rows in some slabs, which are copied once more; the last HELD stay.
+// The same in some slabs, copied once more, of what is finite; the last HELD tiles stay. Hardly ever
+// called, and no part of its callers: the compiler takes half the time.
+struct Largest {
+  unsigned of[PIECE];
+};
 template <bool ALONG_K, bool WIDE>
-__device__ __forceinline__ void look_again(unsigned (&largest)[PIECE], const Operand& x,
-                                           index_t row0, index_t first, index_t last,
-                                           Shared& shared) {
-#pragma unroll
-  for (int i = 0; i < PIECE; ++i) largest[i] = 0;
+__device__ __noinline__ Largest look_again(const Operand& x, index_t row0, index_t first,
+                                           index_t last, Shared& shared) {
+  Largest largest = {};
 #pragma unroll 1
   for (index_t slab = first; slab < last; ++slab) {
     float4* const tile = shared.tiles[(slab - first) % HELD];
@@ -135,8 +137,9 @@ __device__ __forceinline__ void look_again(unsigned (&largest)[PIECE], const Ope
     wait_copies<0>();
     float piece[PIECE][PIECE];
     take_piece<ALONG_K, WIDE>(piece, tile);
-    take_larger<ALONG_K, true>(largest, piece);
+    take_larger<ALONG_K, true>(largest.of, piece);
   }
+  return largest;
 }
 
 // Copy the tiles of a task, and find the bits of the largest finite |x| of its panel's rows, for the
@@ -151,21 +154,21 @@ __device__ __forceinline__ unsigned maxima_of(const Operand& x, const Task& task
     if (i < held) copy_slab<ALONG_K, WIDE>(x, row0, task.first + i, shared.tiles[i]);
     commit_copies();  // also of nothing: there are HELD groups
   }
-  unsigned largest[PIECE] = {};
-  look_at_tiles<ALONG_K, WIDE>(largest, shared, held);
+  Largest largest = {};
+  look_at_tiles<ALONG_K, WIDE>(largest.of, shared, held);
   bool finite = true;
 #pragma unroll
-  for (int j = 0; j < PIECE; ++j) finite &= largest[j] < INFINITE;
+  for (int j = 0; j < PIECE; ++j) finite &= largest.of[j] < INFINITE;
   strange = __syncthreads_or(!finite);
-  if (strange) look_again<ALONG_K, WIDE>(largest, x, row0, task.first, task.last, shared);
-  unsigned most = of_all_threads<ALONG_K, WIDE>(largest, shared);
+  if (strange) largest = look_again<ALONG_K, WIDE>(x, row0, task.first, task.last, shared);
+  unsigned most = of_all_threads<ALONG_K, WIDE>(largest.of, shared);
   if (task.blocks == 1) return most;
   bool alone = false;
   if (threadIdx.x < TILE) most = of_all_blocks(x, task, most, stage, patience, alone);
   if (__syncthreads_or(alone)) {
-    look_again<ALONG_K, WIDE>(largest, x, row0, 0, ceil_div(x.k, TILE), shared);
-    most = of_all_threads<ALONG_K, WIDE>(largest, shared);
-    look_again<ALONG_K, WIDE>(largest, x, row0, task.first, task.last, shared);
+    largest = look_again<ALONG_K, WIDE>(x, row0, 0, ceil_div(x.k, TILE), shared);
+    most = of_all_threads<ALONG_K, WIDE>(largest.of, shared);
+    look_again<ALONG_K, WIDE>(x, row0, task.first, task.last, shared);
   }
   return most;
 }
