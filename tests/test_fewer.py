@@ -42,7 +42,7 @@ def test_a_small_product_takes_no_longer_on_many_workers(workers):
 def test_the_plan_says_how_many_workers_it_uses_and_why():
     text = str(plan_matmul(problem(*MEDIUM), gpus(8)))
     assert "8 of NVIDIA H200, 2 of them used" in text
-    assert "because 2 workers alone take 0.0258 s, all 8 0.0367 s" in text
+    assert "because 2 workers alone take 0.0257 s, all 8 0.0367 s" in text
     assert "next best is 1 x 2 x 1" in text
     text = str(plan_matmul(problem(65536, 512, 512, ""), gpus(8)))
     assert "one worker, because 1 worker alone takes 0.013 s, all 8 0.0315 s; 0 B move\n" in text
@@ -155,7 +155,7 @@ def test_when_nodes_are_left_out_the_rest_is_searched_as_thoroughly():
 
 
 def test_of_nearly_equal_numbers_of_workers_the_smallest_is_used():
-    tie = problem(13440, 4096, 13440)
+    tie = problem(13600, 4096, 13600)
     one, two = (
         min(candidates(tie, gpus(workers), Options()).values()).seconds for workers in (1, 2)
     )
