@@ -36,8 +36,8 @@ Array = Any
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
 _ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
-#: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is kept
-#: until somebody asks for it: one more call. Arbitrary.
+#: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is
+#: kept until somebody asks for it: one more call. Arbitrary.
 KEPT_BYTES = 2**20
 
 
