@@ -24,8 +24,9 @@ RESIDUAL_CAP = 1024
 BLOCKS, MOST_HELD = 2, 6
 #: Shared memory for a tile, and for all else, in bytes.
 _TILE_BYTES, _OTHER_BYTES = 4 * SLAB * SLAB, 4 * 9 * SLAB
-#: Times that a block looks for the others' maxima, some 50 ms, before it finds them alone.
-PATIENCE = 2**16
+#: Times that a block looks for the others' maxima, about 1 ms, before it finds them alone, which
+#: takes 0.2 ms by an estimate. Of large squares 95 of 100 blocks wait for 8 us or less (H200).
+PATIENCE = 2**10
 
 
 def held_on(limits: ArchLimits) -> int:
