@@ -43,6 +43,10 @@ def numbers(kind: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarra
         x *= 2.0 ** rng.integers(-60, 61, (rows, k))
     elif kind == "sparse":
         x *= rng.random((rows, k)) < 0.5
+    elif kind == "tiny":  # 2^-e, or the least that parts carry, are not always normal numbers
+        x *= 2.0 ** -rng.integers(90, 131, (rows, 1)) * np.where(
+            rng.random((rows, k)) < 0.05, 2.0**-28, 1
+        )
     elif kind == "integers":
         x = np.rint(8 * x)
     x = x.astype(np.float32)
@@ -108,6 +112,7 @@ def _lists() -> list[tuple[Matrix, Matrix]]:
         (Matrix(200, 131, "odd", False, True, 1), Matrix(3, 333, "odd", True, True, 3)),
         (Matrix(66, 321, "sparse", offset=2, run=3), Matrix(129, 70, "integers", False)),
         (Matrix(5, 90, "wide"), Matrix(4, 77, "wide", False)),
+        (Matrix(70, 150, "tiny", wide=True), Matrix(40, 70, "tiny", False)),
         (Matrix(2, 3, far=True), Matrix(3, 2, along_k=False, far=True)),
         (Matrix(7, 0), Matrix(2, 64, "wide", wide=True)),
         (Matrix(70, 260, along_k=False, wide=True), Matrix(68, 388, "wide", wide=True, run=3)),
