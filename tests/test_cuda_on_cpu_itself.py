@@ -43,6 +43,9 @@ KERNELS = {
     "out[threadIdx.x] = s[threadIdx.x ^ 31];",
     "warp_sum": "float x = in[threadIdx.x];"
     "for (int i = 16; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i); out[threadIdx.x] = x;",
+    "votes": "const int t = threadIdx.x; int found = 0; for (int i = 0; i < 3; ++i) {"
+    "found += __syncthreads_or(t == i); if (i == 1) __syncthreads();"
+    "found += 10 * __syncthreads_and(t != i + 40); } out[t] = found;",
     "order": "out[threadIdx.x] = atomicAdd(out + n, 1.0f);",
     "landing": "__shared__ float s[3][64]; const int t = threadIdx.x;"
     "copy(&s[0][t], in + t, 4); commit(); copy(&s[1][t], in + t, 4); copy(&s[2][t], in + t, 0);"
@@ -135,6 +138,18 @@ def test_lanes_exchange_values():
     found = run("warp_sum")[:64]
     assert (found[:32] == sum(range(32))).all()
     assert (found[32:] == sum(range(32, 64))).all()
+
+
+def test_barriers_count_votes_of_blocks_of_any_size():
+    threads = 64, 32, 64
+    launches = [
+        Launch("votes", (1, 1, 1), count, [64, Pointer(0), Pointer(0)],
+               [Buffer.of(np.zeros(count, np.float32))], seed=seed, what="votes")
+        for seed, count in enumerate(threads)
+    ]  # fmt: skip
+    found = program.started(TEXT, 900, False).result().run(launches).buffers
+    for count, buffers in zip(threads, found, strict=True):
+        assert (buffers[0].spans[0] == (33 if count == 32 else 3)).all()
 
 
 def test_the_order_of_threads_is_drawn():

@@ -389,9 +389,8 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_kernels_fit_a_multiprocessor(parts):
-    usage = compile_text(kernel_text("split_pack.cu", dict(pack_defines(parts, 6))), "sm_90").usage[
-        "split_pack"
-    ]
+    text = kernel_text("split_pack.cu", dict(pack_defines(parts, 6)))
+    usage = compile_text(text, "sm_90").usage["split_pack"]
     assert usage.registers <= 65_536 // 256 // pack_config.BLOCKS
     assert (usage.spilled, usage.shared) == (0, 0)
     for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool scale(float (&y)[VECTOR], const float (&given)[V
                                       int exponent) {
   if (PLAIN) {
     const float factor = __int_as_float((127 - exponent) << 23);
-    const unsigned carried = static_cast<unsigned>(exponent - 14 + 127) << 23;
+    const unsigned carried = __float_as_uint(NORMAL_FP16) + (static_cast<unsigned>(exponent) << 23);
     unsigned least = ~0u;  // of the bits of 2 |x|, less one: zeros are the largest
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) {

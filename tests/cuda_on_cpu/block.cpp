@@ -178,15 +178,16 @@ void block_barrier(const char* file, int line) {
   asm volatile("" ::: "memory");
 }
 
-// Threads leave their votes in turns of one array: nobody can be two of these barriers ahead.
+// Counted apart for even and odd epochs: nobody is two barriers ahead of who has yet to look.
 int block_count(const char* file, int line, bool holds) {
-  static int votes[2];
-  static unsigned turn[1024], opened;  // of each thread, and the latest that was counted anew
-  const unsigned mine = ++turn[current];
-  if (mine != opened) votes[mine % 2] = 0, opened = mine;
-  votes[mine % 2] += holds;
+  static int counts[2];
+  static unsigned epochs[2];
+  const unsigned epoch = block_epoch;
+  int& count = counts[epoch % 2];
+  if (epochs[epoch % 2] != epoch) count = 0, epochs[epoch % 2] = epoch;
+  count += holds;
   block_barrier(file, line);
-  return votes[mine % 2];
+  return count;
 }
 
 void warp_barrier_all(const char* file, int line) { wait(AT_WARP, file, line); }
