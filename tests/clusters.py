@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -28,6 +29,14 @@ def in_threads(workers: int = 4, **options: Any) -> LocalCluster:
         dashboard_address="127.0.0.1:0",
         **options,
     )
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Give a cluster, whose messages take their time, ten seconds to come to a condition."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that within 10 s"
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -44,17 +44,12 @@ def _taken(block):
     return block
 
 
-def at_rest(cluster, seconds=10.0):
-    """Whether soon no task runs on workers in threads, and none waits for its turn to copy."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        live = [x.state for x in cluster.workers.values() if x.status is Status.running]
-        turns = host._waiting, host._going_up, host._coming_back
-        busy = any(state.executing or state.long_running for state in live)
-        if not busy and all(turn._value == turn._initial_value for turn in turns):
-            return True
-        time.sleep(0.02)
-    return False
+def at_rest(cluster):
+    """Whether no task runs on workers in threads, and none waits for its turn to copy."""
+    live = [x.state for x in cluster.workers.values() if x.status is Status.running]
+    turns = host._waiting, host._going_up, host._coming_back
+    busy = any(state.executing or state.long_running for state in live)
+    return not busy and all(turn._value == turn._initial_value for turn in turns)
 
 
 class Link(WorkerPlugin):

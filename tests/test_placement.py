@@ -10,7 +10,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
+from clusters import in_threads, soon
 from distributed import Client, wait
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -107,14 +107,6 @@ def compute_and_listen(collection):
     result = Client.current().compute(collection).result(timeout=30)
     time.sleep(0.2)
     return result
-
-
-def soon(condition):
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not come to that within 5 s")
 
 
 @pytest.mark.parametrize(
