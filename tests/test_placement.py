@@ -147,7 +147,7 @@ def test_operands_are_made_where_their_blocks_belong(client, recorder):
         c.compute()
     ranks = workers_of(client)
     for i, s in product(range(COUNT), range(COUNT)):
-        home_a = plan.grid.rank(plan.grid.home_a(i, s, 0))
+        home_a = plan.grid.rank(plan.layout.home("a", 0, i, s))
         home_b = plan.grid.rank(plan.layout.home("b", 0, s, i))
         assert recorder.ran[(a.name, i, s)] == ranks[home_a]
         assert recorder.ran[(b.name, i, s)] == ranks[home_b]

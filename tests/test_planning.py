@@ -21,6 +21,7 @@ from multimm.planning.grid import (
     Coordinate,
     Grid,
     ceil_div,
+    divisors,
     even,
     grids,
     group,
@@ -29,6 +30,7 @@ from multimm.planning.grid import (
     parts_of,
     rearrange,
     regular,
+    turns,
 )
 from multimm.planning.layout import Layout
 from multimm.planning.options import Options
@@ -100,19 +102,32 @@ def test_every_rank_has_one_coordinate(p_m, p_n, p_k):
 
 def test_homes_lie_in_the_grid_row_or_column_that_uses_the_block():
     grid = Grid(3, 4, 2)
-    for row, slab, part in product(range(9), range(8), range(2)):
-        assert grid.home_a(row, slab, part).row % 3 == row % 3
-        assert grid.home_b(slab, row, part).col % 4 == row % 4
+    layout = Layout(problem(90, 160, 90), grid, (), even(90, 9), even(90, 9), even(160, 16), band=3)
+    for block, slab in product(range(9), range(16)):
+        (row, _, part), (_, col, other) = (layout.home(x, 0, block, slab) for x in "ab")
+        assert (row, col) == (block % 3, block % 4)
+        assert part == other == layout.part_of[slab]
 
 
 def test_no_worker_is_asked_for_everything_in_one_step():
     """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
-    grid = Grid(4, 4, 1)
+    grid, sizes = Grid(4, 4, 1), even(80, 8)
+    layout = Layout(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
     for slab in range(8):
-        asked = Counter(grid.rank(grid.home_a(i, slab, 0)) for i in range(8))
+        asked = Counter(layout.keepers("a", 0, i)[slab] for i in range(8))
         assert max(asked.values()) == 1
-        asked.update(grid.rank(grid.home_b(slab, j, 0)) for j in range(8))
+        asked.update(layout.keepers("b", 0, j)[slab] for j in range(8))
         assert max(asked.values()) <= 2
+
+
+@pytest.mark.parametrize("parts", range(1, 34))
+@pytest.mark.parametrize("fan_in", [2, 4, 8, 16])
+def test_keepers_of_sums_repeat_after_as_many_turns_as_are_said(parts, fan_in):
+    count = turns(parts, fan_in)
+    found = [merges(parts, turn, fan_in) for turn in range(3 * count)]
+    assert found == found[:count] * 3
+    sooner = [d for d in divisors(count) if d < count and found[d:] == found[:-d]]
+    assert not sooner
 
 
 def pairwise_sum(addends: list[str]) -> str:
@@ -601,8 +616,9 @@ def test_the_same_count_block_by_block():
         sent = [
             (home, user, size)
             for count in (transfers._count_a, transfers._count_b)
-            for home, users, size in count(layout)
-            for user in users - {home}
+            for kept, users in count(layout)
+            for (home, size), user in product(kept.items(), users)
+            if user != home
         ]
         total = sum(size for *_, size in sent)
         far = sum(size for home, user, size in sent if home // per_node != user // per_node)

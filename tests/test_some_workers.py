@@ -66,7 +66,7 @@ def test_a_block_beyond_the_grid_is_fetched_from_there():
         more = Counter(transfers.received(layout, 4))
         more.subtract(transfers.received(home, 4))
         assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
-    assert [one.keeps("a", 0, row, 0) for row in range(4)] == [0, 1, 2, 4]
+    assert [one.keepers("a", 0, row)[0] for row in range(4)] == [0, 1, 2, 4]
     assert all(home.grid.rank(one.home("a", 0, row, 0)) == row for row in range(4))
     first = [cost.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
     assert first[0] < first[1]

@@ -168,7 +168,8 @@ def _home(plan: MatmulPlan, role: str) -> Home:
     """The worker that keeps a block of an operand, by the block's row and column."""
 
     def of(i: int, j: int) -> int:
-        rank = plan.layout.keeps(role, 0, *((i, j) if role == "a" else (j, i)))
+        block, slab = (i, j) if role == "a" else (j, i)
+        rank = plan.layout.keepers(role, 0, block)[slab]
         return plan.cluster.number(rank % plan.cluster.workers)
 
     return of

@@ -96,7 +96,7 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
     blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_slab[:-1]))
     for share, block, (part, slab) in blocks:
         flat = share.users[0]
-        rank = layout.keeps(role, flat, block, slab)
+        rank = layout.keepers(role, flat, block)[slab]
         at, row = grid.place(rank), layout.row(flat, block)
         if role == "a":
             needed = (at.row - row) % grid.p_m == 0

@@ -78,10 +78,14 @@ class GramLayout(Layout):
             return set(self.deal.users[flat, block])
         return self.in_waves.users[flat, block].get(wave, set())
 
-    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """With one of its users, another one for each slab."""
-        users, part = self.deal.homes[flat, block], self.part_of[slab]
-        return Coordinate(*users[(slab - self.first_slab[part]) % len(users)], part)
+    def _in_turn(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of one of its users, another one for each slab of a part of k."""
+        users = [self.grid.rank(Coordinate(*x, 0)) for x in self.deal.homes[flat, block]]
+        first = self.first_slab
+        return tuple(
+            users[(slab - first[part]) % len(users)] + part
+            for slab, part in enumerate(self.part_of)
+        )
 
     def _kept(self, role: str) -> int:
         if role in self.elsewhere or self.batch_blocks:
@@ -104,10 +108,11 @@ class GramLayout(Layout):
     @property
     def most_received(self) -> int:
         """Elements of op(A) that the busiest worker needs and does not keep."""
+        longest = max(self.slabs)  # what is kept is counted in whole slabs
         return max(
-            0,  # what is kept is counted in whole slabs, the longest of them
+            0,
             *(
-                size * self.share_k - self._kept_rows[place] * max(self.slabs)
+                size * self.share_k - self._kept_rows[place] * longest
                 for place, size in self.in_waves.needed.items()
             ),
         )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import lcm
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -59,14 +60,6 @@ class Grid(NamedTuple):
         """Where the worker of a number stands."""
         plane, part = divmod(rank, self.p_k)
         return Coordinate(*divmod(plane, self.p_n), part)
-
-    def home_a(self, row: int, slab: int, part: int) -> Coordinate:
-        """Where the A block of a block row and a slab is kept."""
-        return Coordinate(row, slab + row // self.p_m, part)
-
-    def home_b(self, slab: int, col: int, part: int) -> Coordinate:
-        """Where the B block of a slab and a block column is kept."""
-        return Coordinate(slab + col // self.p_n, col, part)
 
     def __str__(self) -> str:
         return f"{self.p_m} x {self.p_n} x {self.p_k}"
@@ -176,6 +169,7 @@ class Merge(NamedTuple):
     senders: Blocks  #: parts whose workers hold the others
 
 
+@remembered
 def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
     """The additions that sum `parts` partial results, in order: a fixed tree of neighbours.
 
@@ -202,3 +196,18 @@ def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
                 found.append(Merge(addends, owners[at], owners[:at] + owners[at + 1 :]))
         turn //= fan_in
     return tuple(found)
+
+
+@remembered
+def turns(parts: int, fan_in: int) -> int:
+    """The number of turns after which `merges` chooses the same keepers again.
+
+    >>> turns(8, 2), turns(6, 4)
+    (8, 8)
+    """
+    found, digit = 1, 1
+    while parts > 1:
+        groups = {min(fan_in, parts), parts % fan_in or fan_in}
+        found = lcm(found, *(digit * size for size in groups))
+        parts, digit = ceil_div(parts, fan_in), digit * fan_in
+    return found

@@ -41,11 +41,9 @@ class Homes(Cutting):
             role
             for role in self.lying
             if any(
-                self.keeps(role, *at) != self.grid.rank(self._home(role, *at))
+                self.keepers(role, *at) != self._in_turn(role, *at)
                 for at in product(
-                    (share.users[0] for share in self.shares(role)),
-                    range(len(edges[role])),
-                    range(len(self.slabs)),
+                    (share.users[0] for share in self.shares(role)), range(len(edges[role]))
                 )
             )
         )
@@ -56,25 +54,42 @@ class Homes(Cutting):
         Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
         block of C that uses it.
         """
-        rank = self._lies(role, flat, block, slab)
-        if rank is None or rank >= self.grid.workers:
-            return self._home(role, flat, block, slab)
+        rank = self.keepers(role, flat, block)[slab]
+        if rank >= self.grid.workers:
+            rank = self._in_turn(role, flat, block)[slab]
         return self.grid.place(rank)
 
-    def keeps(self, role: str, flat: int, block: int, slab: int) -> int:
-        """The number of the worker that keeps an operand block, in the grid or beyond it."""
-        rank = self._lies(role, flat, block, slab)
-        return self.grid.rank(self._home(role, flat, block, slab)) if rank is None else rank
+    def keepers(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker that keeps an operand block, in the grid or beyond it.
 
-    def _lies(self, role: str, flat: int, block: int, slab: int) -> int | None:
-        """The number of the worker on which an operand block lies, None if it lies nowhere."""
-        row, col = (block, slab) if role == "a" else (slab, block)
-        matrix = self._number_of[role][flat] if self.batch_blocks else 0
-        if role not in self.lying:
-            return self._fitting[role].get((matrix, row, col)) if role in self._fitting else None
-        slabs = len(self.slabs)
-        rows, cols = (len(self.m_blocks), slabs) if role == "a" else (slabs, len(self.n_blocks))
-        return self.lying[role][(matrix * rows + row) * cols + col]
+        Of a block of A's rows, or of B's columns.
+        """
+        at = role, flat, block
+        if at not in self._keepers:
+            self._keepers[at] = self._lie(*at) or self._in_turn(*at)
+        return self._keepers[at]
+
+    @cached_property
+    def _keepers(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
+        """What `keepers` has found so far: a search asks for the same ones again and again."""
+        return {}
+
+    def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker on which a block lies; empty if some lie nowhere."""
+        slabs, matrix = len(self.slabs), self._number_of[role][flat] if self.batch_blocks else 0
+        if role in self.lying:
+            owners = self.lying[role]
+            if role == "a":
+                first = (matrix * len(self.m_blocks) + block) * slabs
+                return owners[first : first + slabs]
+            columns = len(self.n_blocks)
+            first = matrix * slabs * columns + block
+            return owners[first : first + slabs * columns : columns]
+        if role not in self._fitting:
+            return ()
+        found, usual = self._fitting[role], self._in_turn(role, flat, block)
+        at = ((block, slab) if role == "a" else (slab, block) for slab in range(slabs))
+        return tuple(found.get((matrix, *pair), rank) for pair, rank in zip(at, usual, strict=True))
 
     @cached_property
     def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
@@ -127,10 +142,10 @@ class Homes(Cutting):
         blocks = self.m_blocks if role == "a" else self.n_blocks
         if role in self.elsewhere:
             held: Counter[int] = Counter()
-            edges, shares = product(enumerate(blocks), enumerate(self.slabs)), self.shares(role)
-            for ((at, size), (s, slab)), share in product(edges, shares):
-                elements = share.matrices * size * slab
-                held[self.keeps(role, share.users[0], at, s)] += elements * spec.itemsize
+            for (at, size), share in product(enumerate(blocks), self.shares(role)):
+                keepers, width = self.keepers(role, share.users[0], at), size * spec.itemsize
+                for rank, slab in zip(keepers, self.slabs, strict=True):
+                    held[rank] += share.matrices * width * slab
             return max(held.values())
         if self.batch_blocks:
             elements = max(self._kept_of_stack(role).values(), default=0) * max(self.slabs)
@@ -151,16 +166,20 @@ class Homes(Cutting):
         columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
         return kept_of_b(matrices, self.rows_with_b, *columns, self.steps)
 
-    def _home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
-        """In turn with one of the grid rows that use it, and with one of the columns."""
-        part = self.part_of[slab]
-        if role == "b":
-            at = self.grid.home_b(slab, block, part)
-            rows = self.rows_with_b[flat]
-            return at._replace(row=rows[(at.row + flat) % len(rows)])
-        at = self.grid.home_a(self.row(flat, block), slab, part)
-        rows = self._rows_of_a[flat, block]
-        return at._replace(row=rows[(slab + block) % len(rows)])
+    def _in_turn(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker that keeps a block unless it lies somewhere.
+
+        In turn one of the grid rows that use it, and one of the columns.
+        """
+        (p_m, p_n, p_k), slabs = self.grid, range(len(self.slabs))
+        if role == "a":
+            rows, first = self._rows_of_a[flat, block], self.row(flat, block) // p_m
+            places = [(rows[(s + block) % len(rows)], (s + first) % p_n) for s in slabs]
+        else:
+            rows, first, col = self.rows_with_b[flat], flat + block // p_n, block % p_n
+            places = [(rows[(s + first) % len(rows)], col) for s in slabs]
+        parts = zip(places, self.part_of, strict=True)
+        return tuple((row * p_n + col) * p_k + part for (row, col), part in parts)
 
     @property
     def copies(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges
+from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges, turns
 from multimm.planning.homes import Homes
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW
@@ -68,7 +68,11 @@ class Layout(Homes):
 
     def merges(self, row: int, j: int) -> tuple[Merge, ...]:
         """The additions that sum the parts of a computed block of C."""
-        return merges(self.parts, self._turns[row, j], self.fan_in) if self.parts > 1 else ()
+        return merges(self.parts, self.turn(row, j), self.fan_in) if self.parts > 1 else ()
+
+    def turn(self, row: int, j: int) -> int:
+        """Which worker of its place keeps a block's sum: one of those alike in `merges`."""
+        return self._turns[row, j] % turns(self.parts, self.fan_in)
 
     @cached_property
     def _turns(self) -> dict[tuple[int, int], int]:

@@ -77,4 +77,5 @@ def _needs(layout: Layout, role: str, flat: int, row: int, col: int) -> int:
     """The number of the worker that keeps a block of an operand, or adds one of C."""
     if role == "c":
         return layout.completes(layout.row(flat, row), col)
-    return layout.keeps(role, flat, *((row, col) if role == "a" else (col, row)))
+    block, slab = (row, col) if role == "a" else (col, row)
+    return layout.keepers(role, flat, block)[slab]

@@ -9,12 +9,12 @@ from itertools import accumulate, chain, product, starmap
 
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Coordinate
+from multimm.planning.grid import Coordinate, merges
 from multimm.planning.layout import Layout
 from multimm.planning.recut import spans
 
-#: Of one block: the rank that keeps it, the ranks that use it, its bytes.
-Transfer = tuple[int, set[int], int]
+#: Of blocks with the same users: the bytes of them that each rank keeps, and those users' ranks.
+Transfer = tuple[dict[int, int], set[int]]
 
 
 def received(layout: Layout, workers: int) -> Counter[int]:
@@ -31,11 +31,21 @@ def received(layout: Layout, workers: int) -> Counter[int]:
         found = chain(_count_gram(layout), _count_sums(layout))
     else:
         found = chain(_count_a(layout), _count_b(layout), _count_sums(layout))
-    for home, users, size in found:
+    for kept, users in found:
         if wraps:
-            home, users = home % workers, {rank % workers for rank in users}
-        total.update(dict.fromkeys(users - {home}, size))
+            kept, users = _wrapped(kept, workers), {rank % workers for rank in users}
+        together = sum(kept.values())
+        for user in users:
+            if lacks := together - kept.get(user, 0):
+                total[user] += lacks
     return total
+
+
+def _wrapped(kept: dict[int, int], workers: int) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for rank, size in kept.items():
+        found[rank % workers] += size
+    return found
 
 
 def _count_a(layout: Layout) -> Iterator[Transfer]:
@@ -43,22 +53,33 @@ def _count_a(layout: Layout) -> Iterator[Transfer]:
     columns = {j % grid.p_n for _, j in layout.pairs}
     for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
         waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
-        for (s, slab), used in product(enumerate(layout.slabs), waves):
-            part = layout.part_of[s]
-            home = layout.keeps("a", share.users[0], i, s)
-            users = {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
-            yield home, users, share.matrices * size * slab * layout.width("a")
+        kept = _kept_by_part(layout, "a", (share.users[0], i), share.matrices * size)
+        for (part, own), used in product(enumerate(kept), waves):
+            yield own, {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
 
 
 def _count_b(layout: Layout) -> Iterator[Transfer]:
     grid, rows = layout.grid, sorted({i for i, _ in layout.pairs})
     for share in layout.shares("b"):
         waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
-        for (s, slab), (j, size) in product(enumerate(layout.slabs), enumerate(layout.n_blocks)):
-            home = layout.keeps("b", share.users[0], j, s)
-            for used in waves:
-                users = {grid.rank(Coordinate(row, j, layout.part_of[s])) for row in used}
-                yield home, users, share.matrices * size * slab * layout.width("b")
+        for j, size in enumerate(layout.n_blocks):
+            kept = _kept_by_part(layout, "b", (share.users[0], j), share.matrices * size)
+            for (part, own), used in product(enumerate(kept), waves):
+                yield own, {grid.rank(Coordinate(row, j, part)) for row in used}
+
+
+def _kept_by_part(
+    layout: Layout, role: str, at: tuple[int, int], rows: int
+) -> list[dict[int, int]]:
+    """By part of k: bytes of so many rows of A, or columns of B, that each rank keeps."""
+    kept: list[dict[int, int]] = [{} for _ in range(layout.parts)]
+    size = rows * layout.width(role)
+    for rank, part, slab in zip(
+        layout.keepers(role, *at), layout.part_of, layout.slabs, strict=True
+    ):
+        own = kept[part]
+        own[rank] = own.get(rank, 0) + size * slab
+    return kept
 
 
 def _rows_by_wave(layout: Layout, rows: Iterable[int]) -> list[set[int]]:
@@ -71,36 +92,34 @@ def _rows_by_wave(layout: Layout, rows: Iterable[int]) -> list[set[int]]:
 
 def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
     """The blocks of the one operand serve both sides."""
-    grid, rows = layout.grid, len(layout.m_blocks)
-    waves = range(layout.waves)
-    for (flat, count), i, wave in product(enumerate(layout.batch_sizes), range(rows), waves):
-        places = layout.users(flat, i, wave)
-        if not places:
-            continue
-        for s, slab in enumerate(layout.slabs):
-            part = layout.part_of[s]
-            users = {grid.rank(Coordinate(*place, part)) for place in places}
-            home = layout.keeps("a", flat, i, s)
-            yield home, users, count * layout.m_blocks[i] * slab * layout.width("a")
+    grid, waves = layout.grid, range(layout.waves)
+    blocks = product(enumerate(layout.batch_sizes), enumerate(layout.m_blocks))
+    for (flat, count), (i, size) in blocks:
+        used = [places for wave in waves if (places := layout.users(flat, i, wave))]
+        for part, own in enumerate(_kept_by_part(layout, "a", (flat, i), count * size)):
+            for places in used:
+                yield own, {grid.rank(Coordinate(*place, part)) for place in places}
 
 
 def _count_sums(layout: Layout) -> Iterator[Transfer]:
-    """Partial sums travel to the worker that keeps the sum."""
+    """Partial sums travel to the worker that keeps the sum: blocks of C whose places are alike."""
     if layout.parts == 1:
         return
+    alike: Counter[tuple[int, int]] = Counter()
     for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
         row = layout.row(flat, i)
-        size = layout.row_sizes[row] * layout.n_blocks[j] * layout.problem.sum_bytes
-        for merge in layout.merges(row, j):
-            keeper = layout.grid.rank(layout.owner(row, j, merge.keeper))
-            for sender in merge.senders:
-                yield layout.grid.rank(layout.owner(row, j, sender)), {keeper}, size
+        first = layout.grid.rank(layout.owner(row, j, 0))  # the other parts' ranks follow
+        alike[first, layout.turn(row, j)] += layout.row_sizes[row] * layout.n_blocks[j]
+    for (first, turn), elements in alike.items():
+        size = elements * layout.problem.sum_bytes
+        for merge in merges(layout.parts, turn, layout.fan_in):
+            yield dict.fromkeys([first + x for x in merge.senders], size), {first + merge.keeper}
 
 
 def _count_large(layout: GatheredLayout) -> Iterator[Transfer]:
     """Chunks that others multiply than those who have them."""
     for worker, size in layout.fetched.items():
-        yield -1, {worker}, size
+        yield {-1: size}, {worker}
 
 
 def _count_small(layout: GatheredLayout) -> list[Transfer]:
@@ -119,7 +138,7 @@ def _count_small(layout: GatheredLayout) -> list[Transfer]:
         if layout.bundled and users:
             bundles.setdefault(keeper, set()).update(users)
             users = bundles[keeper]  # complete at the end
-        found.append((keeper, users, length * size * spec.itemsize))
+        found.append(({keeper: length * size * spec.itemsize}, users))
     return found
 
 
@@ -130,4 +149,4 @@ def _count_portions(layout: GatheredLayout) -> Iterator[Transfer]:
         for portion in layout.strips[strip]:
             row, column = layout.cell(portion, across)
             size = layout.m_blocks[row] * layout.n_blocks[column] * layout.joined_bytes
-            yield layout.grid.rank(layout.owner(row, column, 0)), {keeper}, size
+            yield {layout.grid.rank(layout.owner(row, column, 0)): size}, {keeper}
