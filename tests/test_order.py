@@ -18,7 +18,7 @@ import multimm
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
 from multimm.graph.build import build
 from multimm.graph.tasks import Step
-from multimm.planning import strategy
+from multimm.planning import redistribution, strategy
 from multimm.planning.blocking import lay_out
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import parts_in_place
@@ -162,6 +162,45 @@ def test_parts_of_any_length_are_right(seed, counts, gram, at_once):
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 
+@pytest.mark.parametrize("chunks", [512, 2048, 4096])
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_many_chunks_are_joined_where_they_lie(chunks, workers, gram, in_turn):
+    """As Dask cuts it: too many to be multiplied one by one."""
+    owners = [i % workers for i in range(chunks)]
+    x = tall(tuple(owners if in_turn else sorted(owners)), (2**22, 1024))
+    shape = gram_of(x) if gram else Problem(x.T, replace(x), pack="tf32")
+    plan = plan_matmul(shape, gpus(workers))
+    assert len(plan.layout.slabs) < chunks / 16
+    assert not plan.bytes_recut
+    assert plan.bytes_moved == (workers - 1) * 4 * 1024 * 1024  # sums
+    assert "MB move" in plan.reason
+    assert "GB" not in plan.reason.partition(";")[0]
+    assert plan.time_terms["transfers"] < 0.01
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=2, max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_what_of_an_ordered_operand_travels_is_known(blocks, workers, slab, gram):
+    """Where it is cut into slabs of any length, too; workers beyond the grid send it."""
+    sizes, owners = zip(*blocks, strict=True)
+    x = MatrixSpec((sum(sizes), 4), chunks=(sizes, (4,)), owners=owners)
+    given = gram_of(x) if gram else Problem(x.T, replace(x))
+    ordered = by_owner(given) or given
+    layout, _ = lay_out(ordered, gpus(4), Grid(1, 1, workers), Options(blocks=(4, 4), slabs=slab))
+    for role in layout.cut_again:
+        if all(owner < workers for owner in owners):
+            share = sum(redistribution._pieces_brought(layout, role, 4)) / x.nbytes
+            assert layout.away(role) == pytest.approx(share)
+        else:
+            assert 0 < layout.away(role) <= 1
+
+
 def test_uneven_blocks_are_uneven_parts():
     """As `persist()` may leave them: those of even parts would be sent."""
     owners = (0, 1) * 10 + (0,) * 12
@@ -207,6 +246,21 @@ def test_only_sums_travel(client, other, owners, monkeypatch):
     assert received == plan.bytes_received <= 2 * 256 * 256 * 4
     np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
     strategy.plan_matmul.cache_clear()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_many_chunks_do_not_travel(client, other):
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(-4, 5, (2, 264 * 512, 64)).astype("float32")
+    a = scattered(client, x, 512, (0, 1, 2) * 88)
+    b = scattered(client, y, 512, (0, 1, 2) * 88) if other else a
+    plan = multimm.plan(a.T, b)
+    assert len(plan.layout.slabs) < 264
+    reset_received_bytes(client)
+    c = multimm.matmul(a.T, b).persist()
+    wait(c)
+    assert sum(received_bytes(client).values()) == plan.bytes_moved <= 2 * 64 * 64 * 4
+    np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
 
 
 def test_a_little_operand_comes_to_where_the_large_one_lies(client, monkeypatch):

@@ -70,6 +70,10 @@ class Cutting(Partition):
         """Whether a block of an operand lies with a worker that has no place in the grid."""
         return max(self.spec(role).owners, default=0) >= self.grid.workers
 
+    def away(self, role: str) -> float | None:
+        """The share of an operand that lies elsewhere than it is kept; None where any may."""
+        return None
+
     @cached_property
     def recut(self) -> Recut:
         """What it takes to bring operands and C into these blocks, by what is expected of any."""
@@ -78,7 +82,8 @@ class Cutting(Partition):
             spec, blocks = self.spec(role), self.operand_chunks(role)
             beyond = self.lies_beyond(role)
             if role in self.cut_apart:
-                found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond))
+                away = self.away(role)
+                found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
             else:
                 found.append(recut.within(spec, blocks, uses[role], beyond=beyond))
         if self.cuts_c:

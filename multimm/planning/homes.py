@@ -91,6 +91,19 @@ class Homes(Cutting):
         at = ((block, slab) if role == "a" else (slab, block) for slab in range(slabs))
         return tuple(found.get((matrix, *pair), rank) for pair, rank in zip(at, usual, strict=True))
 
+    def away(self, role: str) -> float | None:
+        """The share of an operand that does not lie where it is kept: of one that is cut along k.
+
+        It comes in whole columns of A, or rows of B; None of others, which are taken to lie
+        anywhere.
+        """
+        chunks, blocks = self.spec(role).chunks, self.operand_chunks(role)
+        across, along = (0, 1) if role == "a" else (1, 0)
+        owners = self.spec(role).owners
+        if not owners or len(chunks[across]) * len(blocks[across]) > 1:
+            return None
+        return recut.away(chunks[along], owners, self.slabs, self.keepers(role, 0, 0))
+
     @cached_property
     def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
         """By role of what is cut: workers of those blocks that stay as they come, in the grid."""

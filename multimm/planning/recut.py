@@ -26,7 +26,10 @@ Index = tuple[int, ...]
 
 
 class Recut(NamedTuple):
-    """Operands that are cut into other blocks: what is expected of blocks that lie anywhere."""
+    """Operands that are cut into other blocks: what is expected of blocks that lie anywhere.
+
+    Of those in the order in which they lie it is known what travels: see `Homes.away`.
+    """
 
     nbytes: int  #: that travel for it
     tasks: int  #: that bundle what travels, and that join pieces
@@ -48,13 +51,21 @@ class Cuts(NamedTuple):
     joined: int  #: blocks
 
 
-def once(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: bool) -> Recut:
+def once(
+    spec: MatrixSpec,
+    blocks: tuple[Blocks, ...],
+    workers: int,
+    *,
+    beyond: bool,
+    away: float | None = None,
+) -> Recut:
     """What tasks of their own do that bring a matrix into other blocks.
 
-    A piece is rarely where it will be needed, unless there is one worker. What lies `beyond` the
-    grid is sent to a worker of it, to be cut, and on from there.
+    A piece is rarely where it will be needed, unless there is one worker, or unless it is known
+    which share of all is `away`. What lies `beyond` the grid is sent to a worker of it, to be cut,
+    and on from there.
     """
-    found, away = cuts(spec.chunks, blocks), 1 - 1 / workers
+    found, away = cuts(spec.chunks, blocks), 1 - 1 / workers if away is None else away
     arriving, sources = found.pieces * away, found.joined * (workers - 1)
     # Where several come from each worker; else what need not be cut travels as it is.
     bundled, bundles = (arriving, sources) if arriving > sources else (2 * [found.cut * away])
@@ -67,6 +78,23 @@ def once(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: 
         found.pieces + ceil(bundled),
         int(copied),
     )
+
+
+@remembered
+def away(before: Blocks, owners: Blocks, after: Blocks, keepers: Blocks) -> float:
+    """The share of an axis that does not lie with those who keep its new blocks.
+
+    >>> away((4, 4), (0, 1), (2, 6), (0, 1))
+    0.25
+    """
+    ends, new, start, near = [*accumulate(after)], 0, 0, 0
+    for size, owner in zip(before, owners, strict=True):
+        end = start + size
+        while start < end:
+            stop = min(end, ends[new])
+            near += (stop - start) * (keepers[new] == owner)
+            new, start = new + (stop == ends[new]), stop
+    return 1 - near / max(1, start)
 
 
 def within(spec: MatrixSpec, blocks: tuple[Blocks, ...], uses: int, *, beyond: bool) -> Recut:
