@@ -94,15 +94,16 @@ class Homes(Cutting):
     def away(self, role: str) -> float | None:
         """The share of an operand that does not lie where it is kept: of one that is cut along k.
 
-        It comes in whole columns of A, or rows of B; None of others, which are taken to lie
-        anywhere.
+        It comes in whole columns of A, or rows of B; None of others, and of stacks, which are taken
+        to lie anywhere.
         """
-        chunks, blocks = self.spec(role).chunks, self.operand_chunks(role)
+        spec, blocks = self.spec(role), self.operand_chunks(role)
         across, along = (0, 1) if role == "a" else (1, 0)
-        owners = self.spec(role).owners
-        if not owners or len(chunks[across]) * len(blocks[across]) > 1:
+        if not spec.owners or self.batch_blocks:
             return None
-        return recut.away(chunks[along], owners, self.slabs, self.keepers(role, 0, 0))
+        if len(spec.chunks[across]) > 1 or len(blocks[across]) > 1:
+            return None
+        return recut.away(spec.chunks[along], spec.owners, self.slabs, self.keepers(role, 0, 0))
 
     @cached_property
     def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
