@@ -205,9 +205,9 @@ def test_of_stacks_any_may_travel():
     x = MatrixSpec((4, 8, 6), chunks=((4,), (8,), (3, 3)), owners=(0, 1))
     y = MatrixSpec((4, 6, 8), chunks=((4,), (6,), (8,)), owners=(0,))
     layout, _ = lay_out(Problem(x, y), gpus(2), Grid(2, 1, 1), Options(blocks=(8, 8), slabs=6))
-    assert layout.cut_again == ("a",)
-    assert layout.away("a") is None
-    assert layout.recut.nbytes == x.nbytes // 2
+    assert layout.cut_again == ("a", "b")
+    assert layout.away("a") is layout.away("b") is None
+    assert layout.recut.nbytes == (x.nbytes + y.nbytes) // 2
 
 
 def test_uneven_blocks_are_uneven_parts():
