@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import dask
@@ -21,6 +22,7 @@ from multimm.planning import memory, traffic, transfers
 from multimm.planning.blocking import lay_out
 from multimm.planning.counts import Cut
 from multimm.planning.grid import Grid
+from multimm.planning.layout import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.recut import cuts, cuts_of, offsets
@@ -344,6 +346,44 @@ def test_one_block_that_lies_elsewhere_is_counted():
     before, after = (traffic.moved(x, 2) for x in (first.layout, layout))
     assert after.total == before.total + 10 * 10 * 4
     assert after.busiest == before.total / 2 + 10 * 10 * 4  # all to one
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.tuples(*[st.integers(1, 3)] * 3), st.sampled_from([(), (1,), (3,)]))
+def test_all_that_travels_is_counted(data, grid, batch):
+    """Block by block: what products need and their worker does not keep, and p_k - 1 sums."""
+    grid, m, n, k = Grid(*grid), (2, 3, 2), (4, 1), (1, 2, 2, 5, 3)
+    stack = tuple((1,) * size for size in batch)
+    stack_b = stack if data.draw(st.booleans()) else tuple((1,) for _ in batch)
+    owners = st.integers(0, grid.workers - 1)
+    chunks = {"a": (*stack, m, k), "b": (*stack_b, k, n)}
+    lie = {x: np.array(data.draw(st.lists(owners, min_size=45, max_size=45))) for x in "ab"}
+    lie = {x: own[: np.prod([*map(len, chunks[x])])] for x, own in lie.items()}
+    a, b = (
+        MatrixSpec(tuple(map(sum, chunks[x])), chunks=chunks[x], owners=tuple(map(int, lie[x])))
+        for x in "ab"
+    )
+    layout = Layout(Problem(a, b), grid, stack, m, n, k, band=9)
+    lie = {x: own.reshape([*map(len, chunks[x])]) for x, own in lie.items()}
+    needs, sums = set(), 0
+    for flat, i, j in itertools.product(range(*batch or (1,)), range(len(m)), range(len(n))):
+        at_b = flat if stack_b == stack else 0
+        for s, size in enumerate(k):
+            rank = grid.rank(layout.owner(layout.row(flat, i), j, layout.part_of[s]))
+            for where, place, count in (
+                (lie["a"], (*(flat,) * len(batch), i, s), m[i]),
+                (lie["b"], (*(at_b,) * len(batch), s, j), n[j]),
+            ):
+                if where[place] != rank:
+                    needs.add((id(where), place, rank, 4 * count * size))
+        sums += (layout.parts - 1) * 4 * m[i] * n[j]
+    expected = Counter(dict.fromkeys(range(grid.workers), 0))
+    for *_, rank, size in needs:
+        expected[rank] += size
+    found = transfers.received(layout, grid.workers)
+    assert sum(found.values()) == sum(expected.values()) + sums
+    assert all(found[rank] >= size for rank, size in expected.items())
+    assert layout.parts > 1 or +found == +expected
 
 
 def test_plans_are_ranked_by_the_seconds_that_they_predict():
