@@ -275,6 +275,45 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
         np.testing.assert_array_equal(c.compute(), x @ y)
 
 
+def test_products_wait_for_a_link_that_is_slower(monkeypatch):
+    """No more blocks of C wait for it than the plan has memory for."""
+    opened = threading.Event()
+
+    def fetch(block):
+        assert opened.wait(30)
+        return block.copy()
+
+    link(monkeypatch, fetch=fetch)
+    small = replace(H200, memory_bytes=5 * 10**6, gflops=1e6)
+    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):
+        monkeypatch.setattr(copies, name, 0.0)
+    x, y = integers((800, 1200), 5), integers((1200, 800), 6)
+    fixed = {"precision": "ieee", "blocks": 200, "slabs": 200}
+    with in_threads(1) as cluster, Client(cluster):
+        a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
+        wait([a, b])
+        layout = multimm.plan(a, b, **fixed).layout
+        wave = layout.blocks // layout.waves
+        assert (layout.stream, layout.waves, wave) == (True, 4, 4)
+        c = multimm.matmul(a, b, **fixed).persist()
+        (worker,) = cluster.workers.values()
+
+        def done():
+            return sum(str(key[0]).startswith("multimm-matmul") for key in [*worker.data])
+
+        def runs(role):
+            keys = (ts.key for ts in [*worker.state.executing])
+            return any(str(key[0]).startswith(f"multimm-{role}-") for key in keys)
+
+        soon(lambda: done() >= wave and runs("downloaded"))
+        time.sleep(0.2)  # in which others would run, if they could
+        assert runs("downloaded")
+        assert done() <= 2 * wave
+        opened.set()
+        np.testing.assert_array_equal(c.compute(), x @ y)
+
+
 def test_one_worker_takes_blocks_from_host_memory_as_it_needs_them(client):
     a = da.zeros((32768, 32768), chunks=1024, dtype="float32")
     plan = multimm.plan(a, a + 1, cluster=ClusterSpec.homogeneous(H200, 1))

@@ -20,6 +20,7 @@ from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step, read
 from multimm.graph.uploads import uploads
 from multimm.planning.gathered import GatheredLayout
+from multimm.planning.memory import most_coming_back
 from multimm.planning.plan import MatmulPlan
 
 
@@ -79,7 +80,8 @@ def build(
     high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
     result = da.Array(high, keys.name("matmul"), chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
-        return downloaded(result, keys.name("downloaded"))
+        most = most_coming_back(layout, cluster)
+        return downloaded(result, keys.name("downloaded"), most)
     return result
 
 

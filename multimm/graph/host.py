@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from operator import itemgetter
@@ -69,14 +69,28 @@ class DownloadLayer(ProductLayer):
 
 
 @named
-def download(block: Block) -> Block:
-    """A block in host memory."""
+def download(block: Block, *, most: int | None = None) -> Block:
+    """A block in host memory.
+
+    Parameters
+    ----------
+    block : array
+    most : int, optional
+        So many that are on their way, or wait for it, do so beside other tasks. Before one more
+        does, the worker's thread waits: what it would multiply meanwhile had no room.
+    """
     if not is_cupy(block):
         return block
     from multimm.gpu.host import to_host
 
-    with _beside_other_tasks(), _coming_back, stream_for(block):
+    room = nullcontext() if most is None else _room_for(most)
+    with room, _beside_other_tasks(), _coming_back, stream_for(block):
         return to_host(block)
+
+
+@cache
+def _room_for(most: int) -> threading.BoundedSemaphore:
+    return threading.BoundedSemaphore(most)
 
 
 def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
@@ -93,10 +107,10 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
         return to_numpy(func(*there[: len(given)], **named))
 
 
-def downloaded(array: da.Array, name: str) -> da.Array:
-    """The lazy array, of a name, of a product's blocks in host memory."""
+def downloaded(array: da.Array, name: str, most: int | None) -> da.Array:
+    """The lazy array, of a name, of a product's blocks in host memory; `most` as for `download`."""
     made = {
-        (name, *index): OwnTask((name, *index), download, TaskRef((array.name, *index)))
+        (name, *index): OwnTask((name, *index), download, TaskRef((array.name, *index)), most=most)
         for index in np.ndindex(*array.numblocks)
     }
     layer = DownloadLayer(made, array.name, array.dask.layers[array.name])

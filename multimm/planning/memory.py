@@ -44,6 +44,17 @@ def _coming_back(layout: Layout, each: int) -> Terms:
     return {"C coming back": size} if layout.waves > 1 else {}
 
 
+def most_coming_back(layout: Layout, cluster: ClusterSpec) -> int | None:
+    """How many blocks of C may leave a worker while it multiplies; None: any number.
+
+    Each of its threads may have begun another one by the time at which they are that many.
+    """
+    if layout.waves == 1:
+        return None
+    wave = crowd(layout, cluster) * layout.wave_sums // _block(layout)
+    return max(1, wave - cluster.threads)
+
+
 def excess(held: Held, cluster: ClusterSpec) -> float:
     """Bytes of `held` beyond what the smallest worker may use."""
     stay, spill = held
