@@ -433,11 +433,12 @@ def test_threads_wait_for_one_compilation(cupy, fake):
 
 def test_loads_without_files_that_stay(cupy, directory):
     directory.write_text("a file where the directory would be")
-    assert compiled.kernel_for(0, *TRANSPOSE).entry == "transpose"
+    assert compiled.kernel_for(0, *TRANSPOSE).raw.entry == "transpose"
 
 
 def test_shared_memory_beyond_the_default_is_asked_for(cupy):
-    few, many = (compiled.kernel_for(0, *TRANSPOSE, shared_bytes=n) for n in (48 << 10, 99_000))
+    sizes = 48 << 10, 99_000
+    few, many = (compiled.kernel_for(0, *TRANSPOSE, shared_bytes=n).raw for n in sizes)
     assert few.max_dynamic_shared_size_bytes is None
     assert many.max_dynamic_shared_size_bytes == 99_000
 

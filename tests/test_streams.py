@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from multimm.gpu import enqueue
 from multimm.graph import streams
 
 HOST_CHUNK = 256
@@ -58,11 +59,22 @@ class Stream:
 
 
 class Event:
+    """Its address is itself."""
+
     def __init__(self, **_):
-        self.recorded = None
+        self.recorded, self.ptr = None, self
 
     def record(self, stream):
         self.recorded = stream.name
+
+
+def record(event, address):
+    event.record(NULL if address == NULL.ptr else Stream(non_blocking=True))
+
+
+def wait(address, event, flags):
+    assert address != NULL.ptr
+    Stream(non_blocking=True).wait_event(event)
 
 
 class Local(threading.local):
@@ -108,6 +120,8 @@ def pool(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
+    driver = SimpleNamespace(cuEventRecord=record, cuStreamWaitEvent=wait)
+    monkeypatch.setattr(enqueue, "_driver", lambda: driver)
     return _pool
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from multimm.errors import KernelError
 from multimm.gpu.compile import LINE_INFO, compiled_file, target_for
+from multimm.gpu.enqueue import Kernel
 from multimm.gpu.layout import Axis, Stack, batch_strides, collapse
 from multimm.gpu.pack_config import RESIDUAL_CAP
 from multimm.gpu.registry import Device
@@ -73,7 +74,7 @@ def kernel_for(
     *,
     shared_bytes: int = 0,
     specific: bool = False,
-) -> Any:
+) -> Kernel:
     """Return a kernel, loaded on a device.
 
     Parameters
@@ -92,7 +93,7 @@ def kernel_for(
 
     Returns
     -------
-    cupy.RawKernel
+    Kernel
         Thread-safe to launch while `device` is current.
 
     Raises
@@ -109,7 +110,7 @@ def kernel_for(
         kernel = _loaded(kernel_text(file, dict(defines)), entry, file, capability, specific)
         if shared_bytes > STATIC_SHARED_BYTES:  # up to that, no permission is needed
             kernel.max_dynamic_shared_size_bytes = shared_bytes
-    return kernel
+    return Kernel(kernel)
 
 
 def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -> Any:
@@ -183,10 +184,7 @@ class Launches:
             args = list(fixed)
             for position, pointer, offset in zip(self.addresses, pointers, offsets, strict=True):
                 args[position] = pointer + offset
-            if self.shared_bytes:
-                self.kernel(grid, self.block, tuple(args), shared_mem=self.shared_bytes)
-            else:
-                self.kernel(grid, self.block, tuple(args))
+            self.kernel(grid, self.block, tuple(args), shared_mem=self.shared_bytes)
 
 
 def prepare(
@@ -205,7 +203,7 @@ def prepare(
 
     Parameters
     ----------
-    kernel : cupy.RawKernel
+    kernel : Kernel
     tiles, threads : int
         Thread blocks per matrix, and threads in each.
     head : sequence of int or float

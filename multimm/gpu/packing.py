@@ -17,6 +17,7 @@ import numpy as np
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu.choice import SPLIT_K
 from multimm.gpu.compiled import device_of, kernel_for
+from multimm.gpu.enqueue import fill
 from multimm.gpu.layout import Stack, stack_of
 from multimm.gpu.operands import check_arrays, describe, is_broadcast
 from multimm.gpu.pack_config import (
@@ -106,10 +107,7 @@ class Packing:
         addresses : sequence of (int, int, int)
             Of each operand, its tiles and its exponents.
         """
-        import cupy
-
-        stream = cupy.cuda.get_current_stream().ptr
-        cupy.cuda.runtime.memsetAsync(head, 0, self.lists[0], stream)
+        fill(head, 0, self.lists[0])
         if self.kernel is None:
             return
         values: list[int] = []

@@ -21,6 +21,7 @@ import numpy as np
 
 from multimm.gpu import launch, packing, residuals, split
 from multimm.gpu.choice import FFMA, Choice, note
+from multimm.gpu.enqueue import copy, fill
 from multimm.gpu.layout import ProductShape
 from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP
 from multimm.gpu.packing import Packing, Source, source_of
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 Array = Any
 
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
-_ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 #: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is
 #: kept until somebody asks for it: one more call. Arbitrary.
@@ -138,13 +138,13 @@ class _Product:
             body = None
         if body is None:
             head = None  # its memory may be all that there is
-            self._without_packing(pointers, stream)
+            self._without_packing(pointers)
             return
         counts, first = head.data.ptr, body.data.ptr
         parts = [(first + tiles, first + exponents) for tiles, exponents in self.room.offsets]
         self.packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
         if len(parts) == 1:  # what was counted of A holds for B
-            cupy.cuda.runtime.memcpyAsync(counts + 16, counts, 16, _ON_DEVICE, stream.ptr)
+            copy(counts + 16, counts, 16)
         self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
         self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
         release_body()
@@ -155,27 +155,23 @@ class _Product:
             note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
                                              "are carried by FP16 parts"))  # fmt: skip
         else:
-            note(self.choice, functools.partial(_why_refused, self._counted(head, stream), stream))
+            note(self.choice, functools.partial(_why_refused, self._counted(head), stream))
 
-    def _counted(self, head: Array, stream: Any) -> Array:
+    def _counted(self, head: Array) -> Array:
         """What the head begins with, in little memory: until the next product it stays taken."""
         if self.packing.head_bytes <= KEPT_BYTES:
             return head
-        import cupy
-
         counts, _ = workspace((8,), self.device)
-        cupy.cuda.runtime.memcpyAsync(counts.data.ptr, head.data.ptr, 32, _ON_DEVICE, stream.ptr)
+        copy(counts.data.ptr, head.data.ptr, 32)
         return counts
 
-    def _without_packing(self, pointers: Sequence[int], stream: Any) -> None:
+    def _without_packing(self, pointers: Sequence[int]) -> None:
         """Compute by what comes instead, as if both operands were refused."""
-        import cupy
-
         reason = "no memory is left to pack the operands in"
         logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
                        "other bits", reason, self.packing.head_bytes + self.room.size)  # fmt: skip
         counts, release = workspace((8,), self.device)
-        cupy.cuda.runtime.memsetAsync(counts.data.ptr, 1, 32, stream.ptr)
+        fill(counts.data.ptr, 1, 32)
         self.instead((*pointers, counts.data.ptr))
         release()
         note(Choice(FFMA, self.choice.precision, reason))

@@ -42,6 +42,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from multimm.gpu.enqueue import follow, kept
+
 _local = threading.local()  # streams: device -> stream and event
 
 #: What is taken again may be so many times as large as what is asked for: arbitrary.
@@ -64,7 +66,8 @@ def own_stream(device: int) -> Iterator[None]:
             yield
             return
         task = _Task(device)
-        with cupy.cuda.using_allocator(task.allocate), task.stream:
+        with cupy.cuda.using_allocator(task.allocate), task.stream, kept():
+            task.follow_stream_0()
             try:
                 yield
             finally:
@@ -90,7 +93,6 @@ class _Task:
         self.stream, self._event = _stream_of(device)
         self.running = True
         self.dropped: list[_Piece] = []  # kernels on the stream may still use it
-        self._follow_stream_0()
 
     def allocate(self, size: int) -> Any:
         """Memory that is ready for this task's stream: its own of before, or the pool's."""
@@ -121,16 +123,16 @@ class _Task:
             self._reclaim()
             pointer = self._from_stream_0(size)
         if pointer.ptr:
-            self._follow_stream_0()
+            self.follow_stream_0()
         return _Piece(size, pointer)
 
     def _from_stream_0(self, size: int) -> Any:
         with self._zero:
             return self._allocate(size)
 
-    def _follow_stream_0(self) -> None:
-        self._event.record(self._zero)
-        self.stream.wait_event(self._event)
+    def follow_stream_0(self) -> None:
+        """Whatever is launched next comes after all that is on stream 0."""
+        follow(self.stream, self._zero, self._event)
 
     def _reclaim(self) -> None:
         self.stream.synchronize()
