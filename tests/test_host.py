@@ -6,10 +6,13 @@ stays what it is. What moves them to a GPU and back is tested on one (`tests/gpu
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
+import weakref
 from dataclasses import replace
+from functools import partial
 
 import dask
 import dask.array as da
@@ -24,8 +27,11 @@ import multimm
 from multimm import products
 from multimm.errors import ArrayTypeError
 from multimm.failures import told
+from multimm.graph import host
 from multimm.graph.block_task import BlockTask
-from multimm.graph.host import _beside_other_tasks, below_download, upload
+from multimm.graph.host import _beside_other_tasks, below_download, on_device, upload
+from multimm.graph.pieces import Pieces
+from multimm.graph.recut import upload_pieces
 from multimm.io import open_array
 from multimm.planning import copies
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -312,6 +318,30 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         assert done() <= 2 * wave
         opened.set()
         np.testing.assert_array_equal(c.compute(), x @ y)
+
+
+@pytest.mark.parametrize("bring", [upload_pieces, partial(on_device, Pieces.copied)])
+def test_pieces_are_let_go_when_they_are_joined(monkeypatch, bring):
+    """At once, and not when garbage is collected some day."""
+    there = []
+
+    def send(block):
+        sent = block.copy()
+        there.append(weakref.ref(sent))
+        return sent
+
+    link(monkeypatch, send)
+    monkeypatch.setattr(host, "to_numpy", np.copy)
+    x, halves = integers((6, 4), 7), ((slice(0, 3), slice(0, 4)), (slice(3, 6), slice(0, 4)))
+    blocks = [x[cut].copy() for cut in halves]
+    parts = Pieces(blocks, tuple((halves[0], to) for to in halves), ((3, 4),) * 2, (6, 4))
+    gc.disable()
+    try:
+        np.testing.assert_array_equal(bring(parts), x)
+        assert len(there) == 2
+        assert all(sent() is None for sent in there)
+    finally:
+        gc.enable()
 
 
 def test_one_worker_takes_blocks_from_host_memory_as_it_needs_them(client):

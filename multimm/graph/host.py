@@ -142,13 +142,17 @@ def _all_there(given: Sequence[Any]) -> list[Any]:
     from multimm.gpu.host import all_to_device
 
     there = dict(zip(sources, all_to_device([*sources.values()]), strict=True))
+    return [_found(x, there) for x in given]
 
-    def found(x: Any) -> Any:
-        if isinstance(x, Pieces):
-            return replace(x, blocks=list(map(found, x.blocks)))
-        return there.get(id(x), x)
 
-    return list(map(found, given))
+def _found(x: Any, there: dict[int, Block]) -> Any:
+    """What has come there in place of a block, or of those that it comes in.
+
+    (Within its caller it would refer to itself, and to all blocks until garbage is collected.)
+    """
+    if isinstance(x, Pieces):
+        return replace(x, blocks=[_found(block, there) for block in x.blocks])
+    return there.get(id(x), x)
 
 
 def _native(block: Block) -> Block:
