@@ -25,7 +25,7 @@ from multimm.graph.gram_tasks import (
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
 from multimm.graph.operand_blocks import Argument, OperandBlocks
-from multimm.graph.pieces import multiply_pieces
+from multimm.graph.pieces import multiply_bands, multiply_pieces
 from multimm.graph.tasks import Step, add, in_turn, link, multiply, transpose
 from multimm.planning.grid import Coordinate
 from multimm.planning.layout import Layout
@@ -105,6 +105,8 @@ class Builder:
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_pieces, more | {"verb": func}
+                if layout.banded:
+                    verb, more = multiply_bands, {"banded": layout.banded}
             self._add(key, verb, [*last, previous], place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
@@ -178,6 +180,7 @@ class Builder:
         if last and self.c is not None:
             args["c"], inputs, own = self.blocks.addend(self.c, at, place)
             place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
-            if func is not multiply_pieces and not isinstance(args["c"], TaskRef):
+            takes_pieces = func in (multiply_pieces, multiply_bands)
+            if not takes_pieces and not isinstance(args["c"], TaskRef):
                 func, args["verb"] = multiply_pieces, func
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)

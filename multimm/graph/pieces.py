@@ -6,7 +6,7 @@ do so once (`multimm.graph.recut`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -19,7 +19,7 @@ from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.declared import DType, as_declared
-from multimm.graph.tasks import stream_for
+from multimm.graph.tasks import Step, finished, link, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
 from multimm.shapes import Shape
@@ -66,6 +66,13 @@ class Pieces:
         whole = self._empty(self.shape)
         cuts = zip(self.blocks, self.cuts, strict=True)
         return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
+
+    def bands(self, axis: int) -> Iterator[tuple[slice, Block]]:
+        """The pieces of a block that is divided along one axis alone, and where each lies."""
+        for block, size, (cut, at) in zip(self.blocks, self.sizes, self.cuts, strict=True):
+            module_of(block=block)
+            check_shape(block, size)
+            yield at[axis], block[cut]
 
     def in_a_row(self) -> Block:
         """The pieces one after the other in a vector, in the order of the current stream."""
@@ -133,6 +140,37 @@ def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -
         if isinstance(c := kwargs.get("c"), Pieces):
             kwargs["c"] = c.joined()
         return verb(*(x.joined() if isinstance(x, Pieces) else x for x in operands), **kwargs)
+
+
+def multiply_bands(
+    a: Any, b: Any, partial: Block = None, *, banded: str, step: Step, c: Any = None
+) -> Block:
+    """`multiply` of rows of A, or columns of B, as they come: nothing is joined.
+
+    Parameters
+    ----------
+    a, b : array or Pieces
+    partial : array, optional
+    banded : {"a", "b"}
+        What is multiplied piece by piece; it comes in `Pieces`.
+    step : Step
+    c : array or Pieces, optional
+    """
+    by_rows = banded == "a"
+    axis = step.trans_a if by_rows else not step.trans_b  # of what is stored
+    with stream_for(_first_block((a, b))):
+        bands, other = (a, b) if by_rows else (b, a)
+        other, c = (x.joined() if isinstance(x, Pieces) else x for x in (other, c))
+        m, n = a.shape[step.trans_a], b.shape[not step.trans_b]
+        whole = module_of(block=other).empty((m, n), step.dtype)
+
+        def part(x: Block, at: slice) -> Block:
+            return None if x is None else x[at] if by_rows else x[:, at]
+
+        for at, piece in bands.bands(axis):
+            pair = (piece, other) if by_rows else (other, piece)
+            link(*pair, part(partial, at), part(c, at), step=step, out=part(whole, at))
+        return finished(whole)
 
 
 def _first_block(operands: Sequence[Any]) -> Block:

@@ -65,10 +65,18 @@ def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step
         return finished(link(a, b, partial, c, step=step))
 
 
-def link(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+def link(
+    a: Block,
+    b: Block,
+    partial: Block = None,
+    c: Block = None,
+    *,
+    step: Step,
+    out: Block = None,
+) -> Block:
     """`multiply` in the order of the current stream."""
     a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
-    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False)
+    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False, out=out)
 
 
 def declared(block: Block, dtype: DType) -> Block:
@@ -85,6 +93,7 @@ def gemm(
     step: Step,
     tuned: bool = True,
     lower: bool = False,
+    out: Block = None,
 ) -> Block:
     """D = alpha (op(A) op(B) + P) + beta C; operands are left alone.
 
@@ -100,12 +109,15 @@ def gemm(
     lower : bool
         m and n are equal, and what is above the diagonal is not asked for: our own kernels may
         leave there whatever memory held.
+    out : array of shape (..., m, n), dtype ``step.dtype``, optional
+        Written to and returned; rows contiguous, overlapping no operand.
 
     Returns
     -------
     array of shape (..., m, n), dtype ``step.dtype``
         On the device of `a`, in the order of the current stream.
     """
+    direct = out if step.dtype == "float32" else None
     if is_packed(a) or is_packed(b) or (is_cupy(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import precision
 
@@ -123,9 +135,12 @@ def gemm(
             partial=partial,
             tuned=tuned,
             lower=lower,
+            out=direct,
         )
-        return sums if step.dtype == "float32" else sums.astype(step.dtype)
-    return reference.gemm(
+        if step.dtype == "float32":
+            return sums
+        return _into(out, sums) if out is not None else sums.astype(step.dtype)
+    result = reference.gemm(
         a,
         b,
         trans_a=step.trans_a,
@@ -137,6 +152,12 @@ def gemm(
         accumulate=step.accumulate,
         dtype=step.dtype,
     )
+    return result if out is None else _into(out, result)
+
+
+def _into(out: Block, result: Block) -> Block:
+    out[...] = result
+    return out
 
 
 def pack(block: Block, *, role: str, step: Step) -> Block:

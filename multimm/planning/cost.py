@@ -29,6 +29,10 @@ SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
 #: other, the scheduler and TCP.
 SWITCH = {"gpu": 0.4, "cpu": 4.0}
+#: The same of a cluster of one GPU: 32 and 64 tall products of 1 to 4 ms took an H200 1.4
+#: and 1.6 ms each more than 4 and 8 larger ones, what is scheduled beside them included. (Of
+#: several workers the same is not known.)
+ALONE = 2.0
 #: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
 #: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
 CHAINED = {"gpu": 3.6, "cpu": 0.0}
@@ -106,7 +110,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
-    switches = ceil_div(tasks, cluster.workers) / cluster.threads * SWITCH[device.kind]
+    switch = ALONE if cluster.alone and device.kind == "gpu" else SWITCH[device.kind]
+    switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
     cut_first = bool(layout.cut_apart)  # C is not waited for
     bundled = isinstance(layout, GatheredLayout) and layout.bundled
     steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
@@ -182,6 +187,9 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
+        if layout.banded not in ("", role):  # each block anew for every piece of the other one
+            bands = layout.spec(layout.banded).chunks[layout.banded == "b"]
+            within *= ceil_div(len(bands), len(sides[layout.banded][0]))
         seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements

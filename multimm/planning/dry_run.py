@@ -76,11 +76,13 @@ def _cluster_line(plan: MatmulPlan) -> str:
 def _blocks_line(plan: MatmulPlan) -> str:
     layout = plan.layout
     rows, columns = layout.sides
-    within = layout.cut_within
+    within = tuple(role for role in layout.cut_within if role != layout.banded)
     portions = ""
     if isinstance(layout, GatheredLayout):
         portions, within = _portions_text(layout), ()
     cut = f", {names(within)} cut by every product" if within else ""
+    if layout.banded:
+        cut += f", {layout.banded.upper()} multiplied piece by piece"
     packed = ", packed by every product" if layout.on_tensor_cores else ""
     if layout.packed:
         are = "it is" if len(layout.packed) == 1 else "they are"

@@ -18,7 +18,7 @@ from multimm.planning.grid import ceil_div
 from multimm.planning.layout import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, refined
+from multimm.planning.search import NEARLY, Rank, candidates, coarser, cut_alike, refined
 from multimm.planning.workers import ClusterSpec
 
 #: How small products are cut best: into few tasks. Of 342 searches of plain products that one
@@ -76,6 +76,8 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
     """All arrangements, in few blocks and slabs, or in those in which operands come."""
     options, plain = Options(), replace(problem, gram=False)
     ranks = cut_alike(plain, cluster, options, FEW_TASKS)
+    for rows, columns in coarser(ranks, plain, cluster, options):
+        ranks |= cut_alike(plain, cluster, options, FEW_TASKS._replace(rows=rows, columns=columns))
     if not is_short(problem, cluster):
         for cut in MORE_TASKS:
             ranks |= cut_alike(plain, cluster, options, cut)

@@ -129,14 +129,19 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     if p.packs:  # of a stack one matrix at a time
-        sides = (max(layout.m_blocks) + edges["b"]) * p.packed_itemsize
+        at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
+        if role := layout.banded:
+            bands = layout.spec(role).chunks[role == "b"]
+            at_once[role] = min(at_once[role], max(bands))
+        sides = sum(at_once.values()) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
     if other:
         sides = sum(edges[role] for role in other) * p.sum_bytes
         terms["operands being converted"] = cluster.threads * slab * sides
-    if cut := layout.cut_within * (1 + layout.mirrors):  # which serves both sides
+    cut = [role for role in layout.cut_within if role != layout.banded]
+    if cut := cut * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         joined = slab * sides + layout.joined_small
         terms["operands being joined"] = cluster.threads * joined

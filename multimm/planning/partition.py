@@ -49,6 +49,9 @@ class Partition:
     cut_once : bool
         Operands that come in other blocks are cut and joined to these by tasks of their own; else
         each product does so with what it needs.
+    in_bands : bool
+        Of what each product would join, rows of A or columns of B are multiplied as they come, one
+        piece after the other, where these are long: see `Cutting.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int
@@ -67,6 +70,7 @@ class Partition:
     stream: bool = False
     pack_once: bool = True
     cut_once: bool = True
+    in_bands: bool = False
     fan_in: int = 2
     slabs_per_task: int = 1
     part_slabs: Blocks = ()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
 from multimm.planning.blocking import lay_out
-from multimm.planning.counts import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut
+from multimm.planning.counts import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, usual_edges
 from multimm.planning.deal import FREE_PLACES
 from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
@@ -23,6 +23,7 @@ from multimm.planning.workers import ClusterSpec
 #: fewer tasks.
 SOME_SLABS, SLABS = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
+COARSER = (2, 4, 8)  # times as few rows of blocks, or columns
 FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways; and twice as many of
 #: those, each with its blocks, into slabs of all lengths. In 300 plans for 2 to 8 GPUs the search
@@ -63,6 +64,23 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     return halves | _searched(replace(problem, gram=False), cluster, options)
 
 
+def coarser(
+    ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec, options: Options
+) -> tuple[tuple[float, float], ...]:
+    """How many times fewer blocks one worker may multiply, of a C that has usual ones even so.
+
+    Whose operands are longer than C is wide has blocks of C that are small beside theirs: a task
+    more takes 1.5 to 2 ms, and what lies with its worker need not be in usual blocks.
+    """
+    if cluster.workers > 1 or options.given or problem.gram or problem.batch_shape:
+        return ()
+    (layout,) = ranks
+    usual, _ = usual_edges(problem, cluster)
+    times = usual * usual // max(1, max(layout.m_blocks) * max(layout.n_blocks))
+    by_rows = len(layout.m_blocks) >= len(layout.n_blocks)
+    return tuple((1 / n, 1) if by_rows else (1, 1 / n) for n in COARSER if n <= times)
+
+
 def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
     """One takes less than the block products of all of C would, on all workers."""
     best = min(ranks.values())
@@ -76,6 +94,7 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     arrangements = [layout.grid for layout in ranks]
     finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
+    finer += coarser(ranks, problem, cluster, options)
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
         layout, held = lay_out(problem, cluster, grid, options, cut)
@@ -106,7 +125,7 @@ def refined(
     ranks = ranks | added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
-    ranks |= cut_within(ranks, cluster)
+    ranks |= cut_within(ranks, cluster, options)
     return ranks | fused(ranks, cluster)
 
 
@@ -200,15 +219,19 @@ def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layou
     return ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
 
 
-def cut_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def cut_within(
+    ranks: dict[Layout, Rank], cluster: ClusterSpec, options: Options
+) -> dict[Layout, Rank]:
     """The best layouts of one worker, with operands cut anew by every product that uses them.
 
     That takes no tasks, and none that all products wait for. Among several workers what is cut
-    has to travel first, and would do so for every product.
+    has to travel first, and would do so for every product. Long pieces need not even be joined.
     """
     alone = [x for x in ranks if x.cut_again and x.grid.workers == 1 and not x.packed]
-    best = best_of_each_grid(alone, ranks, FINALISTS)
-    return ranked((replace(x, cut_once=False) for x in best), cluster)
+    within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
+    if options.blocks is None:  # else the bits must not depend on the workers
+        within += [replace(x, in_bands=True) for x in within if x.bandable]
+    return ranked(within, cluster)
 
 
 def best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:

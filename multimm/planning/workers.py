@@ -49,6 +49,8 @@ class ClusterSpec:
     numbers : tuple of int
         Of workers that a plan has numbered anew (`multimm.planning.renumber`): their places among
         the scheduler's workers. Empty: their own.
+    among : int
+        How many workers there are, where these are only the first ones. 0: no more.
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -60,6 +62,7 @@ class ClusterSpec:
     per_node: int = 0
     between: Link = INFINIBAND
     numbers: tuple[int, ...] = ()
+    among: int = 0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -94,6 +97,11 @@ class ClusterSpec:
         return len(self.devices)
 
     @property
+    def alone(self) -> bool:
+        """Whether there is one worker, and no other that it leaves out."""
+        return max(self.workers, self.among) == 1
+
+    @property
     def node(self) -> int:
         """How many workers share a node."""
         return self.per_node or self.workers
@@ -107,6 +115,7 @@ class ClusterSpec:
             devices=self.devices[:workers],
             addresses=self.addresses[:workers],
             numbers=self.numbers[:workers],
+            among=self.among or self.workers,
         )
 
     def reordered(self, order: Sequence[int]) -> ClusterSpec:
