@@ -108,15 +108,21 @@ def test_gram_products_and_addends():
 
 @pytest.mark.parametrize("stored", ["as multiplied", "turned", "A turned", "B turned"])
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("slabs", [(24,), (10, 14)])
+@pytest.mark.parametrize(
+    ("slabs", "along_k"),
+    [((24,), (24,)), ((10, 14), (10, 14)), ((24,), (10, 8, 6)), ((7, 17), (10, 14))],
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("added", [False, True])
-def test_long_pieces_are_multiplied_as_they_come(monkeypatch, stored, wide, slabs, dtype, added):
-    """Nothing of them is joined, also where blocks of C end within one."""
+def test_long_pieces_are_multiplied_as_they_come(
+    monkeypatch, stored, wide, slabs, along_k, dtype, added
+):
+    """Nothing of them is joined, also where blocks of C, or slabs, end within one."""
     monkeypatch.setattr(cutting, "LEAST_BAND", 1)
+    monkeypatch.setattr(cutting, "PACKED_SLAB", 1)
     monkeypatch.setattr(Pieces, "copied", None)
     x, y, d = integers((130, 24), 8), integers((24, 3), 9), integers((130, 3), 10)
-    chunks = (((40, 7, 43, 40), slabs), (slabs, (3,)))
+    chunks = (((40, 7, 43, 40), along_k), (slabs, (3,)))
     x, y, d = (y.T, x.T, d.T) if wide else (x, y, d)
     chunks = (chunks[1][::-1], chunks[0][::-1]) if wide else chunks
     turns = stored in ("turned", "A turned"), stored in ("turned", "B turned")
@@ -224,8 +230,8 @@ def test_large_operands_in_many_chunks_are_cut_once():
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_lone_worker_joins_no_long_pieces_and_has_few_tasks(pack, wide):
     """4194304 x 2048 by 256 columns in 32 tasks took an H200 124 to 143 ms."""
-    rows = regular(4194304, 16384)
-    x = MatrixSpec((4194304, 2048), chunks=(rows, (2048,)), owners=(0,) * 256)
+    rows = regular(4194304, 32768)
+    x = MatrixSpec((4194304, 2048), chunks=(rows, (2048,)), owners=(0,) * 128)
     w = MatrixSpec((2048, 256))
     specs = (w.T, x.T) if wide else (x, w)
     plan = plan_matmul(Problem(*specs, pack=pack), gpus(1))
@@ -235,25 +241,47 @@ def test_a_lone_worker_joins_no_long_pieces_and_has_few_tasks(pack, wide):
     assert 4 <= plan.tasks <= 8
     assert "operands being joined" not in plan.memory_terms
     if pack:
-        at_once = (16384 + 256) * 2048 * (4 if pack == "float32" else 2)
+        at_once = (32768 + 256) * 2048 * (4 if pack == "float32" else 2)
         assert plan.memory_terms["operands being packed"] == pytest.approx(at_once, rel=0.02)
     joined = replace(plan.layout, in_bands=False)
     more = cost.seconds(joined, gpus(1), 0), cost.seconds(plan.layout, gpus(1), 0)
-    assert more[0]["cutting"] - more[1]["cutting"] == pytest.approx(2 * x.nbytes / 4.2e12, rel=0.1)
+    copies = 2 * x.nbytes / 4.2e12 + 128 * cost.PIECE_S
+    assert more[0]["cutting"] - more[1]["cutting"] == pytest.approx(copies, rel=0.1)
+    kernels = more[1]["block products"] + more[1]["packing"]
+    assert more[0]["launching"] == 0
+    launching = max(0, 128 * (1 + bool(pack)) * cost.LAUNCH_S - kernels)
+    assert more[1]["launching"] == pytest.approx(launching)
+
+
+@pytest.mark.parametrize("pack", ["float32", "tf32", ""])
+def test_pieces_along_k_take_no_tasks_of_their_own(pack):
+    """1048576 x 8192 in Dask's chunks took an H200 248 ms in 32 tasks that joined them."""
+    chunks = regular(1048576, 5792), (5792, 2400)
+    x = MatrixSpec((1048576, 8192), chunks=chunks, owners=(0,) * 364)
+    plan = plan_matmul(Problem(x, MatrixSpec((8192, 1024)), pack=pack), gpus(1))
+    assert "A multiplied piece by piece" in str(plan)
+    assert plan.tasks <= 8
+    assert plan.layout.slabs == (8192,)
+    assert plan.layout.sums_in_bands == 1
+    assert plan.memory_terms["sums of pieces"] == 2 * 5792 * 1024 * 4
+    terms = cost.seconds(plan.layout, gpus(1), 0)
+    c = 1048576 * 1024
+    assert terms["sums between slabs"] == pytest.approx(c * 4 * cost.SUMS_BYTES / 4.2e12, rel=0.2)
 
 
 @pytest.mark.parametrize(
-    ("rows", "chunk", "columns", "blocks", "bandable"),
+    ("chunk", "columns", "blocks", "bandable"),
     [
-        (4194304, 2048, 256, None, ""),
-        (1048576, 16384, 16384, (131072, 16384), ""),
-        (4194304, 16384, 256, 524288, "a"),
+        ((2048, 2048), 256, None, ""),
+        ((262144, 128), 256, None, ""),
+        ((16384, 2048), 16384, (131072, 16384), ""),
+        ((16384, 2048), 256, 524288, "a"),
     ],
-    ids=["short", "beside much", "fixed"],
+    ids=["small", "short along k", "beside much", "fixed"],
 )
-def test_other_pieces_are_joined(rows, chunk, columns, blocks, bandable):
+def test_other_pieces_are_joined(chunk, columns, blocks, bandable):
     """Also where the caller has fixed blocks: what they come in must not show in their bits."""
-    x = MatrixSpec((rows, 2048), chunks=(regular(rows, chunk), (2048,)))
+    x = MatrixSpec((1048576, 2048), chunks=(regular(1048576, chunk[0]), regular(2048, chunk[1])))
     problem = Problem(x, MatrixSpec((2048, columns)), pack="float32")
     layout = plan_matmul(problem, gpus(1), options=Options(blocks=blocks)).layout
     assert layout.cut_again == ("a",)

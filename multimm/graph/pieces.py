@@ -67,12 +67,15 @@ class Pieces:
         cuts = zip(self.blocks, self.cuts, strict=True)
         return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
 
-    def bands(self, axis: int) -> Iterator[tuple[slice, Block]]:
-        """The pieces of a block that is divided along one axis alone, and where each lies."""
+    def bands(self, axis: int) -> Iterator[tuple[slice, list[tuple[slice, Block]]]]:
+        """Where along an axis pieces lie; of each such place where along the other, and what."""
+        found: dict[int, tuple[slice, list[tuple[slice, Block]]]] = {}
         for block, size, (cut, at) in zip(self.blocks, self.sizes, self.cuts, strict=True):
             module_of(block=block)
             check_shape(block, size)
-            yield at[axis], block[cut]
+            _, band = found.setdefault(at[axis].start, (at[axis], []))
+            band.append((at[1 - axis], block[cut]))
+        yield from found.values()
 
     def in_a_row(self) -> Block:
         """The pieces one after the other in a vector, in the order of the current stream."""
@@ -147,6 +150,9 @@ def multiply_bands(
 ) -> Block:
     """`multiply` of rows of A, or columns of B, as they come: nothing is joined.
 
+    Those that come in pieces along k too are multiplied by their part of the other operand, one
+    piece after the other.
+
     Parameters
     ----------
     a, b : array or Pieces
@@ -158,6 +164,7 @@ def multiply_bands(
     """
     by_rows = banded == "a"
     axis = step.trans_a if by_rows else not step.trans_b  # of what is stored
+    k_first = not step.trans_b if by_rows else step.trans_a  # in the other operand
     with stream_for(_first_block((a, b))):
         bands, other = (a, b) if by_rows else (b, a)
         other, c = (x.joined() if isinstance(x, Pieces) else x for x in (other, c))
@@ -167,9 +174,15 @@ def multiply_bands(
         def part(x: Block, at: slice) -> Block:
             return None if x is None else x[at] if by_rows else x[:, at]
 
-        for at, piece in bands.bands(axis):
-            pair = (piece, other) if by_rows else (other, piece)
-            link(*pair, part(partial, at), part(c, at), step=step, out=part(whole, at))
+        def pair(at: slice, piece: Block) -> tuple[Block, Block]:
+            met = other[at] if k_first else other[:, at]
+            return (piece, met) if by_rows else (met, piece)
+
+        for at, (*before, last) in bands.bands(axis):
+            sums = part(partial, at)
+            for piece in before:
+                sums = link(*pair(*piece), sums, step=step.inner)
+            link(*pair(*last), sums, part(c, at), step=step, out=part(whole, at))
         return finished(whole)
 
 

@@ -58,6 +58,10 @@ PART = 0.4
 #: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
 #: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
 FETCH_S, PIECE_S = 4e-4, 5e-5
+#: For a thread to multiply one of many pieces by itself, and as much again to pack for it. The GPU
+#: works meanwhile. X W of 1048576 x 8192 in 364 pieces and 64 columns took an H200 75 ms, of
+#: 4194304 x 2048 and 256 columns 79 to 108 in 256 pieces that are packed, 270 in 1024.
+LAUNCH_S = 1.25e-4
 #: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -70,7 +74,14 @@ NARROW = 1024
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
 
 #: What one thread of a worker does.
-IN_TURN = ("block products", "packing", "cutting", "sums between slabs", "between tasks")
+IN_TURN = (
+    "block products",
+    "packing",
+    "cutting",
+    "launching",
+    "sums between slabs",
+    "between tasks",
+)
 #: What runs beside that.
 BESIDE = ("transfers", "scheduling", "to the GPUs", "from the GPUs")
 #: What comes before the first block product, after the last, or stops all.
@@ -118,6 +129,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
+    launches = layout.bands * (1 + layout.on_tensor_cores)
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back, last = coming_back(layout, each)
@@ -127,6 +139,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
+        "launching": max(0, launches * LAUNCH_S - products - packing),
         "to the GPUs": up,
         "from the GPUs": back,
         "sums between slabs": SUMS_BYTES * handed_on / copying,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from multimm.planning import recut
 from multimm.planning.grid import Blocks
@@ -17,11 +18,11 @@ LONE_FLOPS = 1.2e9
 #: Packed blocks are filled up to multiples of this many rows and this much of k.
 PACKED_ROWS, PACKED_K = 128, 64
 #: Bytes of a piece from which on it is multiplied by itself, rather than joined to others. X W of
-#: 4194304 x 2048 and 256 columns took an H200 94 ms in place of 105 in pieces of 128 MiB, 270 in
-#: place of 171 in 32 MiB: a task takes 0.2 ms to launch what the GPU does in less.
-LEAST_BAND = 2**27
-#: ... if the other operand's block, which is packed for each piece, has so many times fewer
-#: elements: arbitrary.
+#: 1048576 x 8192 and 1024 columns took an H200 187 ms in place of 248 in pieces of 5792 x 5792,
+#: Dask's own, and 179 in place of 182 in 4096 x 4096.
+LEAST_BAND = 128_000_000
+#: ... if the other operand's block, of which a part is packed for each piece, has so many times
+#: fewer columns, or rows, than the piece has rows, or columns: arbitrary.
 NARROWER = 2
 
 
@@ -65,21 +66,48 @@ class Cutting(Partition):
 
     @cached_property
     def bandable(self) -> str:
-        """An operand whose pieces are long: a slab of rows of A, or columns of B; "" if none is."""
-        for role in () if self.batch_blocks else self.cut_within:
-            spec, turn = self.spec(role), 1 if role == "a" else -1
-            bands, along_k = spec.chunks[::turn]
-            longest = spec.nbytes // len(bands) // len(along_k)
-            other = max(self.n_blocks if role == "a" else self.m_blocks) * max(self.slabs)
-            narrow = NARROWER * other * spec.itemsize <= longest
-            if along_k == self.slabs and longest >= LEAST_BAND and narrow:
+        """An operand in long pieces: a slab of rows of A, or columns of B, or parts; "" if none is.
+
+        Blocks from host memory are joined on their way.
+        """
+        joined = self.batch_blocks or self.mirrors or self.problem.from_host or self.problem.in_one
+        for role in () if joined else self.cut_within:
+            longest, along_k = max(self._across_k(role)), max(self._along_k(role))
+            other = max(self.n_blocks if role == "a" else self.m_blocks)
+            long = longest * along_k * self.spec(role).itemsize >= LEAST_BAND
+            if long and longest >= NARROWER * other and along_k >= min(PACKED_SLAB, *self.slabs):
                 return role
         return ""
+
+    def _along_k(self, role: str) -> Blocks:
+        """The chunks that an operand comes in."""
+        return self.spec(role).chunks[-1 if role == "a" else -2]
+
+    def _across_k(self, role: str) -> Blocks:
+        return self.spec(role).chunks[-2 if role == "a" else -1]
 
     @property
     def banded(self) -> str:
         """The operand that products multiply piece by piece, if there is one."""
         return self.bandable if self.in_bands else ""
+
+    @property
+    def bands(self) -> int:
+        """Pieces that are multiplied by themselves, over all blocks of C and slabs."""
+        return self._within(self.banded).pieces if self.banded else 0
+
+    @property
+    def sums_in_bands(self) -> int:
+        """Pieces along k beyond one in each slab: so often sums are handed on within tasks."""
+        if not self.banded:
+            return 0
+        ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.slabs)}
+        return len(ends) - len(self.slabs)
+
+    @property
+    def handed_on(self) -> int:
+        """Elements of sums that the busiest worker's products hand to the next ones."""
+        return super().handed_on + self.sums_in_bands * self.share_sums
 
     @cached_property
     def cuts_c(self) -> bool:
@@ -102,21 +130,25 @@ class Cutting(Partition):
     @cached_property
     def recut(self) -> Recut:
         """What it takes to bring operands and C into these blocks, by what is expected of any."""
-        uses, found = {"a": len(self.n_blocks), "b": len(self.row_sizes)}, []
-        for role in self.cut_again:
+        found = []
+        for role in self.cut_apart:
             spec, blocks = self.spec(role), self.operand_chunks(role)
-            beyond = self.lies_beyond(role)
-            if role in self.cut_apart:
-                away = self.away(role)
-                found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
-            else:
-                pieces = recut.within(spec, blocks, uses[role], beyond=beyond)
-                found.append(pieces._replace(copied=0) if role == self.banded else pieces)
+            beyond, away = self.lies_beyond(role), self.away(role)
+            found.append(recut.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
+        for role in self.cut_within:
+            pieces = self._within(role)
+            found.append(pieces._replace(pieces=0, copied=0) if role == self.banded else pieces)
         if self.cuts_c:
             spec, blocks = self.spec("c"), self.operand_chunks("c")
             beyond = self.lies_beyond("c")
             found.append(recut.added(spec, blocks, self.grid.workers, beyond=beyond))
         return Recut.of_all(found)
+
+    def _within(self, role: str) -> Recut:
+        """The same of an operand that products cut."""
+        uses = {"a": len(self.n_blocks), "b": len(self.row_sizes)}[role]
+        beyond = self.lies_beyond(role)
+        return recut.within(self.spec(role), self.operand_chunks(role), uses, beyond=beyond)
 
     @cached_property
     def packed(self) -> tuple[str, ...]:

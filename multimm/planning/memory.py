@@ -128,11 +128,13 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
     p, slab, terms = layout.problem, max(layout.slabs), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+    at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
+    if role := layout.banded:
+        bands = layout.spec(role).chunks[role == "b"]
+        at_once[role] = min(at_once[role], max(bands))
+    if layout.sums_in_bands:  # those of a piece are read, the next one's written
+        terms["sums of pieces"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
     if p.packs:  # of a stack one matrix at a time
-        at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
-        if role := layout.banded:
-            bands = layout.spec(role).chunks[role == "b"]
-            at_once[role] = min(at_once[role], max(bands))
         sides = sum(at_once.values()) * p.packed_itemsize
         terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))

@@ -51,7 +51,7 @@ class Partition:
         each product does so with what it needs.
     in_bands : bool
         Of what each product would join, rows of A or columns of B are multiplied as they come, one
-        piece after the other, where these are long: see `Cutting.bandable`.
+        piece after the other: see `Cutting.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int

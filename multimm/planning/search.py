@@ -229,8 +229,10 @@ def cut_within(
     """
     alone = [x for x in ranks if x.cut_again and x.grid.workers == 1 and not x.packed]
     within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
-    if options.blocks is None:  # else the bits must not depend on the workers
-        within += [replace(x, in_bands=True) for x in within if x.bandable]
+    if options.blocks is options.slabs is None:  # else the bits must not depend on the workers
+        slabs = ((x, k) for x in within for k in (x.slabs, (x.problem.k,)))
+        found = (replace(x, slabs=k, in_bands=True) for x, k in slabs)
+        within += [x for x in dict.fromkeys(found) if x.banded]
     return ranked(within, cluster)
 
 
