@@ -7,28 +7,15 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from gpu_arrays import assert_exact, padded
+from gpu_arrays import assert_exact, padded, pieces_of
 
 from multimm.gpu.copies import CAPACITY, Move, copy_all
 from multimm.graph.pieces import Pieces
 from multimm.planning.grid import regular
-from multimm.planning.recut import cuts_of, offsets, shape_of, size_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 pytestmark = pytest.mark.gpu
-
-
-def pieces_of(whole, chunks, where, arranged) -> Pieces:
-    """A rectangle of an array as the chunks that it has a part of."""
-    found = cuts_of(chunks, where)
-    blocks = [
-        arranged(whole[tuple(offsets(sizes)[i] for sizes, i in zip(chunks, at, strict=True))])
-        for at, _, _ in found
-    ]
-    cuts = tuple((cut, to) for _, cut, to in found)
-    sizes = tuple(size_of(chunks, at) for at, _, _ in found)
-    return Pieces(blocks, cuts, sizes, shape_of(where))
 
 
 ARRANGED = {
