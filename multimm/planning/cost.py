@@ -201,8 +201,8 @@ def _packing(layout: Layout, cluster: ClusterSpec) -> float:
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
         if layout.banded not in ("", role):  # each block anew for every piece of the other one
-            bands = layout.spec(layout.banded).chunks[layout.banded == "b"]
-            within *= ceil_div(len(bands), len(sides[layout.banded][0]))
+            bands = len(layout.across_k(layout.banded))
+            within *= ceil_div(bands, len(sides[layout.banded][0]))
         seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements

@@ -130,8 +130,7 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
     if role := layout.banded:
-        bands = layout.spec(role).chunks[role == "b"]
-        at_once[role] = min(at_once[role], max(bands))
+        at_once[role] = min(at_once[role], max(layout.across_k(role)))
     if layout.sums_in_bands:  # those of a piece are read, the next one's written
         terms["sums of pieces"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
     if p.packs:  # of a stack one matrix at a time
