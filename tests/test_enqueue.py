@@ -14,7 +14,7 @@ import pytest
 
 from multimm.gpu import enqueue
 from multimm.gpu.compiled import by_value
-from multimm.gpu.enqueue import AHEAD, Kernel, copy, fill, follow, kept
+from multimm.gpu.enqueue import AHEAD, Kernel, capturing, copy, fill, follow, kept
 
 STREAM = 0x77
 ARGS = (-5, np.float32(1.5), np.float64(-2.5), np.int32(-7), np.uint32(2**32 - 1), 2**62)
@@ -171,6 +171,17 @@ def test_threads_lay_arguments_out_apart_and_give_up_by_themselves(cupy, driver)
         thread.join()
         assert {*own}.isdisjoint(found[0])
         assert enqueue._laid_out(ARGS) is own
+
+
+def test_whether_a_stream_is_captured_is_asked_outside_alone(cupy):
+    """Inside none is, and to ask gives the interpreter up."""
+    cupy.cuda.runtime.streamIsCapturing = lambda stream: stream == STREAM
+    assert capturing()
+    with kept():
+        assert not capturing()
+    assert capturing()
+    cupy.cuda.runtime.streamIsCapturing = lambda stream: False
+    assert not capturing()
 
 
 def test_what_the_driver_refuses_is_raised(cupy, driver):

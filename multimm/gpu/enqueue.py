@@ -141,6 +141,16 @@ def follow(stream: Any, earlier: Any, event: Any) -> None:
     opened.call(_driver().cuStreamWaitEvent, stream.ptr, event.ptr, 0)
 
 
+def capturing() -> bool:
+    """Whether the current stream is captured: to ask CuPy gives the interpreter up, too."""
+    if _thread.opened is not None:
+        return False
+    import cupy
+
+    captured: bool = cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr)
+    return captured
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Keep the interpreter for what this thread puts into streams, which are not captured."""

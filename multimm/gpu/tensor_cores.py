@@ -21,7 +21,7 @@ import numpy as np
 
 from multimm.gpu import launch, packing, residuals, split
 from multimm.gpu.choice import FFMA, Choice, note
-from multimm.gpu.enqueue import copy, fill
+from multimm.gpu.enqueue import capturing, copy, fill
 from multimm.gpu.layout import ProductShape
 from multimm.gpu.pack_config import PARTS, RESIDUAL_CAP
 from multimm.gpu.packing import Packing, Source, source_of
@@ -151,7 +151,7 @@ class _Product:
         del body  # what comes instead may need its memory
         self.instead((*pointers, counts))
         release_head()
-        if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+        if capturing():
             note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
                                              "are carried by FP16 parts"))  # fmt: skip
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
+from multimm.gpu.enqueue import capturing
 from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,9 @@ def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
     """
     import cupy
 
-    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
-    if not runtime.streamIsCapturing(stream):
+    if not capturing():
         return cupy.empty(shape, np.float32), lambda: None
+    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
     size = math.prod(shape) * np.dtype(np.float32).itemsize
     address = runtime.mallocAsync(size, stream)
     memory = cupy.cuda.UnownedMemory(address, size, None, device)
@@ -57,9 +58,7 @@ def not_captured(what: str, instead: str) -> None:
     what, instead : str
         What takes the memory, and what to do where a stream is captured.
     """
-    import cupy
-
-    if cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr):
+    if capturing():
         raise KernelError(
             f"{what}, into memory that is another's by the time at which the CUDA graph that is "
             f"being captured runs: {instead}"
