@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import dask.array as da
@@ -178,8 +179,15 @@ class Operand:
 
     def key(self, index: Index) -> Key:
         """The key of one of the array's own blocks, in the plan's order, as tasks take it."""
-        name, *at = self.source(index)
-        return (self.uploaded or name, *at)
+        return self._keys[index]
+
+    @cached_property
+    def _keys(self) -> dict[Index, Key]:
+        """`key` of all blocks: of hundreds, each asked for several times."""
+        name, counts = self.uploaded or self.array.name, self.array.numblocks
+        axes = [self._orders.get(n - len(counts), range(count)) for n, count in enumerate(counts)]
+        stored = product(*axes)
+        return {at: (name, *next(stored)) for at in product(*map(range, counts))}
 
     def source(self, index: Index) -> Key:
         """The array's own key of one of its blocks, in the plan's order."""
