@@ -98,14 +98,14 @@ def test_chunks_are_cut_where_they_lie_in_one_bundle_for_each_block(client):
     made = cuts(d)
     assert made
     for task in made.values():
-        assert len(task.place.inputs) > 1  # what is alone travels as it is
-        for source, lies in task.place.inputs:
+        assert len([*task.place.blocks]) > 1  # what is alone travels as it is
+        for source, lies in task.place.blocks:
             assert task.place.owner == lies
             assert addresses[grid.rank(lies)] in holders[source]
     for task in dict(d.dask).values():
         if isinstance(task, BlockTask) and task.key[0] == d.name:
             own = grid.rank(task.place.owner)
-            of_c = [x for x in task.place.inputs if x[0] in made or x[0][0] == c.name]
+            of_c = [x for x in task.place.blocks if x[0] in made or x[0][0] == c.name]
             away = [grid.rank(lies) for _, lies in of_c if grid.rank(lies) != own]
             assert set(Counter(away).values()) <= {1}
     np.testing.assert_array_equal(d.compute(), x @ x + x)
@@ -212,7 +212,7 @@ def test_only_what_lies_in_parts_elsewhere_takes_tasks(chunks):
     made, expected = cuts(d), plan.layout.recut
     assert bool(made) == (chunks == 4)
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
-    moved = sum(4 * chunks**2 for task in made.values() for _ in task.place.inputs)
+    moved = sum(4 * chunks**2 for task in made.values() for _ in task.place.blocks)
     assert 0 < moved + 4 * chunks**2 <= plan.bytes_added or chunks == 16
     assert (d.compute(scheduler="sync") == 2 * 64 + 3).all()
 

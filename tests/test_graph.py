@@ -98,7 +98,7 @@ def test_block_tasks_survive_fusion_renaming_and_copies():
     renamed = task.substitute({}, key="other")
     assert isinstance(renamed, BlockTask)
     assert (renamed.place, renamed.sizes) == (task.place, task.sizes)
-    assert [planned for _, planned in task.sizes] == [(20, 20), (20, 20)]
+    assert [planned for planned, _ in task.sizes] == [(20, 20), (20, 20)]
 
 
 def test_tokens_cover_operands_plan_and_scalars():

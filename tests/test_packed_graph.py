@@ -52,12 +52,12 @@ def test_each_block_is_packed_once_and_at_home():
     assert len(packs) == 2 * 2 + 3 * 2
     assert len(made) == plan.tasks == 2 * 3 * 2 + len(packs)
     for task in packs.values():
-        ((source, home),) = task.place.inputs
+        ((source, home),) = task.place.blocks
         assert task.dependencies == {source}
         assert task.place.owner == home
     for key, task in made.items():
         if key not in packs:
-            used = {key for key, _ in task.place.inputs}
+            used = {key for key, _ in task.place.blocks}
             assert used <= set(packs)
             assert used <= task.dependencies
     # On a worker without a GPU, packing hands the block on.

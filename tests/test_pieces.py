@@ -79,7 +79,7 @@ def test_products_of_pieces_are_right_and_take_no_other_tasks(step, fixed):
     stored = {key for name in ("pieces-a", "pieces-b") for key in tasks if key[0] == name}
     assert len(stored) == a.npartitions + b.npartitions
     for task in ours:
-        assert {key for key, _ in task.place.inputs} == task.dependencies & stored != set()
+        assert {key for key, _ in task.place.blocks} == task.dependencies & stored != set()
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 

@@ -184,7 +184,7 @@ def test_priorities_go_slab_by_slab(client, recorder):
     assert len(set(steps)) == COUNT**3
     # What makes an operand block comes right before the first product that uses it.
     for task in tasks.values():
-        for key, _ in task.place.inputs:
+        for key, _ in task.place.blocks:
             assert recorder.priority[key] < recorder.priority[task.key]
 
 

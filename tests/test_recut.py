@@ -92,7 +92,7 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
             assert task.place.owner == plan.layout.home(role, 0, row_or_column, slab)
             continue
         cuts += 1
-        for source, lies in task.place.inputs:
+        for source, lies in task.place.blocks:
             assert task.place.owner == lies
             assert addresses[plan.grid.rank(lies)] in holders[source]
     assert set(homes.values()) == {2 * 16 // 4}
@@ -110,7 +110,7 @@ def test_blocks_of_a_transpose_are_cut_where_they_lie(client):
     addresses = sorted(listed(client))
     holders, seen = client.who_has(), 0
     for task in cutting(c).values():
-        for source, lies in task.place.inputs:
+        for source, lies in task.place.blocks:
             if source[0] == a.name:
                 seen += 1
                 assert addresses[grid.rank(lies)] in holders[source]
@@ -157,14 +157,14 @@ def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
     for task in made.values():
         if task.func is join:
             home = task.place.owner
-            elsewhere = [key for key, at in task.place.inputs if rank(at) != rank(home)]
+            elsewhere = [key for key, at in task.place.blocks if rank(at) != rank(home)]
             fetched += len(elsewhere)
             assert len(elsewhere) <= 3
             assert all(made[key].func is cut_out for key in elsewhere if key in made)
     expected = plan.layout.recut
     assert 0.9 * expected.fetched <= fetched <= expected.fetched
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
-    moved = sum(4 * 16 for task in made.values() if task.func is cut_out for _ in task.place.inputs)
+    moved = sum(4 * 16 for task in made.values() if task.func is cut_out for _ in task.place.blocks)
     alone = fetched - sum(task.func is cut_out for task in made.values())
     assert plan.bytes_recut == moved + 4 * 16 * alone
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
@@ -205,7 +205,7 @@ def test_blocks_that_are_still_to_be_made_are_spread_over_the_workers():
     made = {}
     for task in dict(c.dask).values():
         if isinstance(task, BlockTask):
-            made |= {key: at for key, at in task.place.inputs if key[0] == a.name}
+            made |= {key: at for key, at in task.place.blocks if key[0] == a.name}
     assert len(made) == 16
     assert set(Counter(map(plan.grid.rank, made.values())).values()) == {4}
 
@@ -227,7 +227,7 @@ def test_what_lies_beyond_the_grid_is_cut_in_it():
     )  # half of B's pieces, and all of A's once more
     plan = replace(plan_matmul(Problem(*specs), cluster, options=fixed), layout=layout)
     c = build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
-    at = {lies for task in cutting(c).values() for key, lies in task.place.inputs
+    at = {lies for task in cutting(c).values() for key, lies in task.place.blocks
           if key[0] == a.name}  # fmt: skip
     assert at == {layout.grid.place(0), layout.grid.place(1)}
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)

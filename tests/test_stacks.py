@@ -56,7 +56,7 @@ def counted(layout):
         if not isinstance(task, BlockTask):
             continue
         here, wave = layout.grid.rank(task.place.owner), task.place.order[0]
-        for key, home in task.place.inputs:
+        for key, home in task.place.blocks:
             home = layout.grid.rank(home)
             assert homes.setdefault(key, home) == home
             if home != here and (key, here, wave) not in sent:

@@ -5,8 +5,8 @@ What it runs is in `multimm.graph.tasks`. The scheduler's plugins look at the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from dask._task_spec import Task
 
@@ -17,13 +17,33 @@ from multimm.shapes import Shape
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand
 Key = Any  #: a Dask key: a string, or a tuple that begins with one
-Sizes = tuple[tuple[Key, Shape], ...]  #: of blocks, by key
-Inputs = tuple[tuple[Key, Coordinate], ...]  #: blocks that a task needs, and where they are kept
+
+# A task may need hundreds of blocks. Each object is pickled twice and made twice on its way to a
+# worker, so that what many of them share stands there once.
+Sizes = tuple[tuple[Shape, tuple[Key, ...]], ...]  #: shapes, and which blocks should have them
+Inputs = tuple[tuple[Coordinate, tuple[Key, ...]], ...]  #: places, and the blocks kept there
 
 #: What stands for row and column in the order of tasks that make what a step's products and sums
 #: need: negative, for they come before all of these, and in the order in which they need each
 #: other. Pieces are cut out; blocks are joined of them; blocks are read or packed.
 CUT, JOIN, READY = (-3, -3), (-2, -2), (-1, -1)
+
+
+Shared = TypeVar("Shared", bound=Hashable)
+
+
+def together(
+    keys: Iterable[Key], shared: Iterable[Shared]
+) -> tuple[tuple[Shared, tuple[Key, ...]], ...]:
+    """The keys of what has the same place, or shape, together: as `Inputs`, or `Sizes`.
+
+    >>> together("abc", [(2, 3), (1, 3), (2, 3)])
+    (((2, 3), ('a', 'c')), ((1, 3), ('b',)))
+    """
+    found: dict[Shared, list[Key]] = {}
+    for key, one in zip(keys, shared, strict=True):
+        found.setdefault(one, []).append(key)
+    return tuple((one, tuple(own)) for one, own in found.items())
 
 
 class Place(NamedTuple):
@@ -40,6 +60,11 @@ class Place(NamedTuple):
     order: tuple[int, ...]  #: (wave, step, row, column), or `CUT` and so on: smaller first
     inputs: Inputs = ()  #: operand blocks and where they belong
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
+
+    @property
+    def blocks(self) -> Iterator[tuple[Key, Coordinate]]:
+        """Each of the operand blocks, and where it belongs."""
+        return ((key, home) for home, keys in self.inputs for key in keys)
 
 
 class OwnTask(Task):
@@ -82,12 +107,13 @@ class BlockTask(OwnTask):
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""
         try:
-            for key, planned in self.sizes:
-                if key in values:  # who renames a graph's keys does not know of these
-                    check_shape(values[key], planned, key)
+            for planned, keys in self.sizes:
+                for key in keys:
+                    if key in values:  # who renames a graph's keys does not know of these
+                        check_shape(values[key], planned, key)
             return super().__call__(values)  # type: ignore[no-untyped-call]
         except Exception as error:
-            note(error, self.key, (key for key, _ in self.place.inputs))
+            note(error, self.key, (key for key, _ in self.place.blocks))
             raise
 
     def copy(self) -> BlockTask:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from dask._task_spec import List, TaskRef
 
-from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
 from multimm.graph.portions import Recipe, join_portions, portion
@@ -16,8 +17,9 @@ from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Coordinate
 from multimm.planning.portions import Group
-from multimm.planning.recut import Index, size_of
+from multimm.planning.recut import Index
 from multimm.planning.workers import ClusterSpec
+from multimm.shapes import Shape
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,34 @@ class Gatherer:
         operand = self.operands[not self.layout.by_columns]
         return SmallOperand(self.layout, operand, self.keys, self._place)
 
+    @cached_property
+    def chunks(self) -> list[tuple[Key, Shape, Coordinate]]:
+        """Key, shape as stored, and place of each chunk of the large operand, in the order of its
+        owners. Those of a lazy one are made there.
+        """
+        layout, operand = self.layout, self.large
+        turn = -1 if layout.by_columns ^ operand.transposed else 1
+        places = {rank: layout.grid.place(rank) for rank in {*layout.laid.owners}}
+        at = product(*map(enumerate, operand.own_chunks[::turn]))
+        return [
+            (operand.key((i, s)[::turn]), (height, width)[::turn], places[owner])
+            for ((i, height), (s, width)), owner in zip(at, layout.laid.owners, strict=True)
+        ]
+
     def _portion(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
         layout, portions = self.layout, self.layout.portions
         groups = portions.made[number].groups
         small, recipe = self._recipe(groups, across)
-        chunks = [(i, portions.slabs[s]) for rows, own in groups for s in own for i in rows]
-        keys = [self.large.key(self._stored(*chunk)) for chunk in chunks]
+        wide, slabs = len(portions.columns), portions.slabs
+        at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
+        keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
         owner = Coordinate(*layout.cell(number, 0), 0)
         several = len(layout.strips[number // layout.grid.workers]) > 1
         return BlockTask(
             self.keys.portion(layout, number, across),
             portion,
-            List(*(TaskRef(key) for key, _ in small)),
+            List(*map(TaskRef, small)),
             List(*map(TaskRef, keys)),
             recipe=recipe,
             step=self.step.inner if several and layout.adds else self.step,
@@ -69,15 +86,14 @@ class Gatherer:
             place=self._place(
                 owner,
                 (0, 0, *layout.cell(number, across)),
-                (*small, *self._lying(chunks, keys)),
+                (*together(small, small.values()), *together(keys, homes)),
             ),
-            sizes=tuple(
-                (key, size_of(self.large.own_chunks, self._stored(*chunk)))
-                for key, chunk in zip(keys, chunks, strict=True)
-            ),
+            sizes=together(keys, sizes),
         )
 
-    def _recipe(self, groups: tuple[Group, ...], across: int) -> tuple[Inputs, Recipe]:
+    def _recipe(
+        self, groups: tuple[Group, ...], across: int
+    ) -> tuple[dict[Key, Coordinate], Recipe]:
         """What a portion needs of the small operand, with where it lies, and how it is made."""
         layout, sizes = self.layout, self.layout.portions.rows
         used = sorted({s for group in groups for s in group.slabs})
@@ -93,19 +109,6 @@ class Gatherer:
             layout.by_columns ^ self.large.transposed,
         )
         return small, recipe
-
-    def _lying(self, chunks: list[tuple[int, int]], keys: list[Key]) -> Inputs:
-        """Chunks of the large operand, and where they lie, or will: those of a lazy one are made
-        there.
-        """
-        layout = self.layout
-        owners, wide = layout.laid.owners, len(layout.portions.columns)
-        lies = (layout.grid.place(owners[row * wide + column]) for row, column in chunks)
-        return tuple(zip(keys, lies, strict=True))
-
-    def _stored(self, row: int, column: int) -> Index:
-        """Where a chunk of the large operand is stored."""
-        return self.large.index((), *((column, row) if self.layout.by_columns else (row, column)))
 
     def _joined(self, strip: int, across: int) -> BlockTask:
         """A block of C."""
@@ -127,7 +130,7 @@ class Gatherer:
             by_columns=layout.by_columns,
             step=self.step if layout.adds else None,
             place=self._place(layout.keeper_of(strip), (0, layout.steps, *at)),
-            sizes=tuple(zip(keys, sizes, strict=True)),
+            sizes=together(keys, sizes),
         )
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:

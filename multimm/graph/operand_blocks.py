@@ -25,7 +25,7 @@ class Argument(NamedTuple):
     """An operand block, as a task is given it."""
 
     ref: TaskRef | Task  #: to the block, or what makes it of others
-    inputs: Inputs  #: those blocks, and where each is at home
+    inputs: Inputs  #: those blocks, by where they are at home
     sizes: Sizes = ()  #: of those that are an array's own and used as they are
 
 
@@ -46,7 +46,7 @@ class OperandBlocks:
         """C's block for one of the result, with the tasks that cut it where it lies."""
         if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
             parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
-            return Argument(parts, tuple((key, place.owner) for key in keys))
+            return Argument(parts, ((place.owner, tuple(keys)),))
         step, name = place.order[:2], self.keys.name("cut-c")
         found = brought(c, index, place.owner, step, name, self._place)
         self.made |= found.tasks
@@ -72,13 +72,13 @@ class OperandBlocks:
             found = self._of_others(operand, index, home, order)
             if not layout.cut_once:
                 return found
-            ((key, home),), sizes = found.inputs, found.sizes
+            ((home, (key,)),), sizes = found.inputs, found.sizes
         else:
             key = operand.key(index)
-            sizes = ((key, size_of(operand.own_chunks, index)),)
+            sizes = ((size_of(operand.own_chunks, index), (key,)),)
         if operand.role in layout.packed:
             key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
-        return Argument(TaskRef(key), ((key, home),), sizes)
+        return Argument(TaskRef(key), ((home, (key,)),), sizes)
 
     def _read(
         self,
@@ -95,7 +95,7 @@ class OperandBlocks:
         inputs: Inputs = ()
         if operand.from_host:
             parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)
-            verb, source, inputs = upload_pieces, (parts,), tuple((key, home) for key in keys)
+            verb, source, inputs = upload_pieces, (parts,), ((home, tuple(keys)),)
         place = self._place(home, order, inputs)
         self.made[key] = BlockTask(key, verb, *source, *waits, place=place)
 
@@ -110,7 +110,7 @@ class OperandBlocks:
             else:
                 where, dtype = operand.where(index), operand.array.dtype
                 parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
-                self.others[at] = Argument(parts, tuple((key, home) for key in keys))
+                self.others[at] = Argument(parts, ((home, tuple(keys)),))
         return self.others[at]
 
     def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
@@ -123,7 +123,7 @@ class OperandBlocks:
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
         place = self._place(home, (*step, *JOIN), found.inputs)
         self.made[key] = BlockTask(key, join, found.parts, place=place)
-        return Argument(TaskRef(key), ((key, home),))
+        return Argument(TaskRef(key), ((home, (key,)),))
 
     def _packed(
         self, role: str, source: Key, at: Index, home: Coordinate, order: Index, sizes: Sizes
@@ -131,7 +131,7 @@ class OperandBlocks:
         """A task that packs an operand block where it is at home, before it travels."""
         key = (self.keys.name(f"packed-{role}"), *at)
         if key not in self.made:
-            place = self._place(home, order, ((source, home),))
+            place = self._place(home, order, ((home, (source,)),))
             self.made[key] = BlockTask(
                 key, pack, TaskRef(source), role=role, step=self.step, place=place, sizes=sizes
             )

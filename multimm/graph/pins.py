@@ -34,7 +34,7 @@ def fullest(scheduler: Scheduler, places: Iterable[Place]) -> str:
 
     Of what is still to be made, that is what it is made of: it may be no more than another name.
     """
-    keys = {key for place in places for key, _ in place.inputs}
+    keys = {key for place in places for key, _ in place.blocks}
     needed = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
     held = Counter[str]()
     sources = {source for ts in needed for source in ([ts] if ts.who_has else ts.dependencies)}
@@ -82,7 +82,7 @@ def pin_tasks(
         fresh = ts.key not in product.pinned
         if _pin(product, ts, place.owner, owners) and fresh and is_step(place):
             progress.expect(place.order[:2])
-        for key, home in place.inputs:
+        for key, home in place.blocks:
             maker = scheduler.tasks.get(key)
             if maker is None or place_of(maker):
                 continue  # already in its place, or placed by its own product

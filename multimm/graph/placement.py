@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 #: Raised when `Place` or the plugin's behaviour changes, so that two releases of multimm can
 #: share a scheduler without one taking the other's plugin for its own.
-VERSION = 1
+VERSION = 2
 NAME = f"multimm-placement-{VERSION}"
 
 #: Seconds from a loss until the lost worker's tasks go to others, together with those of all who

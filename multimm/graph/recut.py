@@ -54,7 +54,7 @@ class Brought(NamedTuple):
     """What a task needs for one of the plan's blocks."""
 
     pieces: list[Piece]
-    inputs: Inputs  #: what has them, and where that lies
+    inputs: Inputs  #: what has them, by where that lies
     tasks: Tasks  #: that cut out what travels
     where: Where  #: of the array
     dtype: DType  #: that the array declares
@@ -68,7 +68,7 @@ class Brought(NamedTuple):
     @property
     def sizes(self) -> Sizes:
         """Of the block, if it is one of the array's; pieces know their own."""
-        return ((self.pieces[0].key, self.pieces[0].size),) if self.own else ()
+        return ((self.pieces[0].size, (self.pieces[0].key,)),) if self.own else ()
 
     @property
     def parts(self) -> Task:
@@ -113,18 +113,18 @@ def brought(
         found.setdefault(grid.rank(lies), []).append(piece)
     tasks: Tasks = {}
     pieces: list[Piece] = []
-    inputs: dict[Key, Coordinate] = {}
+    inputs: list[tuple[Coordinate, tuple[Key, ...]]] = []
     for rank, own in found.items():
         lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
         if rank != grid.rank(home) and not alone:
-            sources = tuple((piece.key, lies) for piece in own)
-            key, at_once = (name, *index, rank), place(lies, (*step, *CUT), sources)
+            sources = tuple(piece.key for piece in own)
+            key, at_once = (name, *index, rank), place(lies, (*step, *CUT), ((lies, sources),))
             parts = task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
             own = bundled(own, key)
         pieces += own
-        inputs |= dict.fromkeys((piece.key for piece in own), lies)
-    return Brought(pieces, tuple(inputs.items()), tasks, where, operand.array.dtype)
+        inputs.append((lies, tuple(dict.fromkeys(piece.key for piece in own))))
+    return Brought(pieces, tuple(inputs), tasks, where, operand.array.dtype)
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:

@@ -50,7 +50,7 @@ def let_go(scheduler: Scheduler, ts: TaskState, product: Product, stimulus_id: s
     if place is None or not ts.who_has:
         return
     worker = next(iter(ts.who_has))
-    for block, home in place.inputs:
+    for block, home in place.blocks:
         dts = scheduler.tasks.get(block)
         if dts is None or not dts.who_has or product.address(home) == worker.address:
             continue

@@ -71,11 +71,10 @@ class SmallOperand:
         for home, cells in own.items():
             key: Key = (self.keys.name("bundle"), layout.grid.rank(home))
             pieces = [piece for _, piece in cells]
-            sources = tuple((source, home) for source in {piece.key: None for piece in pieces})
+            sources = tuple(dict.fromkeys(piece.key for piece in pieces))
             parts = task_of(pieces, (slice(0, 0),), self.operand.array.dtype)
-            tasks.append(
-                BlockTask(key, cut_out, parts, place=self.place(home, (0, 0, *CUT), sources))
-            )
+            place = self.place(home, (0, 0, *CUT), ((home, sources),))
+            tasks.append(BlockTask(key, cut_out, parts, place=place))
             for (cell, _), piece in zip(cells, bundled(pieces, key), strict=True):
                 found[cell].append(piece)
         return found, tasks
@@ -85,8 +84,8 @@ class SmallOperand:
         """Those that make bundles."""
         return self._bundles[1] if self.layout.bundled else []
 
-    def slabs(self, used: list[int], across: int) -> tuple[Inputs, tuple[Slab, ...]]:
-        """What slabs are cut from, with where that lies, and how."""
+    def slabs(self, used: list[int], across: int) -> tuple[dict[Key, Coordinate], tuple[Slab, ...]]:
+        """What slabs are cut from, in the order of its numbers, with where that lies, and how."""
         layout = self.layout
         pieces = self._bundles[0] if layout.bundled else self._cut
         numbers: dict[Key, int] = {}
@@ -101,4 +100,4 @@ class SmallOperand:
         homes = self.homes
         if layout.bundled:
             homes = {key: layout.grid.place(key[1]) for key in numbers}
-        return tuple((key, homes[key]) for key in numbers), tuple(slabs)
+        return {key: homes[key] for key in numbers}, tuple(slabs)

@@ -38,7 +38,7 @@ def uploads(
     """
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
-        for key, home in task.place.inputs:
+        for key, home in task.place.blocks:
             wave, step, *rest = task.place.order
             when = (wave, step, UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
@@ -54,7 +54,7 @@ def uploads(
                 upload,
                 TaskRef(source),
                 dtype=operand.array.dtype,
-                place=place(at, order, ((source, at),)),
-                sizes=((source, size_of(operand.own_chunks, index)),),
+                place=place(at, order, ((at, (source,)),)),
+                sizes=((size_of(operand.own_chunks, index), (source,)),),
             )
     return tasks
