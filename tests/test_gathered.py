@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from dataclasses import replace
 
 import dask.array as da
 import numpy as np
 import pytest
 from clusters import counting_client, received, scattered
+from dask._task_spec import Task, TaskRef
 from distributed import futures_of
 from hypothesis import given
 from hypothesis import strategies as st
 from small import integers
 
 import multimm
+from multimm.graph import gather
 from multimm.graph.build import build
+from multimm.graph.refs import refs
 from multimm.graph.tasks import Step
 from multimm.planning import in_place, strategy, transfers
 from multimm.planning import in_portions as module
@@ -189,6 +194,61 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
         assert len(layout.result_owners(workers)) in (0, result.npartitions)
         check_portions(layout.portions)
+
+
+class Counting(pickle.Pickler):
+    """Counts what is pickled by more than pickle's own code: a microsecond, and another to read."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), protocol=5)
+        self.objects = 0
+
+    def reducer_override(self, obj):
+        self.objects += 1
+        return NotImplemented
+
+
+def objects(task):
+    """How many objects of a task's message are none of Python's plain ones."""
+    counting = Counting()
+    counting.dump(task)
+    return counting.objects
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_task_of_twice_as_many_chunks_has_no_more_objects(by_columns):
+    found = []
+    for owners in (IN_TURN, IN_TURN * 2):
+        large, small = in_rows(owners), MatrixSpec(WIDE, chunks=((4096, 4096), (1024,)))
+        specs = (small.T, large.T) if by_columns else (large, small)
+        plan = plan_matmul(Problem(*specs, pack="tf32"), gpus(), precision="tf32")
+        arrays = [da.zeros(spec.shape, chunks=spec.chunks, dtype="float32") for spec in specs]
+        step = Step("float32", "float32", precision="tf32")
+        c = build(plan, *arrays, None, step, np.empty((0, 0), "float32"))
+        tasks = [t for t in dict(c.dask).values() if getattr(t, "func", None) is gather.portion]
+        assert sum(len(task.dependencies) for task in tasks) >= len(owners) + len(tasks)
+        found.append({(len(task.dependencies), objects(task)) for task in tasks})
+        for task in tasks:
+            again = pickle.loads(pickle.dumps(task))
+            assert again.dependencies == task.dependencies
+            assert (again.place, again.sizes) == (task.place, task.sizes)
+    (few, less), (many, more) = (max(pairs) for pairs in found)
+    assert many > 1.8 * few
+    assert more == less
+
+
+def test_references_are_read_as_they_were_and_take_what_dask_puts_in_their_place():
+    wanted = refs([("x", 0), "y"])
+    assert wanted.dependencies == {("x", 0), "y"}
+    again = pickle.loads(pickle.dumps(wanted))
+    assert (type(again), again.dependencies) == (type(wanted), wanted.dependencies)
+    values = {("x", 0): 1, "y": 2, "z": 3}
+    assert again(values) == wanted(values) == [1, 2]
+    renamed = pickle.loads(pickle.dumps(wanted.substitute({"y": "z"})))
+    assert renamed(values) == [1, 3]
+    made = pickle.loads(pickle.dumps(wanted.substitute({"y": Task("y", max, TaskRef("z"), 7)})))
+    assert made.dependencies == {("x", 0), "z"}
+    assert made(values) == [1, 7]
 
 
 def check_portions(portions):

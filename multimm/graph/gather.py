@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from dask._task_spec import List, TaskRef
+from dask._task_spec import TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
 from multimm.graph.keys import Keys
 from multimm.graph.operand import Operand
 from multimm.graph.portions import Recipe, join_portions, portion
+from multimm.graph.refs import refs
 from multimm.graph.small import SmallOperand
 from multimm.graph.tasks import Step
 from multimm.planning.gathered import GatheredLayout
@@ -78,8 +79,8 @@ class Gatherer:
         return BlockTask(
             self.keys.portion(layout, number, across),
             portion,
-            List(*map(TaskRef, small)),
-            List(*map(TaskRef, keys)),
+            refs(small),
+            refs(keys),
             recipe=recipe,
             step=self.step.inner if several and layout.adds else self.step,
             inner=self.step.inner,

@@ -12,13 +12,14 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import Task
 
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.copies import Move, assign, copy_all
 from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.declared import DType, as_declared
+from multimm.graph.refs import refs
 from multimm.graph.tasks import Step, finished, link, stream_for
 from multimm.planning.grid import Blocks
 from multimm.planning.recut import Index, Where, cuts_of, shape_of, size_of
@@ -132,9 +133,9 @@ def made_of(
     dtype: DType = None,
 ) -> Task:
     """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
-    refs, sizes = List(*map(TaskRef, keys)), tuple(sizes)
+    sizes = tuple(sizes)
     shape = shape_of(where)
-    return Task(None, Pieces, refs, cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
+    return Task(None, Pieces, refs(keys), cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
 
 
 def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
