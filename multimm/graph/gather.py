@@ -53,6 +53,11 @@ class Gatherer:
         return SmallOperand(self.layout, operand, self.keys, self._place)
 
     @cached_property
+    def inner(self) -> Step:
+        """Of sums that are not finished yet: one for all tasks, which travels with them once."""
+        return self.step.inner
+
+    @cached_property
     def chunks(self) -> list[tuple[Key, Shape, Coordinate]]:
         """Key, shape as stored, and place of each chunk of the large operand, in the order of its
         owners. Those of a lazy one are made there.
@@ -82,8 +87,8 @@ class Gatherer:
             refs(small),
             refs(keys),
             recipe=recipe,
-            step=self.step.inner if several and layout.adds else self.step,
-            inner=self.step.inner,
+            step=self.inner if several and layout.adds else self.step,
+            inner=self.inner,
             place=self._place(
                 owner,
                 (0, 0, *layout.cell(number, across)),
