@@ -84,8 +84,8 @@ def pin_tasks(
             progress.expect(place.order[:2])
         for key, home in place.blocks:
             maker = scheduler.tasks.get(key)
-            if maker is None or place_of(maker):
-                continue  # already in its place, or placed by its own product
+            if maker is None or maker.state not in _UNDECIDED or place_of(maker):
+                continue  # there, as hundreds of chunks may be, or placed by its own product
             operands.setdefault(maker, home)
             when = (*place.order, _MAKER)
             order[maker] = min(order.get(maker, when), when)
