@@ -88,5 +88,9 @@ def where_blocks_lie(holders: Sequence[Sequence[str]], addresses: Sequence[str])
         By block, row by row. Empty unless every block is in memory on one of the workers.
     """
     ranks = {address: rank for rank, address in enumerate(addresses)}
-    found = [min((ranks[at] for at in those if at in ranks), default=-1) for those in holders]
+    each = [*map(tuple, holders)]  # of hundreds of blocks, which are held by few sets of workers
+    first = {
+        those: min((ranks[at] for at in those if at in ranks), default=-1) for those in {*each}
+    }
+    found = [first[those] for those in each]
     return () if -1 in found else tuple(found)
