@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 from contextlib import suppress
 from typing import Any
 
 from distributed import Client
+
+from multimm.cluster.garbage import as_usual, spare_products
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class ClusterClient(Client):
         super().close(*args, **kwargs)
         if self.cluster is not None:
             self.cluster.close()
-            gc.unfreeze()
+            as_usual()
         for name in self.borrowed:
             os.environ.pop(name, None)
 
@@ -97,6 +98,4 @@ def _get_ready(client: Client) -> None:
         logger.warning("blocks travel between products, not during them: %s", reason)
     wait_until_warm(client)
     if client.cluster is not None:
-        # The scheduler runs in this process, and stops with it: see `WarmUp`.
-        gc.collect()
-        gc.freeze()
+        spare_products(client)

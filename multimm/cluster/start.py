@@ -61,8 +61,9 @@ def start(
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
     Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
-    libraries' tasks (`overlap`). Until the client is closed, what this process holds now is
-    exempt from garbage collection: a full collection would halt the scheduler, which runs here.
+    libraries' tasks (`overlap`). A full collection of garbage would halt the scheduler,
+    which runs in this process: until the client is closed they come when nothing is computed, and
+    what this process holds now is exempt from them.
 
     UCXX listens on all network interfaces, unencrypted, and cannot do otherwise;
     ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
@@ -119,10 +120,12 @@ def start(
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
     from multimm.cluster.client import ClusterClient, set_up_cluster
+    from multimm.cluster.garbage import fewer_messages
 
     missing = _missing_variables()
     try:
-        cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
+        with fewer_messages():
+            cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
     except Exception as error:
         # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
         raise ClusterError(
