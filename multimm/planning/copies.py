@@ -12,6 +12,9 @@ from multimm.planning.workers import ClusterSpec
 #: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
 #: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.host`).
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
+#: What all workers of a node bring back together: new memory is the host's. Two H200s with 32 cores
+#: took 170 and 200 ms for 4.3 GB; of more it is not known.
+DOWNLOAD_RATE_OF_NODE = 25e9
 #: Before the first product that waits for them, and behind the last block that comes back, the same
 #: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
 #: them 10 to 48 were predicted. And of a chunk that goes there with others, seconds: 32 of 1 to 16
@@ -36,9 +39,8 @@ def host_tasks(layout: Layout) -> int:
 
 
 def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
-    """Seconds of the worker that has most of the operands in host memory, and of these the ones
-    before its first product: a block row of A and a block column of B, of the slabs that its first
-    task multiplies.
+    """Seconds of the worker that has most of the operands in host memory: beside its products, and
+    before the first of them, for what that multiplies.
     """
     roles = layout.uploaded
     if not roles:
@@ -50,23 +52,31 @@ def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
     if layout.stream:
         nbytes = layout.read_bytes / cluster.workers
-    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    sides = sum(edges.get(role, 0) * layout.spec(role).itemsize for role in roles)
+    of_first = sum(layout.first_use.get(role, 0) for role in roles)
     seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
     if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
         seconds += chunks / cluster.workers
-    slabs = max(layout.slabs) * min(layout.slabs_per_task, layout.steps)
-    return seconds, min(seconds, slabs * sides / UPLOAD_RATE) + COPIED_S
+    first = min(seconds, of_first / UPLOAD_RATE)
+    return seconds - first, first + COPIED_S
 
 
-def coming_back(layout: Layout, each: int) -> tuple[float, float]:
-    """Seconds of the result on its way to host memory, and of these the ones of the last block."""
+def coming_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
+    """Seconds of a worker's blocks of the result on their way to host memory."""
     p = layout.problem
-    if not p.downloaded:
-        return 0.0, 0.0
+    used = min(cluster.node, layout.grid.workers)
+    rate = min(DOWNLOAD_RATE, DOWNLOAD_RATE_OF_NODE / used)
+    return each * layout.share_result * p.out_bytes / rate if p.downloaded else 0.0
+
+
+def behind_the_last(layout: Layout, each: int, back: float, beside: float) -> float:
+    """Of `back` seconds, those behind a worker's last product; all of them take it `beside`.
+
+    Chains go through the slabs together: all blocks of a wave are finished by its last products.
+    Those of the last wave come back beside these and after them.
+    """
+    if not back or layout.problem.in_one:
+        return back
     block = max(layout.row_sizes) * max(layout.n_blocks)
-    share = each * layout.share_result
-    rate = p.out_bytes / DOWNLOAD_RATE
-    if p.in_one:
-        return 0.0, share * rate
-    return share * rate, min(share, block) * rate + COPIED_S
+    of_block = back * min(1.0, block / (each * layout.share_result))
+    of_wave = (back - beside / layout.links) / layout.waves
+    return max(of_block, of_wave)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.arrivals import arrivals, link_rate
-from multimm.planning.copies import BESIDE_COPIES, coming_back, going_up, host_tasks
+from multimm.planning.copies import (
+    BESIDE_COPIES,
+    COPIED_S,
+    behind_the_last,
+    coming_back,
+    going_up,
+    host_tasks,
+)
 from multimm.planning.cutting import PACKED_ROWS
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.gathered import GatheredLayout
@@ -92,7 +99,7 @@ AROUND = (
     "last sums",
     "mirroring",
     "joining C",
-    "last block from a GPU",
+    "last blocks from a GPU",
     "spilling",
 )
 #: What runs side by side still gets in each other's way: this share of all but the longest
@@ -132,9 +139,9 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     launches = layout.bands * (1 + layout.on_tensor_cores)
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
-    back, last = coming_back(layout, each)
-    beside = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
-    return {
+    back = coming_back(layout, cluster, each)
+    held_up = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
+    terms = {
         "block products": products,
         "transfers": transfers,
         "packing": packing,
@@ -144,7 +151,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "from the GPUs": back,
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
-        + min(beside, (up + back) / 2),
+        + min(held_up, (up + first_up + back) / 2),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": cluster.call_s
         + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
@@ -153,9 +160,14 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
-        "last block from a GPU": last,
+        "last blocks from a GPU": 0.0,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
+    beside = max(up, sum(terms[name] for name in IN_TURN))
+    last = behind_the_last(layout, each, back, beside)
+    terms["from the GPUs"] -= last
+    terms["last blocks from a GPU"] = last + COPIED_S * (back > 0 and not p.in_one)
+    return terms
 
 
 def _sums(layout: Layout) -> tuple[int, int, int]:

@@ -201,6 +201,19 @@ class GatheredLayout(Layout):
         return tuple(sorted({self.keeper_of_small(at) for at, size in chunks if prod(size)}))
 
     @property
+    def first_use(self) -> dict[str, int]:
+        """Bytes of each operand that a worker's first product multiplies, by role, at most.
+
+        Of a small operand in bundles, all that the worker bundles comes before that.
+        """
+        k, small = self.problem.k, self.spec(self.small)
+        of_small = max(self.across) * k * small.itemsize
+        if self.bundled:
+            of_small = small.fullest or small.nbytes // self.grid.workers
+        of_large = max(self.portions.lengths) * k * self.laid.itemsize
+        return {self.small: of_small, self.large: of_large}
+
+    @property
     def share_flops(self) -> int:
         """Floating-point operations of the busiest worker."""
         return 2 * max(self.portions.multiplied.values()) * sum(self.across)

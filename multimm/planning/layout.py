@@ -53,6 +53,13 @@ class Layout(Homes):
         return 0
 
     @property
+    def first_use(self) -> dict[str, int]:
+        """Bytes of each operand that a worker's first product multiplies, by role, at most."""
+        length = max(self.slabs) * min(self.slabs_per_task, self.steps)
+        edges = {"a": max(self.row_sizes), "b": max(self.n_blocks)}
+        return {role: edges[role] * length * self.spec(role).itemsize for role in self.roles}
+
+    @property
     def portions_received(self) -> int:
         """Elements of others' portions that one worker joins, at most."""
         return 0
