@@ -34,7 +34,8 @@ def test_blocks_that_are_finished_together_come_back_behind_the_last_product(wav
         beside, last = terms["from the GPUs"], terms["last blocks from a GPU"]
         assert beside + last == pytest.approx(16 * alone + copies.COPIED_S)
         pace = max(terms["to the GPUs"], sum(terms[name] for name in cost.IN_TURN))
-        of_wave = (16 * alone - pace / slabs) / waves
+        meanwhile = pace / slabs * (1 - waves / 16)  # from its first block on
+        of_wave = (16 * alone - meanwhile) / waves
         assert last - copies.COPIED_S == pytest.approx(max(alone, of_wave))
 
 

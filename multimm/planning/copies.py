@@ -72,11 +72,11 @@ def behind_the_last(layout: Layout, each: int, back: float, beside: float) -> fl
     """Of `back` seconds, those behind a worker's last product; all of them take it `beside`.
 
     Chains go through the slabs together: all blocks of a wave are finished by its last products.
-    Those of the last wave come back beside these and after them.
+    Those of the last wave come back from the first of these on, and after them.
     """
     if not back or layout.problem.in_one:
         return back
     block = max(layout.row_sizes) * max(layout.n_blocks)
-    of_block = back * min(1.0, block / (each * layout.share_result))
-    of_wave = (back - beside / layout.links) / layout.waves
-    return max(of_block, of_wave)
+    share = min(1.0, block * layout.waves / (each * layout.share_result))  # of a wave's
+    meanwhile = beside / layout.links * (1 - share)
+    return max(back * share, back - meanwhile) / layout.waves
