@@ -26,9 +26,10 @@ from multimm.planning.workers import ClusterSpec
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
 BEFORE = 0.2
-#: The same for each chunk of the operands beyond so many, which `call_s` has in it: tasks of 257
-#: and 366 chunks that lay on two H200s began 41 to 46 ms after the call, of a few chunks 9 to 12.
-CHUNK, FEW_CHUNKS = 0.2, 64
+#: The same for each chunk of the operands beyond so many, which `call_s` has in it: the first task
+#: of X W in 257 and 366 chunks began 24 to 45 ms after the call on one and two H200s (recorded),
+#: of other products 6 to 17.
+CHUNK, FEW_CHUNKS = 0.15, 64
 #: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
 #: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
 SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
