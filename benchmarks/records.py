@@ -27,6 +27,9 @@ ROOT = Path(__file__).parent.parent
 SCHEMA = 2
 KNOWN_SCHEMAS = (1, 2)
 
+#: Why a case has no figure whose sweep was closed before it came to it.
+INTERRUPTED = "the sweep was interrupted"
+
 #: The keys of a record, in the order in which they are written. Those of RUN are shared.
 RUN = ("commit", "date", "machine", "versions")
 KEYS = (

@@ -7,11 +7,8 @@ from typing import Any
 from benchmarks import records
 from benchmarks.agenda import Item
 from benchmarks.group import Message
-from benchmarks.records import Record
+from benchmarks.records import INTERRUPTED, Record
 from benchmarks.sweep_cases import STEADY_RATIO
-
-#: Why a case has no figure whose sweep was closed before it came to it.
-INTERRUPTED = "the sweep was interrupted"
 
 
 def record_of(item: Item, status: str, reason: str, message: Message | None = None) -> Record:

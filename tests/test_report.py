@@ -13,6 +13,7 @@ from scaling_records import entry, save, swept, without_result
 
 import multimm.cli
 from benchmarks import kernels, records
+from benchmarks.records import INTERRUPTED
 from benchmarks.report import (
     __main__,
     blocks,
@@ -83,6 +84,21 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     ours = {r["detail"]["workers"]: (r["detail"]["status"], r["commit"]) for r in found}
     assert ours == {1: ("done", "c2"), 2: ("failed", "c2"), 4: ("done", "c1")}
     assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
+
+
+@pytest.mark.parametrize(("reason", "shown"), [(INTERRUPTED, "done"), ("wrong", "failed")])
+def test_what_a_closed_sweep_did_not_come_to_has_not_failed(tmp_path, monkeypatch, reason, shown):
+    case = "strong square 65536"
+    monkeypatch.setenv("MULTIMM_COMMIT", "c1")
+    save(tmp_path, [entry(case, "multimm", "float32", 2)], "2026-01-01T00:00:00Z")
+    monkeypatch.setenv("MULTIMM_COMMIT", "c2")
+    newer = [
+        entry(case, "multimm", "float32", 1),
+        without_result(case, "multimm", 2, "failed", reason),
+    ]
+    save(tmp_path, newer, "2026-01-02T00:00:00Z")
+    found = {r["detail"]["workers"]: r["detail"]["status"] for r in Runs(tmp_path).of("scaling")}
+    assert found == {1: "done", 2: shown}
 
 
 def test_what_a_sweep_lacks_of_peers_is_taken_from_an_older_one(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agenda import key_of
-from benchmarks.records import RESULTS, Record, load
+from benchmarks.records import INTERRUPTED, RESULTS, Record, load
 from benchmarks.sweep_cases import KINDS
 from multimm.errors import OptionError
 from multimm.gpu.choice import PRECISIONS
@@ -69,8 +69,8 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
         if other is None:
             fits = fits or same  # also of why it was not measured
         else:
-            ours = record["system"] == "multimm" and not same
-            fits = fits and not _measured(other) and not ours
+            failed = record["system"] == "multimm" and not same and not _not_come_to(other)
+            fits = fits and not _measured(other) and not failed
         if fits:
             found[key_of(record)] = record
     return sorted(found.values(), key=_place)
@@ -78,6 +78,11 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
 
 def _measured(record: Record) -> bool:
     return bool(record["detail"]["status"] == "done")
+
+
+def _not_come_to(record: Record) -> bool:
+    """Whether a sweep was closed before it came to it: nothing has failed."""
+    return bool(record["detail"].get("reason") == INTERRUPTED)
 
 
 def _software(record: Record) -> tuple[object, ...]:
