@@ -87,13 +87,16 @@ def test_a_cluster_of_its_own_collects_when_nothing_is_computed():
     assert gc.get_freeze_count() == 0
 
 
-def test_thresholds_come_back_once():
-    """Whatever clusters there are at a time: they are never raised twice."""
+def test_thresholds_come_back_with_the_last_of_several_clusters():
     usual = gc.get_threshold()
-    client = SimpleNamespace(run_on_scheduler=lambda function: None)
-    for _ in range(2):
+    clients = [SimpleNamespace(run_on_scheduler=lambda function: None) for _ in range(2)]
+    for client in clients:
         garbage.spare_products(client)
-        assert gc.get_threshold()[0] == SELDOM * usual[0]
-    for _ in range(2):
-        garbage.as_usual()
-        assert gc.get_threshold() == usual
+        assert gc.get_threshold()[0] == SELDOM * usual[0], "never raised twice"
+    garbage.as_usual(clients[0])
+    assert gc.get_threshold()[0] == SELDOM * usual[0]
+    assert gc.get_freeze_count()
+    for client in (clients[0], *clients):  # whoever is closed again
+        garbage.as_usual(client)
+    assert gc.get_threshold() == usual
+    assert not gc.get_freeze_count()

@@ -57,7 +57,7 @@ class ClusterClient(Client):
         super().close(*args, **kwargs)
         if self.cluster is not None:
             self.cluster.close()
-            as_usual()
+            as_usual(self)
         for name in self.borrowed:
             os.environ.pop(name, None)
 

@@ -2,8 +2,8 @@
 
 A full collection looks at every object that can be part of a cycle, and halts the process until it
 is through, the scheduler with it. What is imported takes it 50 ms. On top of that come the last
-messages to each worker, which Dask keeps, tasks and all: after some 30 products of 364 chunks on
-two H200s a full collection took 70 to 240 ms, and every tenth product of 120 ms had one.
+messages to each worker, which Dask keeps, tasks and all: of products of hundreds of chunks, which
+take two H200s 105 to 170 ms, one of twelve had a full collection of 21 to 238 ms.
 
 So while a cluster of its own is open, this process
 
@@ -35,7 +35,8 @@ MESSAGES = 100
 MESSAGES_KEPT = "distributed.admin.low-level-log-length"
 
 _NAME = "multimm-garbage"
-_usual: list[tuple[int, int, int]] = []  #: thresholds, once they are others
+_usual: tuple[int, int, int] | None = None  #: thresholds, while they are others
+_sparing: set[int] = set()  #: clients of clusters that are open, by their identity
 
 
 def fewer_messages() -> Any:
@@ -47,20 +48,25 @@ def fewer_messages() -> Any:
 
 def spare_products(client: Client) -> None:
     """Collect between products from now on; the client's scheduler runs in this process."""
+    global _usual
     gc.collect()
     gc.freeze()
-    if not _usual:
-        _usual.append(gc.get_threshold())
-        first, *others = _usual[0]
+    _sparing.add(id(client))
+    if _usual is None:
+        _usual = gc.get_threshold()
+        first, *others = _usual
         gc.set_threshold(SELDOM * first, *others)
     client.run_on_scheduler(_watch)
 
 
-def as_usual() -> None:
-    """Leave garbage to Python again, all of it."""
-    gc.unfreeze()
-    if _usual:
-        gc.set_threshold(*_usual.pop())
+def as_usual(client: Client) -> None:
+    """Leave garbage to Python again, all of it, if this was the last of such clusters."""
+    global _usual
+    _sparing.discard(id(client))
+    if _usual is not None and not _sparing:
+        gc.unfreeze()
+        gc.set_threshold(*_usual)
+        _usual = None
 
 
 def _watch(dask_scheduler: Scheduler) -> None:

@@ -142,7 +142,10 @@ def follow(stream: Any, earlier: Any, event: Any) -> None:
 
 
 def capturing() -> bool:
-    """Whether the current stream is captured: to ask CuPy gives the interpreter up, too."""
+    """Whether the current stream is captured; within `kept` none is, and nobody is asked.
+
+    CuPy gives the interpreter up to ask the driver.
+    """
     if _thread.opened is not None:
         return False
     import cupy
