@@ -95,19 +95,6 @@ def test_each_block_goes_up_once_where_it_lies(client):
     np.testing.assert_array_equal(c.compute(), x @ y)
 
 
-def test_what_the_first_products_need_goes_up_first_whatever_is_cut_from_it(client):
-    """All that is cut and joined for a slab comes before its products, and needs all of it."""
-    x, y, a, b = matrices(client, (32, 150), (150, 32), shape=(256, 256, 150))
-    c = multimm.matmul(a, b, blocks=64, slabs=150)
-    assert tasks_of(c, "joined-a")
-    for role, axis in (("a", 1), ("b", 2)):
-        for task in tasks_of(c, f"uploaded-{role}"):
-            _, _, _, *product = task.place.order
-            block = [task.key[axis] * 32 // 64, 0]  # the first of its row, or column
-            assert product == block[:: 1 if role == "a" else -1]
-    np.testing.assert_array_equal(c.compute(), x @ y)
-
-
 def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(client):
     x, y, a, b = matrices(client)
     c = multimm.matmul(a, b, blocks=64)

@@ -37,13 +37,10 @@ def uploads(
         From a worker, an order and inputs to a `Place`.
     """
     first: dict[Key, tuple[Index, Coordinate]] = {}
-    # What cuts, joins or packs comes before all products of its step: it is met after them here,
-    # and is needed by the first of them that takes what it makes.
-    for task in sorted(made, key=lambda task: task.place.order[2:], reverse=True):
-        wave, step, *rest = task.place.order
-        needed, _ = first.get(task.key, ((wave, step, UPLOAD, *rest), None))
+    for task in made:
         for key, home in task.place.blocks:
-            when = needed, home
+            wave, step, *rest = task.place.order
+            when = (wave, step, UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
     tasks = {}
     for operand in operands:
