@@ -54,6 +54,16 @@ def test_what_the_first_product_multiplies_goes_up_before_it():
         )
 
 
+def test_chunks_that_are_cut_go_up_with_those_of_other_blocks():
+    cluster = ClusterSpec.homogeneous(H200, 2)
+    layout = plan_matmul(hosted_square(2), cluster, precision="tf32").layout
+    cut = replace(layout, m_blocks=(8192,) * 4, n_blocks=(8192,) * 4, slabs=(32768,), band=2)
+    assert cut.cut_apart
+    _, before = copies.going_up(cut, cluster)
+    first = 2 * 8192 * 32768 * 4 / copies.UPLOAD_RATE
+    assert before == pytest.approx(copies.BEFORE_CUT * first + copies.COPIED_S)
+
+
 def test_all_of_a_bundled_operand_goes_up_before_the_first_portion():
     problem, cluster = hosted_square(2), ClusterSpec.homogeneous(H200, 2)
     found = [x for x in in_portions(problem, cluster) if x.bundled]
