@@ -191,10 +191,7 @@ class Operand:
 
     def source(self, index: Index) -> Key:
         """The array's own key of one of its blocks, in the plan's order."""
-        at = list(index)
-        for axis, order in self._orders.items():
-            at[axis] = order[at[axis]]
-        return (self.array.name, *at)
+        return (self.array.name, *self.key(index)[1:])
 
     def located(self, index: Index) -> Coordinate | None:
         """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""

@@ -65,7 +65,7 @@ def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     return seconds - first, first + COPIED_S
 
 
-def coming_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
+def way_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
     """Seconds of a worker's blocks of the result on their way to host memory."""
     p = layout.problem
     used = min(cluster.node, layout.grid.workers)
@@ -73,15 +73,16 @@ def coming_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
     return each * layout.share_result * p.out_bytes / rate if p.downloaded else 0.0
 
 
-def behind_the_last(layout: Layout, each: int, back: float, beside: float) -> float:
-    """Of `back` seconds, those behind a worker's last product; all of them take it `beside`.
+def coming_back(layout: Layout, each: int, seconds: float, products: float) -> tuple[float, float]:
+    """Of a worker's `way_back`, what is beside its products, which take so long, and behind them.
 
     Chains go through the slabs together: all blocks of a wave are finished by its last products.
     Those of the last wave come back from the first of these on, and after them.
     """
-    if not back or layout.problem.in_one:
-        return back
+    if not seconds or layout.problem.in_one:
+        return 0.0, seconds
     block = max(layout.row_sizes) * max(layout.n_blocks)
     share = min(1.0, block * layout.waves / (each * layout.share_result))  # of a wave's
-    meanwhile = beside / layout.links * (1 - share)
-    return max(back * share, back - meanwhile) / layout.waves
+    meanwhile = products / layout.links * (1 - share)
+    behind = max(seconds * share, seconds - meanwhile) / layout.waves
+    return seconds - behind, behind + COPIED_S

@@ -5,14 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.arrivals import arrivals, link_rate
-from multimm.planning.copies import (
-    BESIDE_COPIES,
-    COPIED_S,
-    behind_the_last,
-    coming_back,
-    going_up,
-    host_tasks,
-)
+from multimm.planning.copies import BESIDE_COPIES, coming_back, going_up, host_tasks, way_back
 from multimm.planning.cutting import PACKED_ROWS
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.gathered import GatheredLayout
@@ -140,7 +133,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     launches = layout.bands * (1 + layout.on_tensor_cores)
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
-    back = coming_back(layout, cluster, each)
+    back = way_back(layout, cluster, each)
     held_up = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
     terms = {
         "block products": products,
@@ -149,7 +142,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "cutting": _cutting(layout, cluster),
         "launching": max(0, launches * LAUNCH_S - products - packing),
         "to the GPUs": up,
-        "from the GPUs": back,
+        "from the GPUs": 0.0,
         "sums between slabs": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
         + min(held_up, (up + first_up + back) / 2),
@@ -164,10 +157,10 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "last blocks from a GPU": 0.0,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
-    beside = max(up, sum(terms[name] for name in IN_TURN))
-    last = behind_the_last(layout, each, back, beside)
-    terms["from the GPUs"] -= last
-    terms["last blocks from a GPU"] = last + COPIED_S * (back > 0 and not p.in_one)
+    # Of C, what is on its way back beside the products depends on how long these take.
+    in_turn = max(up, sum(terms[name] for name in IN_TURN))
+    beside, last = coming_back(layout, each, back, in_turn)
+    terms |= {"from the GPUs": beside, "last blocks from a GPU": last}
     return terms
 
 
