@@ -243,6 +243,16 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     assert "all network interfaces, unencrypted" in caplog.text
 
 
+def test_a_gpu_that_others_have_filled_is_named_before_workers_start(two_gpus, monkeypatch):
+    monkeypatch.setattr(start_module, "find_spec", lambda name: True)
+    free = {"0": 140 * GIB, "1": 3 * GIB}
+    monkeypatch.setattr(start_module, "free_bytes", lambda gpu: free[gpu.ident])
+    with pytest.raises(ClusterError, match=r"^GPU 1 has 3\.2 GB free.*120\.3 GB \(rmm_pool=0\.8\)"):
+        mc.start()
+    with pytest.raises(ClusterError, match=r"rmm_pool='4GB'"):
+        mc.start(rmm_pool="4GB")
+
+
 def test_a_script_without_main_guard_is_told_so(monkeypatch):
     process = SimpleNamespace(_inheriting=True)
     monkeypatch.setattr(multiprocessing, "current_process", lambda: process)

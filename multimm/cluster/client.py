@@ -77,12 +77,13 @@ def set_up_cluster(client: Client, *, overlap: bool = False) -> None:
     ClusterError
         Where the scheduler or a worker cannot load them, or is lost meanwhile.
     """
+    from multimm.cluster.peer_memory import PeerMemory
     from multimm.cluster.transfers import TransferCounter
     from multimm.cluster.transport import Overlap
     from multimm.cluster.warm import WarmUp
     from multimm.graph.install import install, refusal
 
-    install(client, TransferCounter(), *((Overlap(), WarmUp()) if overlap else ()))
+    install(client, TransferCounter(), *((Overlap(), PeerMemory(), WarmUp()) if overlap else ()))
     if overlap:
         try:
             _get_ready(client)

@@ -121,6 +121,17 @@ def _gpu(module: Any, ident: str) -> Gpu:
     return Gpu(ident, str(module.nvmlDeviceGetName(handle)), memory)
 
 
+def free_bytes(gpu: Gpu) -> int | None:
+    """Bytes of a GPU's memory that no process has taken; None where NVML does not say."""
+    with nvml() as module:
+        if module is None:
+            return None
+        try:
+            return int(module.nvmlDeviceGetMemoryInfo(nvml_handle(module, gpu.ident)).free)
+        except module.NVMLError:
+            return None
+
+
 def nvml_handle(module: Any, ident: str) -> Any:
     """NVML's handle of a GPU that ``CUDA_VISIBLE_DEVICES`` calls so."""
     if ident.isdigit():

@@ -134,6 +134,13 @@ def _pool(size: float | int | str | None, gpus: tuple[Gpu, ...]) -> float | int 
     return size
 
 
+def pool_bytes(size: float | int | str | None, gpu: Gpu) -> int:
+    """Bytes of a GPU's memory pool, of a size as `start` takes it; 0 without one."""
+    if size is None:
+        return 0
+    return int(size * gpu.memory_bytes) if isinstance(size, float) and size < 1 else _bytes(size)
+
+
 def _bytes(size: Any) -> int:
     """A number of bytes, or text that says one; 0 for anything else."""
     from dask.utils import parse_bytes

@@ -11,8 +11,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from multimm.cluster.devices import driver_cuda, install_command
-from multimm.cluster.options import LOOPBACK, StartOptions, check, cores
+from multimm.cluster import pool_memory
+from multimm.cluster.devices import driver_cuda, free_bytes, install_command
+from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
 from multimm.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def start(
     if options.gpus:
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
+        _require_memory(options)
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.garbage import fewer_messages
 
@@ -180,6 +182,18 @@ def _require_gpu_packages(protocol: str) -> None:
         )
 
 
+def _require_memory(options: StartOptions) -> None:
+    for gpu in options.gpus:
+        pool, free = pool_bytes(options.rmm_pool, gpu), free_bytes(gpu)
+        if free is not None and pool > free:
+            raise ClusterError(
+                f"GPU {gpu.ident} has {free / 1e9:.1f} GB free, and its worker's memory pool is to "
+                f"take {pool / 1e9:.1f} GB (rmm_pool={options.rmm_pool!r}): end what uses the GPU "
+                "(see nvidia-smi), leave the GPU out with CUDA_VISIBLE_DEVICES, or give a smaller "
+                "rmm_pool"
+            )
+
+
 def _common(options: StartOptions) -> dict[str, Any]:
     return {
         "threads_per_worker": options.threads,
@@ -216,6 +230,8 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
+        # A worker that replaces a killed one waits for the memory that this one had.
+        "preload": [pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),

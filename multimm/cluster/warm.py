@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from distributed import Worker, WorkerPlugin
 
 from multimm.cluster.answers import by_dask_cuda
+from multimm.cluster.peer_memory import PeerMemory
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -100,6 +101,10 @@ class WarmUp(WorkerPlugin):
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_sample))
         if answer["status"] == "OK":
             self.met.setdefault(peer, time.monotonic() - started)
+            # Only now has the transport mapped what it needs of the peer's memory.
+            memory = worker.plugins.get(PeerMemory.name)
+            if isinstance(memory, PeerMemory):
+                await memory.meet(worker, peer)
 
 
 async def _peers(worker: Worker) -> list[str]:

@@ -16,6 +16,7 @@ import multimm
 from multimm import products
 from multimm.cluster.describe import described
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.cluster.warm import wait_until_warm
 from multimm.planning.gathered import GatheredLayout
 
 pytestmark = pytest.mark.gpu
@@ -86,11 +87,39 @@ def test_a_killed_gpu_worker_does_not_change_the_product():
         pids = client.run(os.getpid)
         os.kill(pids[max(pids)], signal.SIGKILL)
         result = future.result(timeout=120)
-        x, y = (
-            operand.map_blocks(lambda x: x.get(), meta=np.empty((0, 0), "f4")).compute()
-            for operand in (a, b)
-        )
-        np.testing.assert_array_equal(result, x @ y)
+        np.testing.assert_array_equal(result, _on_host(a) @ _on_host(b))
+
+
+@pytest.mark.multigpu(2)
+def test_killed_gpu_workers_come_back_with_all_of_their_memory():
+    import cupy
+
+    def own(dask_worker):
+        return os.getpid(), int(cupy.cuda.runtime.memGetInfo()[0])
+
+    with multimm.cluster.start(gpus=2) as client:
+        a, b = integers(8), integers(9)
+        exact = _on_host(a) @ _on_host(b)
+        free = min(left for _, left in client.run(own).values())
+        for turn in range(5):
+            future = client.compute(multimm.matmul(a + 0, b + 0, blocks=BLOCK, slabs=BLOCK))
+            time.sleep(0.3)
+            workers = client.run(own)
+            victim = sorted(workers)[turn % 2]
+            os.kill(workers[victim][0], signal.SIGKILL)
+            killed = time.monotonic()
+            np.testing.assert_array_equal(future.result(timeout=120).get(), exact)
+            while victim in (found := client.scheduler_info()["workers"]) or len(found) < 2:
+                assert time.monotonic() < killed + 30
+                time.sleep(0.1)
+            print(f"back {time.monotonic() - killed:.1f} s after the loss")
+            wait_until_warm(client)
+            # A pool of the same size as before, and nothing of the killed worker's beside it.
+            assert min(left for _, left in client.run(own).values()) > free - 2**30
+
+
+def _on_host(x):
+    return x.map_blocks(lambda block: block.get(), meta=np.empty((0, 0), "f4")).compute()
 
 
 @pytest.mark.multigpu(2)
