@@ -161,6 +161,14 @@ def test_names_are_shown_as_they_are_and_order_nothing(monkeypatch):
     assert not set("\x1b\x9b\x07") & set(output)
 
 
+def test_a_cache_that_is_not_used_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    assert "kept between runs" not in CliRunner().invoke(doctor).output
+    tmp_path.chmod(0o777)
+    output = CliRunner().invoke(doctor).output
+    assert f"not kept between runs: others can write to {tmp_path} (mode 777)" in output
+
+
 def test_this_machine_is_described():
     facts = gather()
     assert facts.cores >= 1

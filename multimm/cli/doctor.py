@@ -28,6 +28,7 @@ def doctor() -> None:
 
     from multimm.cluster.facts import findings, gather, usable
     from multimm.cluster.start import SHARED_HOST
+    from multimm.gpu import cache
 
     out = console()
 
@@ -41,6 +42,8 @@ def doctor() -> None:
         mark(finding.level, COLOURS[finding.level], finding.text)
         if finding.remedy:
             out.print(f"  do: {finding.remedy}", soft_wrap=True)
+    if why := cache.obstacle():
+        mark("note", COLOURS["note"], f"kernels and rates are not kept between runs: {why}")
     mark("note", COLOURS["note"], SHARED_HOST)
     if not usable(found):
         raise SystemExit(1)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from multimm.errors import printable
-from multimm.gpu.trusted import Untrusted, open_file, open_folder
+from multimm.gpu.trusted import UntrustedError, open_file, open_folder
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +64,17 @@ def _folder(path: Path, *, create: bool = False) -> Iterator[int]:
         os.close(folder)
 
 
-def writable() -> bool:
-    """Whether files may be kept, as far as can be told without writing one."""
+def obstacle() -> str:
+    """Why no files may be kept, as far as can be told without writing one; empty if they may."""
     home = directory()
     if home is None:
-        return False
+        return "there is no home directory: set MULTIMM_CACHE_DIR"
     try:
         with _folder(home, create=True) as folder:
-            return os.access(".", os.W_OK, dir_fd=folder, effective_ids=True)
-    except OSError:
-        return False
+            allowed = os.access(".", os.W_OK, dir_fd=folder, effective_ids=True)
+    except OSError as error:
+        return str(error)
+    return "" if allowed else f"{home} cannot be written to: set MULTIMM_CACHE_DIR"
 
 
 def names(path: Path) -> list[str]:
@@ -85,7 +86,7 @@ def names(path: Path) -> list[str]:
                 return sorted(os.listdir(listed))
             finally:
                 os.close(listed)
-    except Untrusted as error:
+    except UntrustedError as error:
         _refused(str(error))
     except OSError:
         pass
@@ -103,7 +104,7 @@ def read(path: Path) -> bytes | None:
         if len(content) <= MOST_BYTES:
             return content
         logger.warning("%s has more than %d bytes and is ignored: delete it", path, MOST_BYTES)
-    except Untrusted as error:
+    except UntrustedError as error:
         _refused(str(error))
     except OSError:
         pass
@@ -188,7 +189,7 @@ def alone(path: Path) -> Iterator[None]:
                     path,
                     LOCK_SECONDS,
                 )
-        except Untrusted as error:
+        except UntrustedError as error:
             _refused(str(error))
         except OSError:
             pass
@@ -219,7 +220,7 @@ def write(path: Path, content: bytes) -> bool:
     try:
         with _folder(path.parent, create=True) as folder:
             _write(folder, path, content)
-    except Untrusted as error:
+    except UntrustedError as error:
         _refused(str(error))
         return False
     except OSError as error:

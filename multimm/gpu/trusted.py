@@ -22,7 +22,7 @@ _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Untrusted(OSError):
+class UntrustedError(OSError):
     """Somebody else could have written it; the text names it and says what to do."""
 
 
@@ -47,7 +47,7 @@ def open_folder(path: Path, *, own: int = 1, create: bool = False) -> int:
 
     Raises
     ------
-    Untrusted
+    UntrustedError
         Somebody else could change what the path leads to.
     OSError
         The folder is not there, or cannot be made or opened.
@@ -69,8 +69,8 @@ def open_folder(path: Path, *, own: int = 1, create: bool = False) -> int:
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
                 target = PurePosixPath(os.readlink(name, dir_fd=at))
-                name = target.root or "."
-                below_it = target.parts[len(target.root) :]
+                name = "/" if target.is_absolute() else "."
+                below_it = target.parts[target.is_absolute() :]
                 left += [(part, strict and i == 0) for i, part in enumerate(reversed(below_it))]
                 strict = strict and not below_it
             below = os.open(name, _PASSED, dir_fd=at)
@@ -92,15 +92,17 @@ def _entry(at: int, name: str) -> os.stat_result | None:
 
 def _check_link(found: os.stat_result, shown: PurePosixPath) -> None:
     if found.st_uid not in {os.geteuid(), *_roots()}:
-        raise Untrusted(f"{shown} is a link of another user's (uid {found.st_uid}): delete it")
+        raise UntrustedError(f"{shown} is a link of another user's (uid {found.st_uid}): delete it")
 
 
 def _check_folder(folder: int, shown: PurePosixPath, *, own: bool) -> None:
     found = os.fstat(folder)
     if found.st_uid != os.geteuid() and (own or found.st_uid not in _roots()):
-        raise Untrusted(f"{shown} belongs to another user (uid {found.st_uid}): use another folder")
+        raise UntrustedError(
+            f"{shown} belongs to another user (uid {found.st_uid}): use another folder"
+        )
     if found.st_mode & _OTHERS_WRITE and (own or not found.st_mode & stat.S_ISVTX):
-        raise Untrusted(
+        raise UntrustedError(
             f"others can write to {shown} (mode {stat.S_IMODE(found.st_mode):o}): "
             f"chmod go-w {shown}, if what it holds is yours, or use another folder"
         )
@@ -119,7 +121,7 @@ def open_file(folder: int, path: Path, flags: int) -> int:
 
     Raises
     ------
-    Untrusted
+    UntrustedError
         It is a link, a pipe, a device or a folder, or somebody else can write to it.
     OSError
         It cannot be opened.
@@ -128,17 +130,17 @@ def open_file(folder: int, path: Path, flags: int) -> int:
         handle = os.open(path.name, flags | _FILE, 0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise Untrusted(f"{path} is no ordinary file: delete it") from error
+            raise UntrustedError(f"{path} is no ordinary file: delete it") from error
         raise
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise Untrusted(f"{path} is no ordinary file: delete it")
+            raise UntrustedError(f"{path} is no ordinary file: delete it")
         if found.st_uid != os.geteuid():
-            raise Untrusted(f"{path} belongs to another user (uid {found.st_uid}): delete it")
+            raise UntrustedError(f"{path} belongs to another user (uid {found.st_uid}): delete it")
         if found.st_mode & _OTHERS_WRITE:
             mode = stat.S_IMODE(found.st_mode)
-            raise Untrusted(f"others can write to {path} (mode {mode:o}): delete it")
+            raise UntrustedError(f"others can write to {path} (mode {mode:o}): delete it")
     except BaseException:
         os.close(handle)
         raise
