@@ -7,6 +7,7 @@ derives from the built-in that a NumPy user would expect to catch.
 from __future__ import annotations
 
 import operator
+import unicodedata
 from typing import Any
 
 
@@ -52,3 +53,27 @@ def integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+#: Characters that turn the direction of text, so that it reads as something else than it is.
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: object) -> str:
+    r"""Text that a terminal shows and does not obey: control characters are escaped.
+
+    Names in files, on other hosts and in the environment may hold any. Line breaks are escaped,
+    too: what is given is one name, or one line.
+
+    >>> print(printable("red \x1b[31m"))
+    red \x1b[31m
+    """
+    given = str(text)
+    if given.isascii() and given.isprintable():
+        return given
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if one in _TURNING or unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp")
+        else one
+        for one in given
+    )

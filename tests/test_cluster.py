@@ -89,6 +89,17 @@ def test_everything_listens_on_loopback_only(client):
     assert listening == {"127.0.0.1"}
 
 
+def test_what_workers_spill_and_import_lies_in_a_folder_of_this_user_alone(client):
+    spilled = set(client.run(lambda dask_worker: dask_worker.local_directory).values())
+    nodes = [*client.cluster.workers.values(), client.cluster.scheduler]
+    for folder in spilled | {node.local_directory for node in nodes}:
+        above = os.path.join(folder.partition("dask-scratch-space")[0], "dask-scratch-space")
+        assert folder.startswith(f"{above}-")  # /tmp/dask-scratch-space is whoever's made it
+        mine = os.stat(os.sep.join(folder.split(os.sep)[: above.count(os.sep) + 1]))
+        assert mine.st_uid == os.geteuid()
+        assert not mine.st_mode & 0o022
+
+
 def test_cores_are_divided_among_the_workers_blas(client):
     if "OMP_NUM_THREADS" in os.environ:
         expected = os.environ["OMP_NUM_THREADS"]
@@ -141,6 +152,27 @@ def test_what_this_process_holds_is_exempt_from_collection_until_close(monkeypat
         ({"gpus": 0, "memory_limit": "100MB"}, "memory_limit='100MB': .* at least 120 MB"),
         ({"workers": 10**6}, "1000000 workers, 0 MB .* fewer"),
         ({"gpus": 0, "security": Security(), "protocol": "ucxx"}, "UCXX has no TLS"),
+        ({"workers": 1, "security": Security()}, r"plaintext.*require_encryption=True"),
+        ({"workers": 1, "security": Security()}, r"Security\.temporary\(\)"),
+        ({"workers": 1, "security": Security(), "protocol": "tcp"}, "plaintext"),
+        (
+            {"workers": 1, "security": Security(False, tls_ca_file="ca", tls_client_cert="c")},
+            "plaintext, with certificates or without",
+        ),
+        ({"workers": 1, "security": True}, "security=True: give .*temporary"),
+        ({"workers": 1, "security": Security(True)}, "without tls_ca_file and tls_scheduler_cert"),
+        (
+            {
+                "workers": 1,
+                "security": Security(
+                    tls_ca_file="/no",
+                    tls_client_cert="/no",
+                    tls_worker_cert="/no",
+                    tls_scheduler_cert="/no",
+                ),
+            },
+            "certificates cannot be read .*tls_ca_file=/no",
+        ),
     ],
 )
 def test_start_refuses(arguments, message):
@@ -490,6 +522,9 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
         ({"address": "tcp://host:port"}, "host and port"),
         ({"address": "tls://host:1"}, "security="),
         ({"address": "tcp://host:1", "timeout": 0}, "timeout=0"),
+        ({"address": "tcp://host:1", "security": Security()}, "tcp is not encrypted.*tls://host:1"),
+        ({"address": "host:1", "security": Security.temporary()}, "connect to tls://host:1"),
+        ({"address": "ucxx://host:1", "security": Security.temporary()}, "ucxx is not encrypted"),
     ],
 )
 def test_connect_refuses(arguments, message):

@@ -276,7 +276,7 @@ def test_a_failed_write_leaves_nothing(directory, monkeypatch):
     target = directory / "file"
     assert cache.write(target, b"old")
 
-    def broken(*_):
+    def broken(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr("os.replace", broken)

@@ -146,6 +146,27 @@ def test_the_command_prints_findings_and_exits_by_them(monkeypatch, facts, code,
     result = CliRunner().invoke(doctor)
     assert result.exit_code == code
     assert expected in result.output
+    assert "every user of this host can connect to the scheduler" in result.output
+    assert "security=distributed.Security.temporary()" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_names_are_shown_as_they_are_and_order_nothing(monkeypatch):
+    named = Gpu("0", "[red]Titan[/] \x1b[31m\x9b2J", 2**34)
+    facts = replace(GOOD, gpus=(named,), driver="580\x1b]0;title\x07")
+    monkeypatch.setattr(facts_module, "gather", lambda: facts)
+    output = CliRunner().invoke(doctor).output
+    assert r"[red]Titan[/] \x1b[31m\x9b2J" in output
+    assert r"580\x1b]0;title\x07" in output
+    assert not set("\x1b\x9b\x07") & set(output)
+
+
+def test_a_cache_that_is_not_used_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    assert "kept between runs" not in CliRunner().invoke(doctor).output
+    tmp_path.chmod(0o777)
+    output = CliRunner().invoke(doctor).output
+    assert f"not kept between runs: others can write to {tmp_path} (mode 777)" in output
 
 
 def test_this_machine_is_described():

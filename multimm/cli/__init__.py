@@ -21,7 +21,8 @@ import click
 
 from multimm.cli.options import DEBUG
 from multimm.cli.stop import STOP
-from multimm.errors import KernelError, MultimmError
+from multimm.cli.terminal import plain_stderr, say
+from multimm.errors import KernelError, MultimmError, printable
 
 #: Command -> the module in this package that holds a click command of the same name.
 COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench", "report")
@@ -48,7 +49,7 @@ class Commands(click.Group):
         if not extra.pop("standalone_mode", True):
             return run(args, *rest, standalone_mode=False, **extra)
         given = list(sys.argv[1:] if args is None else args)
-        with STOP.heeded(), warnings_in_one_line():
+        with STOP.heeded(), plain_stderr(), warnings_in_one_line():
             try:
                 code = run(given, *rest, standalone_mode=False, **extra)
             except click.exceptions.NoArgsIsHelpError as error:
@@ -59,7 +60,7 @@ class Commands(click.Group):
                 with suppress(OSError):  # a terminal that was closed takes no text
                     if "--debug" in given:
                         traceback.print_exc()
-                    click.echo(f"multimm: {text}", err=True)
+                    say(f"multimm: {printable(text)}", err=True)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -73,7 +74,7 @@ def warnings_in_one_line() -> Iterator[None]:
         if text not in said:
             said.add(text)
             with suppress(OSError):
-                click.echo(f"multimm: warning: {text}", err=True)
+                say(f"multimm: warning: {text}", err=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

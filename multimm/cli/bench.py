@@ -10,6 +10,8 @@ import click
 from multimm.cli.checkout import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.run import RunError
+from multimm.cli.terminal import console, say
+from multimm.errors import printable
 
 #: Characters of a line of the table, where output goes to a file.
 WIDTH = 160
@@ -45,13 +47,9 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
     is wrong or a case failed.
     """
     find_benchmarks("bench")
-    from rich.console import Console
-
     from benchmarks import agenda, harness, records, scaling, unfinished, verdict
 
-    console = Console()
-    if not console.is_terminal:  # a file has no width
-        console = Console(width=WIDTH)
+    out = console(WIDTH)
     path: Path | None
     if close:
         found, path = unfinished.close(output or records.RESULTS)
@@ -59,13 +57,13 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
         asked = agenda.ask(**options)
         folder = output or (None if asked.quick else records.RESULTS)
         try:
-            found, path = scaling.sweep(asked, folder, console, restart=restart)
+            found, path = scaling.sweep(asked, folder, out, restart=restart)
         except harness.WrongResultError as error:
             raise RunError(f"a product is wrong, and nothing is recorded: {error}") from error
-    console.print(verdict.table(found))
+    out.print(verdict.table(found))
     for sentence in verdict.verdict(found):
-        click.echo(sentence)
+        say(sentence)
     if path:
-        click.echo(f"recorded in {path}")
+        say(f"recorded in {printable(path)}")
     if not close and (failed := verdict.failed(found)):
         raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")

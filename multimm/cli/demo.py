@@ -12,7 +12,8 @@ import click
 from multimm.cli.matmul import InputFiles, described, multiply
 from multimm.cli.options import DEBUG, KIND, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
-from multimm.errors import OptionError
+from multimm.cli.terminal import say
+from multimm.errors import OptionError, printable
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -46,21 +47,19 @@ def demo(size: int | None, keep: str | None, gpus: int | None, workers: int | No
             f"Digits: {len(images)} handwritten images, compared all with all through Zarr files"
         )
         accuracy = similarity(client, images, labels, folder)
-        click.echo(
-            f"nearest   {accuracy:.1%} of the images show the same digit as their neighbour\n"
-        )
+        say(f"nearest   {accuracy:.1%} of the images show the same digit as their neighbour\n")
         heading("A larger product of random matrices, made and kept on the workers")
         random_product(client, size or edge_that_fits(client))
     if accuracy <= LEAST_ACCURACY:
         raise RunError(f"accuracy {accuracy:.3f}: above {LEAST_ACCURACY} is expected")
-    click.secho("\nAll results are right.", bold=True, fg="green")
+    say("\nAll results are right.", bold=True, fg="green")
     if keep:
-        click.echo(f"The matrices are in {folder}: digits.zarr and similarity.zarr.")
+        say(f"The matrices are in {printable(folder)}: digits.zarr and similarity.zarr.")
 
 
 def heading(text: str) -> None:
     """A line that stands out on a terminal."""
-    click.secho(text, bold=True)
+    say(text, bold=True)
 
 
 def load_digits() -> tuple[Any, Any]:
@@ -117,15 +116,15 @@ def random_product(client: Client, size: int) -> None:
     a, _ = compute(client, a, "making A")
     b, _ = compute(client, b, "making B")
     plan = multimm.plan(a, b)
-    click.echo(f"{plan}\n")
+    say(f"{plan}\n")
     plan.check()
     c, seconds = compute(client, multimm.matmul(a, b), "multiplying")
-    click.echo(f"computed  {seconds:.3g} s, {plan.flops / seconds / 1e9:.4g} GFLOP/s")
+    say(f"computed  {seconds:.3g} s, {plan.flops / seconds / 1e9:.4g} GFLOP/s")
     with failed_run():
         result = multimm.verify(a, b, c)
     if not result:
         raise RunError(str(result))
-    click.echo(f"checked   {result}")
+    say(f"checked   {result}")
 
 
 def random_matrix(size: int, seed: int, *, gpu: bool) -> da.Array:

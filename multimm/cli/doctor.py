@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from multimm.cli.options import DEBUG
+from multimm.cli.terminal import console, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from multimm.cluster.facts import Facts
+
+COLOURS = {"problem": "red", "note": "yellow"}
 
 
 @click.command()
@@ -21,24 +24,31 @@ def doctor() -> None:
 
     Exit code 1 where something found makes multimm fail on this host.
     """
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
     from multimm.cluster.facts import findings, gather, usable
+    from multimm.cluster.start import SHARED_HOST
+    from multimm.gpu import cache
 
-    console = Console()
+    out = console()
+
+    def mark(word: str, colour: str, text: str) -> None:
+        out.print(Text.assemble((word, colour), f": {plain(text)}"), soft_wrap=True)
+
     facts = gather()
-    console.print(report(facts))
+    out.print(report(facts))
     found = findings(facts)
     for finding in found:
-        mark = "[red]problem[/]" if finding.level == "problem" else "[yellow]note[/]"
-        console.print(f"{mark}: {escape(finding.text)}", soft_wrap=True)
+        mark(finding.level, COLOURS[finding.level], finding.text)
         if finding.remedy:
-            console.print(f"  do: {escape(finding.remedy)}", soft_wrap=True)
+            out.print(f"  do: {finding.remedy}", soft_wrap=True)
+    if why := cache.obstacle():
+        mark("note", COLOURS["note"], f"kernels and rates are not kept between runs: {why}")
+    mark("note", COLOURS["note"], SHARED_HOST)
     if not usable(found):
         raise SystemExit(1)
     workers = f"{len(facts.gpus)} GPU worker(s)" if facts.gpus else "CPU workers"
-    console.print(f"[green]ready[/]: multimm.cluster.start() will use {workers}", soft_wrap=True)
+    mark("ready", "green", f"multimm.cluster.start() will use {workers}")
 
 
 def report(facts: Facts) -> Table:

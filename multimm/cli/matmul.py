@@ -11,7 +11,8 @@ import click
 
 from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
 from multimm.cli.run import RunError, compute, failed_run
-from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError
+from multimm.cli.terminal import say
+from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError, printable
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -69,7 +70,7 @@ def matmul(
     workers = Workers(**options)
     if explain:
         with workers.open() as client:
-            click.echo(files.plan(client, product))
+            say(files.plan(client, product))
         return
     if output is None:
         raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
@@ -82,7 +83,7 @@ def matmul(
     ):
         multiply(client, files, target, product, verify=verify)
         target.commit()
-    click.echo(f"written   {target.path}")
+    say(f"written   {printable(target.path)}")
 
 
 PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs", "p_k")
@@ -173,19 +174,19 @@ def multiply(
     plan = multimm.plan(a, b, **product)
     if target.regular:
         product, plan = with_regular_blocks(a, b, product, plan)
-    click.echo(f"{plan}\n")
+    say(f"{plan}\n")
     plan.check()
     written = target.store(multimm.gemm(a=a, b=b, **product))
     _, seconds = compute(client, written, "multiplying")
     rate = plan.flops / seconds / 1e9
-    click.echo(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
+    say(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
         said = {name: product[name] for name in ("alpha", "precision", "trans_a", "trans_b")}
         with failed_run(), dask.config.set({"array.chunk-size": block_bytes(memory)}):
             result = multimm.verify(a, b, target.open(), **said)
         if not result:
             raise RunError(f"{result}; nothing was written to {target.path}")
-        click.echo(f"checked   {result}")
+        say(f"checked   {result}")
 
 
 def with_regular_blocks(

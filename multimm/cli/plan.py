@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.options import DEBUG, ON_PAPER, PRODUCT, Workers, add
+from multimm.cli.terminal import say
 from multimm.errors import FileFormatError, OptionError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def plan(
     paper = rates.applied(workers.on_paper(), rates.stored())
     cluster = with_nodes(paper, per_node, node_link)
     made = multimm.plan(left, right, **options, cluster=cluster)
-    click.echo(str(made))
+    say(str(made))
     made.check()
 
 

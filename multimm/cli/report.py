@@ -8,6 +8,7 @@ import click
 
 from multimm.cli.checkout import find_benchmarks
 from multimm.cli.options import DEBUG
+from multimm.cli.terminal import say
 from multimm.errors import OptionError
 
 
@@ -43,7 +44,7 @@ def report(output: Path, results: Path | None) -> None:
     if not any(folder.glob("*.json")):
         raise OptionError(f"--results {folder}: no records there; multimm bench writes some")
     try:
-        files.write(output, Runs(folder), click.echo)
+        files.write(output, Runs(folder), say)
     except BrokenPipeError:  # of who reads what this prints
         raise
     except OSError as error:

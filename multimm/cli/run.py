@@ -12,6 +12,7 @@ import click
 
 from multimm.cli import FAILED_RUN
 from multimm.cli.stop import STOP
+from multimm.cli.terminal import console, plain_streams_for_good
 from multimm.failures import told
 
 if TYPE_CHECKING:
@@ -117,12 +118,11 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
 
 
 def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: str) -> None:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    console = Console()
+    out = console()
     columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         bar = progress.add_task(label, total=None)
         seen = time.monotonic()
         while not _finished(futures):
@@ -131,7 +131,7 @@ def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: st
                 seen = time.monotonic()
             elif time.monotonic() - seen > NO_WORKERS_SECONDS:
                 raise RunError(f"no worker left for {NO_WORKERS_SECONDS:.0f} s: look at their logs")
-            if console.is_terminal:
+            if out.is_terminal:
                 left, total = client.run_on_scheduler(tasks_left, names)
                 progress.update(bar, total=total, completed=total - left)
             time.sleep(INTERVAL)
@@ -154,6 +154,7 @@ def be_quiet() -> None:
 
 def leave_failures_to_us() -> None:
     """Runs on our own workers: they log each failed task with its traceback, before our line."""
+    plain_streams_for_good()
     logging.getLogger("distributed.worker").addFilter(no_failed_task)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.options import CLUSTER, DEBUG, Workers, add
-from multimm.errors import KernelError, OptionError
+from multimm.cli.terminal import console, say
+from multimm.errors import KernelError, OptionError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,25 +57,23 @@ def tune(
         raise OptionError(f"--seconds {seconds}: more than 0 is needed")
     _check_device(device)
 
-    from rich.console import Console
-
     from multimm.gpu import tuning
     from multimm.gpu.compiled import device_of
     from multimm.gpu.registry import choose
     from multimm.gpu.timing import GpuBench
 
-    console = Console()
+    out = console()
     outcomes = []
-    with console.status("tuning") as status:
+    with out.status("tuning") as status:
         for i, case in enumerate(cases):
             status.update(f"{case} ({i + 1} of {len(cases)})")
             default, _ = choose(case.sizes, device_of(device))
             configs = tuning.candidates(default, device_of(device))
             bench = GpuBench(case, device, configs)
             outcomes.append(tuning.tune(case, list(configs), bench, seconds))
-    console.print(report(outcomes))
+    out.print(report(outcomes))
     path = tuning.save(tuning.model_of(device), outcomes)
-    click.echo(f"kept in {path}" if path else "the winners could not be kept: see the log")
+    say(f"kept in {printable(path)}" if path else "the winners could not be kept: see the log")
     if wrong := [str(one.case) for one in outcomes if one.default.reason]:
         raise KernelError(f"wrong results for {', '.join(wrong)}: please report this")
 
@@ -87,9 +86,9 @@ def tune_cluster(workers: Workers) -> None:
     with workers.open() as client:
         found = measure_rates(client)
     for line in rate_lines(found):
-        click.echo(line)
+        say(line)
     path = rates.keep(found)
-    click.echo(f"kept in {path}" if path else "the rates could not be kept: see the log")
+    say(f"kept in {printable(path)}" if path else "the rates could not be kept: see the log")
 
 
 def rate_lines(found: Rates) -> Iterator[str]:

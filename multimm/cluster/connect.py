@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multimm.cluster.certificates import check_certificates
 from multimm.errors import ClusterError, OptionError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def connect(
     timeout : float
         Seconds to wait for an answer.
     security : distributed.Security, optional
-        TLS credentials; a ``tls://`` address needs them.
+        TLS credentials; a ``tls://`` address needs them, and no other address takes any.
     overlap : bool
         Let blocks travel while products are computed, as in clusters from `start`. UCXX then
         waits for stream 0 alone before it moves GPU memory, on all workers and for everybody who
@@ -47,7 +48,8 @@ def connect(
     ------
     OptionError
         An address without host and port, a timeout that is not positive, ``tls://`` without
-        `security`, or certificates that cannot be read.
+        `security`, `security` with an address that is not encrypted, or certificates that cannot
+        be read.
     ClusterError
         Nothing answers in time, what answers cannot be used, or one side refuses the other's
         certificate.
@@ -130,36 +132,13 @@ def _check(address: str, timeout: float, security: Security | None) -> str:
             "with the cluster's certificates"
         )
     if scheme == "tls" and security is not None:
-        _check_certificates(security)
+        check_certificates(security, "client")
+    if scheme != "tls" and security is not None:
+        raise OptionError(
+            f"scheduler address {address!r} with security: {scheme or 'tcp'} is not encrypted, and "
+            f"certificates would not be used; connect to tls://{rest}, or leave security out"
+        )
     return scheme
-
-
-def _check_certificates(security: Security) -> None:
-    """Read them once: distributed would try again until the timeout, and not name the file."""
-    files = {
-        name: getattr(security, name)
-        for name in ("tls_ca_file", "tls_client_cert", "tls_client_key")
-    }
-    missing = [name for name in ("tls_ca_file", "tls_client_cert") if not files[name]]
-    if missing:
-        raise OptionError(
-            f"security without {' and '.join(missing)}: a client needs the authority's certificate "
-            "and its own, with its key; give them, or set distributed.comm.tls in Dask's "
-            "configuration"
-        )
-    try:
-        security.get_connection_args("client")
-    except OSError as error:  # ssl.SSLError, too
-        # In memory they are texts of many lines.
-        named = ", ".join(
-            f"{name}={path if chr(10) not in path else '(in memory)'}"
-            for name, path in files.items()
-            if path
-        )
-        raise OptionError(
-            f"certificates cannot be read ({error}): {named}; the files must exist, be readable, "
-            "hold PEM, and belong together"
-        ) from error
 
 
 def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:

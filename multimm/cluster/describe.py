@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from multimm.cluster import rates
 from multimm.cluster.answers import Answer, ask
 from multimm.cluster.devices import PROCESS_BYTES, cpu_device
-from multimm.errors import OptionError
+from multimm.errors import OptionError, printable
 from multimm.planning.devices import (
     H200,
     LOCAL_TCP,
@@ -164,7 +165,7 @@ def _device(
     address: str, worker: Mapping[str, Any], answer: Answer | None, neighbours: Mapping[str, int]
 ) -> DeviceSpec:
     if answer is not None and answer.gpu is not None:
-        return answer.gpu
+        return replace(answer.gpu, name=printable(answer.gpu.name))
     if answer is None and _looks_like_gpu(address, worker):
         return _unknown_gpu(worker)
     limit = worker["memory_limit"]
@@ -192,7 +193,7 @@ def _unknown_gpu(worker: Mapping[str, Any]) -> DeviceSpec:
     # Rates of another chip: they cancel out in comparisons between plans for equal workers.
     gpu = worker["gpu"]
     return DeviceSpec(
-        str(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
+        printable(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multimm.cluster.certificates import check_encrypts
 from multimm.cluster.devices import Gpu, visible_gpus
 from multimm.errors import OptionError, integer
 
@@ -96,7 +97,8 @@ def _protocol(protocol: str | None, security: Security | None, *, gpu: bool) -> 
     if security is not None:
         if protocol == "ucxx":
             raise OptionError('security with protocol="ucxx": UCXX has no TLS; use protocol="tcp"')
-        return "tls" if security.require_encryption else "tcp"
+        check_encrypts(security)
+        return "tls"
     if protocol == "ucxx" and not gpu:
         raise OptionError('protocol="ucxx" is for GPU workers; use protocol="tcp" for CPU workers')
     return protocol or ("ucxx" if gpu else "tcp")

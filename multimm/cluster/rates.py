@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from multimm.gpu import cache
-from multimm.planning.devices import LOCAL_TCP, NVLINK, DeviceSpec, Link
+from multimm.planning.devices import LOCAL_TCP, NVLINK, RATES, DeviceSpec, Link
 from multimm.planning.workers import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
+#: What a measured rate may be, at most, times what was shipped, or at least a part of it; and
+#: rates and latencies of links, GB/s and seconds. Arbitrary: what is beyond was not measured.
+_FAR, _LINKS, _LATENCIES = 1e4, (1e-4, 1e6), (1e-9, 60.0)
 #: How blocks travel between workers on paper, which have no addresses.
 _PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
 
@@ -123,57 +126,49 @@ def _merged(*groups: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def _read(where: Path | None) -> Rates:
-    if where is None or (raw := cache.read(where)) is None:
-        return Rates()
-    try:
-        content = json.loads(raw)
-        if content["format"] != _FORMAT:
-            logger.warning("%s is of another version and is ignored: measure again", where)
-            return Rates()
-        return Rates(
-            tuple(_device_rates(entry) for entry in content["devices"]),
-            tuple(_link_rates(entry) for entry in content["links"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is damaged (%r) and is ignored: measure again", where, error)
-        return Rates()
+    return cache.load(where, _parsed, "measure again") or Rates()
+
+
+def _parsed(content: Any) -> Rates:
+    if content["format"] != _FORMAT:
+        raise cache.OtherVersionError("is of another version")
+    return Rates(
+        tuple(_device_rates(entry) for entry in content["devices"]),
+        tuple(_link_rates(entry) for entry in content["links"]),
+    )
 
 
 def _device_rates(entry: Mapping[str, Any]) -> DeviceRates:
-    packed = tuple((_text(name), _positive(rate)) for name, rate in entry["packed_gflops"])
+    shipped = cache.number(entry["shipped_gflops"], *RATES)
+    near = shipped / _FAR, shipped * _FAR
+    packed = tuple(
+        (cache.text(name), cache.number(rate, *near)) for name, rate in entry["packed_gflops"]
+    )
     return DeviceRates(
-        _text(entry["name"]),
-        _positive(entry["shipped_gflops"]),
-        _positive(entry["gflops"]),
+        cache.text(entry["name"]),
+        shipped,
+        cache.number(entry["gflops"], *near),
         packed,
-        _text(entry["measured"]),
+        _day(entry["measured"]),
     )
 
 
 def _link_rates(entry: Mapping[str, Any]) -> LinkRates:
+    if type(entry["between"]) is not bool:
+        raise TypeError(f"{entry['between']!r} is neither true nor false")
     return LinkRates(
-        _text(entry["protocol"]),
-        _text(entry["devices"]),
-        bool(entry["between"]),
-        _positive(entry["gbps"]),
-        _positive(entry["pair_gbps"]),
-        _positive(entry["latency_s"]),
-        _text(entry["measured"]),
+        cache.text(entry["protocol"]),
+        cache.text(entry["devices"]),
+        entry["between"],
+        cache.number(entry["gbps"], *_LINKS),
+        cache.number(entry["pair_gbps"], *_LINKS),
+        cache.number(entry["latency_s"], *_LATENCIES),
+        _day(entry["measured"]),
     )
 
 
-def _positive(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no rate")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{value!r} is no rate")
-    return float(value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{value!r} is no name")
-    return value
+def _day(value: object) -> str:
+    return date.fromisoformat(cache.text(value)).isoformat()
 
 
 def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> ClusterSpec:

@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster import pool_memory
+from multimm.cluster.certificates import check_certificates
 from multimm.cluster.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
+from multimm.cluster.scratch import private_scratch
 from multimm.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -41,6 +43,13 @@ OPEN_LISTENERS = (
     'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
 )
 
+#: What doctor says of the default.
+SHARED_HOST = (
+    "start() listens on the loopback interface, unencrypted: every user of this host can connect "
+    "to the scheduler, and run code as you. On a host that others log in to, use "
+    "start(security=distributed.Security.temporary())."
+)
+
 
 def start(
     *,
@@ -66,8 +75,14 @@ def start(
     which runs in this process: until the client is closed they come when nothing is computed, and
     what this process holds now is exempt from them.
 
-    UCXX listens on all network interfaces, unencrypted, and cannot do otherwise;
-    ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
+    Loopback is open to every user of this host: whoever connects to the scheduler there can run
+    code as you. On a host that others log in to, give
+    ``security=distributed.Security.temporary()`` (which needs the package cryptography): only who
+    has these certificates can connect. UCXX listens on all network interfaces, unencrypted, and
+    cannot do otherwise; ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
+
+    What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
+    Dask's configuration, or where temporary files are.
 
     A script must call this under ``if __name__ == "__main__":``, because worker processes
     import the script again.
@@ -96,7 +111,7 @@ def start(
         Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
         None: no pool; CuPy then allocates by itself.
     security : distributed.Security, optional
-        TLS credentials. Default: no encryption.
+        TLS credentials, with ``require_encryption``. Default: no encryption.
     dashboard_address : str, optional
         ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
         ``"host:8787"`` on that address. Default: no dashboard.
@@ -109,7 +124,8 @@ def start(
     Raises
     ------
     OptionError
-        A number out of range, an unknown protocol, or options that exclude each other.
+        A number out of range, an unknown protocol, options that exclude each other, or credentials
+        that would not encrypt, or lack a certificate.
     ClusterError
         GPU packages are missing, or the workers do not start.
     """
@@ -117,6 +133,8 @@ def start(
         gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
     )
     _require_main_guard()
+    if security is not None:
+        check_certificates(security, "scheduler", "worker", "client")
     if options.gpus:
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
@@ -126,7 +144,7 @@ def start(
 
     missing = _missing_variables()
     try:
-        with fewer_messages():
+        with fewer_messages(), private_scratch():
             cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
     except Exception as error:
         # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
@@ -195,7 +213,11 @@ def _require_memory(options: StartOptions) -> None:
 
 
 def _common(options: StartOptions) -> dict[str, Any]:
+    import dask
+
     return {
+        # Said here for workers that are added later, too: see `private_scratch`.
+        "local_directory": dask.config.get("temporary-directory"),
         "threads_per_worker": options.threads,
         # Never "auto": where memory is added on demand, the first reading is far too small.
         "memory_limit": options.memory_limit,

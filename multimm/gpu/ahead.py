@@ -103,7 +103,7 @@ def compile_files(capability: int, threads: int, rank: int = 0, ranks: int = 1) 
     KernelError
         A kernel does not compile.
     """
-    if not cache.writable():
+    if cache.obstacle():
         return
     jobs = list(wanted(capability))
     first = rank * len(jobs) // ranks

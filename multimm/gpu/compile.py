@@ -156,8 +156,8 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
     """Yield a file with the machine code of a text, compiled now or at an earlier time.
 
     Kept in `cache.directory()` under a hash of the text, the options and the compiler, and a
-    hash of the content: a damaged file is compiled again. Where nothing can be kept, the file
-    exists as long as the context.
+    hash of the content: a damaged file is compiled again. Where nothing can be kept, or what is
+    kept is not this user's alone, the file exists as long as the context.
 
     Parameters
     ----------
@@ -196,9 +196,11 @@ def _file_name(stem: str, binary: bytes) -> str:
 
 def _kept(folder: Path, stem: str) -> Path | None:
     """The file of an earlier time, if its content is what its name says."""
-    for path in sorted(folder.glob(f"{stem}-*.cubin")):
-        content = cache.read(path)
-        if content and path.name == _file_name(stem, content):
-            return path
-        logger.warning("%s is damaged: the kernel is compiled again", path)
+    for name in cache.names(folder):
+        if not name.startswith(f"{stem}-") or not name.endswith(".cubin"):
+            continue
+        content = cache.read(folder / name)
+        if content and name == _file_name(stem, content):
+            return folder / name
+        logger.warning("%s is damaged: the kernel is compiled again", folder / name)
     return None

@@ -34,6 +34,8 @@ SAMPLE_SECONDS = 0.002
 MAX_LAUNCHES = 50
 MIN_ROUNDS = 5
 _FORMAT = 1
+#: More rows, columns or terms than a GPU holds.
+_LARGEST = 2**48
 
 
 class Case(NamedTuple):
@@ -186,29 +188,24 @@ def _content(model: Model, winners: Mapping[Case, str]) -> dict[str, Any]:
 
 def read(model: Model) -> dict[Case, str]:
     """The winners of a GPU model; none where the file is missing, damaged or out of date."""
-    path = model.path
-    if path is None or (raw := cache.read(path)) is None:
-        return {}
-    try:
-        content = json.loads(raw)
+
+    def parse(content: Any) -> dict[Case, str]:
         expected = (_FORMAT, model.gpu, model.capability, kernels_hash())
         if tuple(content[key] for key in ("format", "gpu", "capability", "kernels")) != expected:
-            logger.warning("%s was tuned for other kernels and is ignored: multimm tune", path)
-            return {}
+            raise cache.OtherVersionError("was tuned for other kernels")
         return dict(_winner(record) for record in content["winners"])
-    except (ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is damaged (%s) and is ignored: run multimm tune again", path, error)
-        return {}
+
+    return cache.load(model.path, parse, "run multimm tune again") or {}
 
 
 def _winner(record: Mapping[str, Any]) -> tuple[Case, str]:
-    case = Case(*(record[field] for field in Case._fields))
-    sizes, flags = case[:3], case[3:]
-    if not all(type(x) is int for x in sizes) or not all(type(x) is bool for x in flags):
-        raise ValueError(f"not a product: {case!r}")
+    m, n, k = (cache.integer(record[name], 1, _LARGEST) for name in ("m", "n", "k"))
+    trans_a, trans_b = record["trans_a"], record["trans_b"]
+    if type(trans_a) is not bool or type(trans_b) is not bool:
+        raise TypeError(f"not a product: {record!r}")
     if not any(entry.name == record["config"] for entry in REGISTRY):
         raise ValueError(f"no configuration is named {record['config']!r}")
-    return case, record["config"]
+    return Case(m, n, k, trans_a, trans_b), record["config"]
 
 
 @functools.cache

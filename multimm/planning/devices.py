@@ -5,6 +5,7 @@ The constants are those of devices and links that were measured, or of the order
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from multimm.errors import OptionError
@@ -13,6 +14,11 @@ from multimm.errors import OptionError
 #: rest is for buffers of the transport and for results that other work keeps. Dask spills from 0.6
 #: of a CPU worker's memory; dask-cuda from 0.8 of a GPU's, as much as its pool has at the start.
 MEMORY_SHARE = {"gpu": 0.77, "cpu": 0.6}
+
+
+#: Rates that plans reckon with, GFLOP/s and GB/s: arbitrary, far beyond what there is. Seconds of
+#: any product stay finite numbers.
+RATES = (1e-9, 1e15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,12 @@ class DeviceSpec:
         if self.kind not in ("gpu", "cpu"):
             raise OptionError(f"device kind {self.kind!r}: allowed are 'gpu' and 'cpu'")
         rates = self.gflops, self.copy_gbps, *dict(self.packed_gflops).values()
-        if self.memory_bytes <= 0 or min(rates) <= 0:
+        if self.memory_bytes <= 0 or not all(_is_rate(rate) for rate in rates):
             given = f"memory_bytes={self.memory_bytes}, rates in GFLOP/s and GB/s {rates}"
-            raise OptionError(f"device {self.name!r}: {given}: all must be positive")
+            raise OptionError(
+                f"device {self.name!r}: {given}: all must be positive, and rates from {RATES[0]:g} "
+                f"to {RATES[1]:g}"
+            )
 
     @property
     def budget_bytes(self) -> int:
@@ -77,6 +86,17 @@ class Link:
     gbps: float  #: GB/s that each worker receives through Dask's transport, while all do
     latency_s: float  #: seconds before the first byte of a block arrives
     measured: str = ""  #: the day on which this was measured; empty: as shipped
+
+    def __post_init__(self) -> None:
+        if not _is_rate(self.gbps) or not 0 <= self.latency_s < math.inf:
+            raise OptionError(
+                f"link {self.name!r}: {self.gbps} GB/s after {self.latency_s} s: a rate from "
+                f"{RATES[0]:g} to {RATES[1]:g} is needed, and a latency of 0 or more"
+            )
+
+
+def _is_rate(value: float) -> bool:
+    return RATES[0] <= value <= RATES[1]  # NaN is none
 
 
 #: Measured in products on two H200s, both receiving: 4.2 ms for 0.5 GiB, 5.4 for 1, 8.2 for 2. On

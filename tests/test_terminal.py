@@ -1,0 +1,188 @@
+"""What commands print of names that would be orders to a terminal, or colours to rich."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from commands import command
+from foreign_files import get, names, put
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.cli import main
+from multimm.cli import run as cli_run
+from multimm.cli.terminal import console, plain
+from multimm.cluster.answers import Answer
+from multimm.cluster.describe import spec_of
+from multimm.errors import ClusterError, printable
+from multimm.planning.spec import DeviceSpec, MatrixSpec
+
+#: Sets colours, clears the screen, names the window; one with 8-bit controls; one for rich.
+ORDERS = "\x1b[31m\x1b[2J\x1b]0;x\x07\x9b31m[red]"
+SHOWN = r"\x1b[31m\x1b[2J\x1b]0;x\x07\x9b31m[red]"
+
+
+def assert_harmless(text):
+    assert all(line.isprintable() for line in text.split("\n")), repr(text)
+
+
+def run(*args):
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    for text in (result.stdout, result.stderr):
+        assert_harmless(text)
+    return result
+
+
+@given(st.text() | st.text(st.characters(categories=["Cc", "Cs", "Cf", "Zl", "Zp"])))
+def test_text_is_shown_in_one_line_that_a_terminal_can_take(text):
+    shown = printable(text)
+    assert not set(shown) & set("\x1b\x9b\n\r\t\x7f\x00\u2028\u202e\u2066")
+    assert printable(shown) == shown
+    shown.encode()
+
+
+def test_words_of_all_languages_stay_as_they_are():
+    for name in ("größe.npy", "行列.npy", "مصفوفة.npy", "a b[1].npy", "👩‍🚀"):
+        assert printable(name) == name
+        assert plain(f"{name}\n{name}") == f"{name}\n{name}"
+
+
+def test_undecodable_names_are_shown_too():
+    assert printable(os.fsdecode(b"a\x9b.npy")) == r"a\udc9b.npy"
+
+
+@pytest.mark.parametrize("name", [f"{ORDERS}.npy", f"{ORDERS}.zarr", f"{ORDERS}.h5", ORDERS])
+@pytest.mark.parametrize("more", [(), ("--debug",)])
+def test_a_missing_file_is_named(name, more):
+    for args in (("plan", name, "3x3"), ("matmul", name, name, "-o", "c.npy")):
+        result = run(*args, *more)
+        assert result.exit_code == 2
+        assert SHOWN in result.stderr
+        assert more or result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("plan", "3x3", "3x3", f"--{ORDERS}"),
+        ("plan", "3x3", "3x3", "--blocks", ORDERS),
+        ("plan", "3x3", "3x3", "--precision", ORDERS),
+        (ORDERS,),
+        ("matmul", "a.npy", "b.npy", "--scheduler", ORDERS, "-o", "c.npy"),
+        ("matmul", "a.npy", "b.npy", "--memory-limit", ORDERS, "-o", "c.npy"),
+        ("tune", "--shapes", ORDERS),
+    ],
+    ids=lambda args: args[0],
+)
+def test_options_are_repeated_harmlessly(tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "a.npy", np.ones((2, 2)))
+    put(tmp_path / "b.npy", np.ones((2, 2)))
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_product_of_files_with_such_names(tmp_path):
+    files = [tmp_path / f"{name}{ORDERS}.npy" for name in "abc"]
+    put(files[0], np.eye(3, dtype=np.float32))
+    put(files[1], np.ones((3, 2), np.float32))
+    done = command("matmul", *files[:2], "-o", files[2], "--workers", 1, "--memory-limit", "500MB")
+    output, errors = done.communicate(timeout=100)
+    assert done.returncode == 0, errors
+    assert f"c{SHOWN}.npy" in output
+    assert_harmless(output)
+    assert_harmless(errors)
+    np.testing.assert_array_equal(get(files[2]), np.ones((3, 2)))
+    assert names(tmp_path) == sorted(file.name for file in files)
+
+
+def test_a_line_break_in_a_name_makes_no_line_of_its_own(tmp_path):
+    result = run("plan", tmp_path / "a\nmultimm: all is well.npy", "3x3")
+    assert result.stderr.count("\n") == 1
+
+
+def fails(*_, **__):
+    """Says what it can in all ways, and then fails."""
+    warnings.warn(f"a warning {ORDERS}", stacklevel=1)
+    logging.getLogger("anybody").warning("a log of %s", ORDERS)
+    raise ClusterError(f"worker {ORDERS} died") from ValueError(ORDERS)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("more", [(), ("--debug",)])
+def test_errors_warnings_and_logs_of_anybody(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(multimm.cluster, "start", fails)
+    # As in a process of its own: pytest has handlers.
+    monkeypatch.setattr(logging.getLogger("anybody"), "propagate", False)
+    path = put(tmp_path / "a.npy", np.ones((2, 2)))
+    result = run("matmul", path, path, "-o", tmp_path / "c.npy", *more)
+    assert result.exit_code == 2
+    for text in ("a warning", "a log of", "worker"):
+        assert f"{text} {SHOWN}" in result.stderr
+
+
+def test_the_environment_is_repeated_harmlessly(tmp_path, monkeypatch):
+    folder = tmp_path / ORDERS
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(folder))
+    done = command("plan", "100x100", "100x100", "--workers", 1)
+    output, errors = done.communicate(timeout=100)
+    assert done.returncode == 0, errors
+    assert f"others can write to {tmp_path}/{SHOWN}" in errors
+    assert_harmless(output + errors)
+
+
+def test_devices_of_other_hosts_are_named_harmlessly():
+    worker = {"host": "a", "nthreads": 1, "memory_limit": 2**30}
+    device = DeviceSpec(ORDERS, "gpu", 2**30, 1.0, 1.0)
+    told = {"tcp://a:1": Answer(device, 1, 2**30)}
+    reported = {"ucxx://a:1": {**worker, "gpu": {"name": ORDERS, "memory-total": 2**30}}}
+    side = MatrixSpec((99, 99))
+    for spec in (spec_of({"tcp://a:1": worker}, told), spec_of(reported, {})):
+        plan = multimm.plan(side, side, cluster=spec)
+        assert SHOWN in str(plan)
+        assert_harmless(str(plan))
+
+
+def test_tables_show_what_they_are_given(capsys):
+    from rich.table import Table
+
+    table = Table("what", ORDERS)
+    table.add_row(ORDERS, ":warning: [bold]x[/bold]")
+    console(200).print(table)
+    console(200).print(f"{ORDERS} [/nothing]")
+    output = capsys.readouterr().out
+    assert_harmless(output)
+    assert SHOWN in output
+    assert ":warning: [bold]x[/bold]" in output
+    assert "[/nothing]" in output
+
+
+def noisy(block):
+    """Logs, warns and prints on a worker."""
+    import sys
+
+    logging.getLogger("distributed.worker").error("a log of %s", ORDERS)
+    print(f"an error {ORDERS}", file=sys.stderr)
+    print(f"a line {ORDERS}")
+    return block
+
+
+def test_workers_of_our_own_share_the_terminal(capfd):
+    with multimm.cluster.start(workers=1, memory_limit="500MB") as client:
+        cli_run.compute(client, da.ones((2, 2)).map_blocks(noisy, meta=np.ones((0, 0))), "")
+        client.run(lambda: print(end="", flush=True))
+    output, errors = capfd.readouterr()
+    for text in (f"a log of {SHOWN}", f"an error {SHOWN}"):
+        assert text in errors
+    assert f"a line {SHOWN}" in output
+    assert_harmless(output + errors)

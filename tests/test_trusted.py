@@ -1,0 +1,564 @@
+"""What somebody else could have left in the user's cache, and what is damaged there. No GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import pytest
+
+import multimm
+from multimm.cluster import rates, scratch
+from multimm.cluster.rates import DeviceRates, LinkRates, Rates
+from multimm.errors import OptionError
+from multimm.gpu import ahead, cache, nvrtc, tuning
+from multimm.gpu import compile as compiling
+from multimm.gpu.registry import REGISTRY
+from multimm.gpu.tuning import Case, Model, Outcome, Timing
+from multimm.planning.spec import H200, ClusterSpec, Link, MatrixSpec
+
+STRANGER = 54321
+FOUND = Rates(
+    (DeviceRates(H200.name, H200.gflops, 60_000.0, (("float32", 170_000.0),), "2026-11-21"),),
+    (LinkRates("ucxx", H200.name, False, 100.0, 120.0, 2e-4, "2026-11-21"),),
+)
+MODEL, CASE = Model("NVIDIA H200", 90), Case(512, 256, 128)
+WINNER = REGISTRY[1].name
+TUNED = Outcome(CASE, (Timing(REGISTRY[0].name, 1.0), Timing(WINNER, 0.5)))
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    """Compiles nothing, and counts."""
+    fake = SimpleNamespace(compiled=0, version=lambda: (13, 0), architectures=lambda: (90,))
+
+    def compile_(text, options, *, ptx):
+        fake.compiled += 1
+        return b"\x7fELF of " + text.encode(), ""
+
+    fake.compile = compile_
+    monkeypatch.setattr(nvrtc, "find", lambda: fake)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """The cache of this test."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(folder))
+    another_process()
+    yield folder
+    another_process()
+
+
+def another_process():
+    """Forget all but files."""
+    rates.forget()
+    tuning.winners_on.cache_clear()
+    for said in (cache._unwritable, cache._refused):
+        said.cache_clear()
+
+
+def kernel():
+    with compiling.compiled_file("text", "sm_90", "name") as path:
+        assert path.read_bytes() == b"\x7fELF of text"
+        return path
+
+
+class Rated:
+    """Each kind of cache: how it is written and read, and where it lies."""
+
+    @staticmethod
+    def write():
+        return rates.keep(FOUND) is not None
+
+    @staticmethod
+    def known():
+        rates.forget()
+        return rates.stored() == FOUND
+
+    file = Path("rates.json")
+
+
+class Tuned:
+    @staticmethod
+    def write():
+        return tuning.save(MODEL, [TUNED]) is not None
+
+    @staticmethod
+    def known():
+        return tuning.read(MODEL) == {CASE: WINNER}
+
+    file = Path("tuned/nvidia-h200-sm_90.json")
+
+
+class Compiled:
+    @staticmethod
+    def write():
+        return kernel().exists()
+
+    @staticmethod
+    def known():
+        before = nvrtc.find().compiled
+        kernel()
+        return nvrtc.find().compiled == before
+
+    file = Path("kernels/name-*.cubin")
+
+
+KINDS = [Rated, Tuned, Compiled]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def the_file(home, kind):
+    (path,) = home.glob(str(kind.file))
+    return path
+
+
+def to_a_stranger(path, monkeypatch):
+    """Give a file to another user, or become one."""
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@every_kind
+def test_what_is_kept_is_for_its_user_alone(home, kind):
+    home.rmdir()
+    before = os.umask(0)
+    try:
+        assert kind.write()
+    finally:
+        os.umask(before)
+    assert kind.known()
+    for path in (home, *home.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+# ------------------------------------------------------------------- others' files
+
+
+@every_kind
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777], ids=oct)
+@pytest.mark.parametrize("level", ["cache", "its folder"])
+def test_a_folder_that_others_can_write_to_is_not_used(home, kind, mode, level, caplog):
+    assert kind.write()
+    folder = home if level == "cache" else the_file(home, kind).parent
+    folder.chmod(mode)
+    another_process()
+    before = sorted(home.rglob("*"))
+    assert not kind.known()
+    (said,) = warnings(caplog)
+    assert f"others can write to {folder} " in said
+    assert f"chmod go-w {folder}" in said
+    # Work goes on without it, and nothing is written there.
+    kind.write()
+    assert sorted(home.rglob("*")) == before
+    assert len([one for one in warnings(caplog) if "others can write" in one]) == 1
+    folder.chmod(0o700)
+    another_process()
+    assert kind.known()
+
+
+@every_kind
+@pytest.mark.parametrize(("mode", "used"), [(0o777, False), (0o1777, True), (0o755, True)])
+def test_others_must_not_put_another_folder_in_the_place_of_the_cache(
+    tmp_path, monkeypatch, kind, mode, used
+):
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    parent.chmod(mode)
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(parent / "deep" / "cache"))
+    kind.write()
+    another_process()
+    assert kind.known() == used
+    assert any(parent.iterdir()) == used
+
+
+@every_kind
+def test_a_folder_of_another_user_is_not_used(home, kind, monkeypatch, caplog):
+    assert kind.write()
+    to_a_stranger(the_file(home, kind).parent, monkeypatch)
+    another_process()
+    assert not kind.known()
+    (said,) = warnings(caplog)
+    assert "belongs to another user" in said
+    assert "MULTIMM_CACHE_DIR" in said
+
+
+@every_kind
+def test_a_file_of_another_user_is_not_used_and_is_replaced(home, kind, monkeypatch, caplog):
+    assert kind.write()
+    path = the_file(home, kind)
+    path.chmod(0o644)
+    to_a_stranger(path, monkeypatch)
+    another_process()
+    assert not kind.known()
+    assert "another user" in warnings(caplog)[0]
+    if os.geteuid() == 0:  # in a folder that is this user's
+        assert kind.write()
+        another_process()
+        assert kind.known()
+        assert path.stat().st_uid == 0
+
+
+@every_kind
+def test_a_file_that_others_can_write_to_is_not_used_and_is_replaced(home, kind, caplog):
+    assert kind.write()
+    path = the_file(home, kind)
+    path.chmod(0o620)
+    another_process()
+    assert not kind.known()
+    assert f"others can write to {path}" in warnings(caplog)[0]
+    assert kind.write()
+    another_process()
+    assert kind.known()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@every_kind
+def test_a_link_to_a_file_is_not_followed(home, tmp_path, kind):
+    assert kind.write()
+    path = the_file(home, kind)
+    elsewhere = path.rename(tmp_path / path.name)
+    path.symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    another_process()
+    assert not kind.known()
+    assert kind.write()
+    assert not path.is_symlink()
+    assert elsewhere.read_bytes() == before
+
+
+def test_links_of_this_user_lead_to_the_cache_and_those_of_others_do_not(
+    home, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to(home.parent)
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "one" / "cache"))
+    assert Rated.write()
+    assert the_file(home, Rated).exists()
+    to_a_stranger(tmp_path / "two", monkeypatch)
+    another_process()
+    assert not Rated.known()
+    assert "another user" in warnings(caplog)[0]
+
+
+def test_links_in_a_circle_end(tmp_path, monkeypatch):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "one"))
+    for kind in KINDS:
+        kind.write()
+        another_process()
+        assert not kind.known()
+
+
+def test_nothing_is_compiled_ahead_for_a_cache_that_is_not_used(home, compiler):
+    home.chmod(0o777)
+    ahead.compile_files(90, 1)
+    assert compiler.compiled == 0
+
+
+# ------------------------------------------------------------------- damaged files
+
+
+def nested(depth):
+    return b"[" * depth + b"]" * depth
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut off": None,
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"1e400",
+    "deep": nested(200_000),
+    "deep inside": b'{"format": 1, "devices": ' + nested(200_000) + b', "links": []}',
+    "huge": b'{"format": ' + b"9" * 100_000 + b"}",
+    "not UTF-8": b"\xff\xfe\x00\xd8",
+    "binary": bytes(range(256)) * 20,
+    "zeros": bytes(4096),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_ignored_and_written_anew(home, kind, content, caplog):
+    assert kind.write()
+    path = the_file(home, kind)
+    path.write_bytes(path.read_bytes()[:-3] if content is None else content)
+    another_process()
+    assert not kind.known()
+    (said,) = warnings(caplog)
+    assert str(path) in said
+    assert "damaged" in said
+    assert kind.write()
+    another_process()
+    assert kind.known()
+
+
+@every_kind
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_folder_in_the_place_of_a_file_is_ignored(home, kind, empty):
+    assert kind.write()
+    path = the_file(home, kind)
+    path.unlink()
+    path.mkdir()
+    if not empty:
+        (path / "x").touch()
+    another_process()
+    assert not kind.known()
+    kind.write()
+    another_process()
+    assert kind.known() == empty  # where it can be written anew
+
+
+@every_kind
+@pytest.mark.parametrize("node", ["pipe", "socket"])
+def test_nobody_waits_for_the_other_end_of_a_pipe(home, kind, node, monkeypatch):
+    assert kind.write()
+    path = the_file(home, kind)
+    path.unlink()
+    if node == "pipe":
+        os.mkfifo(path, 0o600)
+    else:
+        monkeypatch.chdir(path.parent)  # such names are short
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path.name)
+    another_process()
+    assert not kind.known()
+    assert kind.write()
+    another_process()
+    assert kind.known()
+
+
+def test_a_file_too_large_to_be_ours_is_not_read(home, caplog):
+    assert Rated.write()
+    os.truncate(home / "rates.json", 2**27)  # takes no space
+    assert not Rated.known()
+    assert "is ignored" in warnings(caplog)[0]
+
+
+def edited(**changes):
+    """Rates with some values changed, of the device or of the link that has them."""
+    content = {
+        "format": 1,
+        "devices": [FOUND.devices[0]._asdict()],
+        "links": [FOUND.links[0]._asdict()],
+    }
+    for name, value in changes.items():
+        for entry in content["devices"] + content["links"]:
+            if name in entry:
+                entry[name] = value
+    return json.dumps(content)
+
+
+NO_RATES = [5e-324, 1e-300, 0, -0.0, -5, 1e300, 10**400, float("nan"), float("inf"), "1", None, []]
+
+
+@pytest.mark.parametrize("value", NO_RATES, ids=lambda value: f"{value!r:.9}")
+@pytest.mark.parametrize(
+    "name", ["gflops", "shipped_gflops", "packed_gflops", "gbps", "pair_gbps", "latency_s"]
+)
+def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
+    if name == "packed_gflops":
+        value = [["float32", value]]
+    (home / "rates.json").write_text(edited(**{name: value}))
+    assert rates.stored() == Rates()
+    assert len(warnings(caplog)) == 1
+    spec = rates.applied(ClusterSpec.homogeneous(H200, 4), rates.stored())
+    side = MatrixSpec((65536, 65536))
+    assert 0.1 < multimm.plan(side, side, cluster=spec).seconds < 60
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "\x1b[31mGPU"},
+        {"name": "x" * 10_000},
+        {"devices": "a\nb"},
+        {"measured": "yesterday"},
+        {"measured": "\x1b]0;title\x07"},
+        {"between": 1},
+        {"protocol": "tcp\x9b"},
+    ],
+    ids=str,
+)
+def test_names_and_days_that_are_none_are_damage(home, changes, caplog):
+    (home / "rates.json").write_text(edited(**changes))
+    assert rates.stored() == Rates()
+    (said,) = warnings(caplog)
+    assert said.isprintable()
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    "size", [0, -1, 10**30, 10**4000, 1.5, True, "512"], ids=lambda x: f"{x!r:.9}"
+)
+def test_sizes_that_no_product_has_are_damage(home, size, caplog):
+    path = tuning.save(MODEL, [TUNED])
+    content = json.loads(path.read_text())
+    content["winners"][0]["m"] = size
+    path.write_text(json.dumps(content))
+    assert tuning.read(MODEL) == {}
+    assert "is damaged" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("rate", [5e-324, float("nan"), float("inf"), 0.0, -1.0])
+def test_devices_and_links_refuse_such_rates_too(rate):
+    with pytest.raises(OptionError, match="rate"):
+        Link("wire", rate, 0.0)
+    with pytest.raises(OptionError, match="latency"):
+        Link("wire", 1.0, float("nan"))
+    with pytest.raises(OptionError, match="rates"):
+        multimm.planning.devices.DeviceSpec("x", "cpu", 1, rate, 1.0)
+
+
+# ------------------------------------------------------------------- locks
+
+
+LOCKED = [(Rated, "rates.json.lock"), (Tuned, "tuned/nvidia-h200-sm_90.json.lock")]
+every_lock = pytest.mark.parametrize(("kind", "lock"), LOCKED)
+
+
+@every_lock
+def test_a_lock_truncates_nothing_and_follows_no_link(home, tmp_path, kind, lock):
+    precious = tmp_path / "precious"
+    precious.write_text("not ours to cut")
+    (home / lock).parent.mkdir(exist_ok=True)
+    (home / lock).symlink_to(precious)
+    assert kind.write()
+    assert precious.read_text() == "not ours to cut"
+    (home / lock).unlink()
+    (home / lock).symlink_to(tmp_path / "nothing")
+    assert kind.write()
+    assert not (tmp_path / "nothing").exists()
+    (home / lock).unlink()
+    (home / lock).write_text("a lock of old")
+    assert kind.write()
+    assert (home / lock).read_text() == "a lock of old"
+    another_process()
+    assert kind.known()
+
+
+@every_lock
+@pytest.mark.parametrize("place", ["pipe", "folder", "stranger's"])
+def test_what_is_no_lock_of_ours_is_gone_on_without(home, kind, lock, place, monkeypatch, caplog):
+    path = home / lock
+    path.parent.mkdir(exist_ok=True)
+    if place == "pipe":
+        os.mkfifo(path)
+    elif place == "folder":
+        path.mkdir()
+    elif os.geteuid() == 0:
+        path.touch(0o666)
+        os.chown(path, STRANGER, STRANGER)
+    else:
+        pytest.skip("only root gives files away")
+    assert kind.write()
+    assert len(warnings(caplog)) == 1
+    assert str(path) in warnings(caplog)[0]
+    another_process()
+    assert kind.known()
+
+
+@pytest.mark.alone
+@every_lock
+def test_nobody_waits_for_a_lock_for_ever(home, kind, lock, monkeypatch, caplog):
+    import fcntl
+
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.2)
+    assert kind.write()
+    with open(home / lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        began = time.monotonic()
+        assert kind.write()
+        assert 0.1 < time.monotonic() - began < 5
+    assert "held by another process" in warnings(caplog)[0]
+    another_process()
+    assert kind.known()
+
+
+@pytest.mark.alone
+def test_a_lock_that_is_given_back_in_time_is_waited_for(home):
+    order = []
+
+    def other():
+        with cache.alone(home / "x"):
+            inside.set()
+            time.sleep(0.2)
+            order.append("first")
+
+    inside = threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(10)
+    with cache.alone(home / "x"):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+# ------------------------------------------------------------------- where files lie
+
+
+def test_variables_that_name_no_folder_are_passed_over(monkeypatch, tmp_path):
+    monkeypatch.delenv("MULTIMM_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/cache")
+    assert cache.directory() == tmp_path / ".cache" / "multimm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for useless in ("", "relative"):
+        monkeypatch.setenv("HOME", useless)
+        found = cache.directory()
+        assert found is None or found.is_absolute()
+        assert found != Path("/.cache/multimm")
+    monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 7)  # nobody's number
+    assert cache.directory() is None
+    assert "set MULTIMM_CACHE_DIR" in cache.obstacle()
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", "here")
+    assert cache.directory() == Path.cwd() / "here"
+
+
+@every_kind
+def test_without_a_home_all_works(monkeypatch, kind):
+    for name in ("MULTIMM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/none")
+    kind.write()
+    another_process()
+    assert not kind.known()
+
+
+def scratch_folder():
+    """Where nodes that are started now would keep what they spill."""
+    with scratch.private_scratch():
+        return dask.config.get("temporary-directory")
+
+
+def test_workers_spill_where_nobody_else_writes(tmp_path):
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        first = scratch_folder()
+        assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
+        assert scratch_folder() == first
+        assert dask.config.get("temporary-directory") == str(tmp_path)
+        # Somebody else was there first.
+        os.chmod(first, 0o777)
+        other = scratch_folder()
+        assert other != first
+        assert stat.S_IMODE(os.stat(other).st_mode) == 0o700
+        assert Path(other).parent == tmp_path
