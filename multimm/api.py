@@ -15,6 +15,7 @@ from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
 from multimm.operands import (
     Array,
+    arrays,
     as_array,
     check_added,
     check_same_device,
@@ -184,11 +185,10 @@ def gemm(
     options = products.options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
-    a, b = pair(a, b)
+    a, b, c = arrays(a=a, b=b, c=c)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     check_beta(beta, c)
     check_operands(a.shape, b.shape, trans_a, trans_b)
-    c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
     dtype = gemm_dtype(

@@ -25,12 +25,12 @@ from functools import wraps
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask.array import routines
 from dask.array.core import Array as ClassicArray
 
 from multimm.api import matmul
 from multimm.errors import ArrayTypeError, DTypeError
+from multimm.operands import as_array, is_dask
 
 logger = logging.getLogger(__name__)
 
@@ -188,12 +188,12 @@ def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     # Note: multimm's own code, and Dask's fallback, must reach Dask's own functions.
     token = SESSION.set(None)
     try:
-        reason = _obstacle(original.__name__, args, kwargs)
-        if not reason:
-            try:
+        try:
+            reason = _obstacle(original.__name__, args, kwargs)
+            if not reason:
                 return matmul(*args)
-            except (DTypeError, ArrayTypeError) as error:
-                reason = str(error)
+        except (DTypeError, ArrayTypeError) as error:
+            reason = str(error)
         logger.debug("left to Dask: %s", reason)
         return original(*args, **kwargs)
     finally:
@@ -206,9 +206,13 @@ def _obstacle(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return f"{name} with other arguments than two operands by position"
     if not any(isinstance(x, da.Array) for x in args):
         return f"{name} without a Dask array"
-    if any(math.isnan(size) for x in args for size in np.shape(x)):
+    # Of lists, h5py datasets and the like NumPy would say the shape once it has read them.
+    shapes = [
+        as_array(x, "an operand", lazily=True).shape if not is_dask(x) else x.shape for x in args
+    ]
+    if any(math.isnan(size) for shape in shapes for size in shape):
         return "unknown chunk sizes"
-    ndims = [np.ndim(x) for x in args]
+    ndims = [*map(len, shapes)]
     if 0 in ndims or (name == "dot" and max(ndims) > 2):
         return f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
     return ""

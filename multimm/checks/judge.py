@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from multimm.blocks import plain
 from multimm.checks.rule import SHARP, U64, Rule
 from multimm.checks.tasks import SIZES, STATS
 from multimm.failures import named
@@ -135,13 +136,13 @@ def _pack(found: dict[str, Any], score: Any) -> Any:
 def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
     """[worst ratio, its row and column in the block, difference, bound] of recomputed rows."""
     rest = [to_numpy(other) for other in others]
-    c = to_numpy(c)
+    c = plain(to_numpy(c), "a block that is checked")
     count = c.shape[-1]
     exact, sizes = np.zeros((2, *c.shape), rule.dtype)
     if rule.alpha:
         both = rest.pop(0)
         exact, sizes = both[..., :count], both[..., count:].real
-    c0 = rest.pop(0) if rule.beta else np.zeros_like(c)
+    c0 = plain(rest.pop(0), "a block that is checked") if rule.beta else np.zeros_like(c)
     if rule.product:
         exact, c0, rule = _wrapped(exact, c0, rule)
         sizes = exact

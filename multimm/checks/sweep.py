@@ -16,7 +16,16 @@ from dask.base import compute
 from multimm.checks.judge import FIELDS, ROWS, WIDTH, judge, judge_elements
 from multimm.checks.operands import Job
 from multimm.checks.rule import Rule
-from multimm.checks.tasks import STATS, add, add_stats, exact_rows, keep, product_rows, sketch_rows
+from multimm.checks.tasks import (
+    STATS,
+    add,
+    add_stats,
+    exact_rows,
+    hidden,
+    keep,
+    product_rows,
+    sketch_rows,
+)
 from multimm.gpu.arrays import to_numpy
 
 Row = tuple[int, ...]  #: (batch ..., row) in C
@@ -49,7 +58,9 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
 
 def hidden_columns(job: Job) -> Any:
     """Where a column of B holds a non-finite value: bool, shape (batch ..., n)."""
-    return to_numpy(compute((~da.isfinite(job.b)).any(axis=-2))[0])
+    chunks = (*job.b.chunks[:-2], (1,) * job.b.numblocks[-2], job.b.chunks[-1])
+    found = job.b.map_blocks(hidden, chunks=chunks, dtype=bool, meta=job.b._meta.astype(bool))
+    return to_numpy(compute(found.any(axis=-2))[0])
 
 
 def recompute(job: Job, places: Sequence[Row]) -> tuple[float, str]:

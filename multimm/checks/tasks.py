@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from multimm.blocks import plain
 from multimm.checks.rule import Rule
 from multimm.failures import named
 from multimm.graph.host import on_device
@@ -38,6 +39,7 @@ def _in_strips(task: _Task) -> _Task:
 
     @functools.wraps(task)
     def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
+        block = plain(block, "a block that is checked")
         look = functools.partial(task, rule=rule)
         if hosted and block.size:
             look = functools.partial(on_device, look)
@@ -94,6 +96,12 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     counts = np.stack([(~finite).sum(axis=-1) + shaped, bad.sum(axis=-1)[..., None] + shaped], -1)
     parts = [product, sizes.astype(rule.dtype), counts.astype(rule.dtype)]
     return np.concatenate(parts, axis=-1)[..., None, :]
+
+
+@named
+def hidden(block: Any) -> Any:
+    """Whether each column of a block of B holds a non-finite value; one row of these."""
+    return (~np.isfinite(plain(block, "a block that is checked"))).any(axis=-2, keepdims=True)
 
 
 @named

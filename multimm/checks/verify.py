@@ -28,14 +28,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
 from multimm.gpu.choice import check_precision
-from multimm.operands import check_waits
+from multimm.operands import check_waits, is_lazy
 
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
@@ -181,7 +180,7 @@ def verify(
     """
     check_precision(precision)
     rounds, seed = draws(rounds, seed)
-    lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
+    lazy = any(map(is_lazy, (a, b, c, c0)))
     if lazy:
         check_waits("verify", "multimm.verify, a, b, c")
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
