@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch", "gpu", "io"},
-    "dispatch": {"api", "operands"},
+    "dispatch": {"api", "decorated", "operands"},
     "api": {"operands", "products", "shapes", "graph", "planning", "gpu"},
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
     "checks": {"blocks", "failures", "operands", "shapes", "sources", "gpu", "graph", "cluster"},
@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "blocks": set(),
     "failures": set(),
     "shapes": set(),
+    "decorated": set(),
     "errors": set(),
 }
 #: What Dask and distributed offer to everybody. Their other modules may change with any release.
