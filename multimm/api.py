@@ -15,6 +15,7 @@ from multimm.gpu.packed import check_promise
 from multimm.graph import tasks
 from multimm.operands import (
     Array,
+    arrays,
     as_array,
     check_added,
     check_same_device,
@@ -49,7 +50,11 @@ def matmul(
         Dense NumPy or CuPy arrays, or Dask arrays of such blocks, in any chunks. Both in host
         memory or both on a GPU; blocks in the host memory of GPU workers are multiplied on the
         GPUs. Dimensions before the last two are broadcast. In place of one or both of two CuPy
-        matrices, what `multimm.gpu.pack` has made of it for this precision.
+        matrices, what `multimm.gpu.pack` has made of it for this precision. Beside a Dask array
+        nothing is read at the call: lists of Dask arrays are stacked lazily, and what can be
+        sliced, such as an `h5py.Dataset` or a `zarr.Array`, is read block by block. NumPy arrays
+        of more than 16 MiB, and those that map a file, are not copied either: leave them as they
+        are until the product is computed. Without a Dask array all is computed at once.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -79,8 +84,10 @@ def matmul(
         Dtypes without a matrix product, such as object and strings; from tasks, of a block that
         its array's dtype cannot hold.
     ArrayTypeError
-        Sparse or masked blocks, CPU and GPU mixed, lazy objects that are no Dask array, Dask's
-        array query planning; from tasks, of a block that is None.
+        Sparse or masked blocks and other subclasses of an ndarray, but for np.matrix, np.recarray
+        and np.memmap, which are taken as the arrays that they are; CPU and GPU mixed, lazy objects
+        that are no Dask array, Dask's array query planning; from tasks also, of a block that is
+        None or such a subclass.
     OptionError
         Any of the options outside its range.
     MemoryBudgetError
@@ -184,11 +191,10 @@ def gemm(
     options = products.options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
-    a, b = pair(a, b)
+    a, b, c = arrays(a=a, b=b, c=c)
     shape_a, shape_b = matrices(a, b, trans_a, trans_b)
     check_beta(beta, c)
     check_operands(a.shape, b.shape, trans_a, trans_b)
-    c = None if c is None else as_array(c, "c")
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
     dtype = gemm_dtype(

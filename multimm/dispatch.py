@@ -18,19 +18,20 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask.array import routines
 from dask.array.core import Array as ClassicArray
 
 from multimm.api import matmul
+from multimm.decorated import decorated
 from multimm.errors import ArrayTypeError, DTypeError
+from multimm.operands import as_array, is_dask
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,31 @@ class Session:
 
     outer: Session | None
     active: bool = True
+
+    @classmethod
+    def begin(cls) -> Session:
+        """A session inside of the one that the caller is in."""
+        if da.Array is not ClassicArray:
+            raise ArrayTypeError(
+                "accelerate() with Dask's array query planning on: its arrays have no matrix "
+                "product; set `array.query-planning` to False before importing dask.array"
+            )
+        PATCH.acquire()
+        return cls(SESSION.get())
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Run a step of a function in this session."""
+        token = SESSION.set(self)
+        try:
+            yield
+        finally:
+            SESSION.reset(token)
+
+    def close(self) -> None:
+        """End it, wherever it still lingers."""
+        self.active = False
+        PATCH.release()
 
 
 @dataclass
@@ -96,8 +122,31 @@ PATCH = Patch()
 SESSION: ContextVar[Session | None] = ContextVar("multimm_accelerate", default=None)
 
 
-@contextmanager
-def accelerate() -> Iterator[None]:
+class Acceleration(AbstractContextManager[None]):
+    """What `accelerate()` returns: a context manager, and a decorator."""
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[Session, Token[Session | None]]] = []
+
+    def __enter__(self) -> None:
+        session = Session.begin()
+        self._entered.append((session, SESSION.set(session)))
+
+    def __exit__(self, *_: object) -> None:
+        session, token = self._entered.pop()
+        try:
+            SESSION.reset(token)
+        except ValueError:
+            # A generator that is closed from another context than it ran in.
+            logger.debug("accelerate() ended in another context than it began in")
+        session.close()
+
+    def __call__(self, func: Any) -> Any:
+        """The function, each of whose calls is inside."""
+        return decorated(func, Session.begin, "multimm.accelerate()")
+
+
+def accelerate() -> Acceleration:
     """Let matrix products of Dask arrays go through `multimm.matmul` inside a ``with``.
 
     That holds for ``x @ y`` with a Dask array on either side, ``da.matmul``, ``da.dot``,
@@ -107,12 +156,22 @@ def accelerate() -> Iterator[None]:
 
     Only the thread or asynchronous task that entered is affected, with the tasks it creates
     inside. Sessions nest, and Dask is as before when the last one has ended, by an exception
-    too. Also a decorator: ``@multimm.accelerate()``.
+    too.
+
+    Also a decorator, ``@multimm.accelerate()``, of functions, methods, coroutine functions and
+    generators: of a generator that is suspended, the caller is not affected. (He is by a ``with``
+    inside of one: Python has one context for both.)
+
+    Returns
+    -------
+    context manager and decorator
 
     Raises
     ------
     ArrayTypeError
-        With Dask's array query planning switched on.
+        On entering, with Dask's array query planning switched on.
+    OptionError
+        As a decorator of a class.
 
     Notes
     -----
@@ -143,24 +202,7 @@ def accelerate() -> Iterator[None]:
     >>> y.name.startswith("multimm")
     True
     """
-    if da.Array is not ClassicArray:
-        raise ArrayTypeError(
-            "accelerate() with Dask's array query planning on: its arrays have no matrix product; "
-            "set `array.query-planning` to False before importing dask.array"
-        )
-    PATCH.acquire()
-    session = Session(SESSION.get())
-    token = SESSION.set(session)
-    try:
-        yield
-    finally:
-        session.active = False
-        try:
-            SESSION.reset(token)
-        except ValueError:
-            # A generator that is closed from another context than it ran in.
-            logger.debug("accelerate() ended in another context than it began in")
-        PATCH.release()
+    return Acceleration()
 
 
 def accelerated() -> bool:
@@ -188,12 +230,12 @@ def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     # Note: multimm's own code, and Dask's fallback, must reach Dask's own functions.
     token = SESSION.set(None)
     try:
-        reason = _obstacle(original.__name__, args, kwargs)
-        if not reason:
-            try:
+        try:
+            reason = _obstacle(original.__name__, args, kwargs)
+            if not reason:
                 return matmul(*args)
-            except (DTypeError, ArrayTypeError) as error:
-                reason = str(error)
+        except (DTypeError, ArrayTypeError) as error:
+            reason = str(error)
         logger.debug("left to Dask: %s", reason)
         return original(*args, **kwargs)
     finally:
@@ -206,9 +248,13 @@ def _obstacle(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return f"{name} with other arguments than two operands by position"
     if not any(isinstance(x, da.Array) for x in args):
         return f"{name} without a Dask array"
-    if any(math.isnan(size) for x in args for size in np.shape(x)):
+    # Of lists, h5py datasets and the like NumPy would say the shape once it has read them.
+    shapes = [
+        as_array(x, "an operand", lazily=True).shape if not is_dask(x) else x.shape for x in args
+    ]
+    if any(math.isnan(size) for shape in shapes for size in shape):
         return "unknown chunk sizes"
-    ndims = [np.ndim(x) for x in args]
+    ndims = [*map(len, shapes)]
     if 0 in ndims or (name == "dot" and max(ndims) > 2):
         return f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
     return ""

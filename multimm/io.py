@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import dask.array as da
-from dask.base import compute
+from dask.base import compute, is_dask_collection
 from dask.utils import format_bytes, get_scheduler_lock
 
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array, check_waits, current_client
+from multimm.operands import as_array, as_dask, check_waits, current_client
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,8 @@ class Output:
         Of a block that is not what its array declares, the task that writes it raises
         `ShapeError`, `DTypeError` or `ArrayTypeError`.
         """
-        array = as_array(da.asanyarray(array), "array")
+        held = da.asanyarray(array) if is_dask_collection(array) else array
+        array = as_dask(as_array(held, "array", lazily=True))
         if array.dtype.kind not in NUMERIC_KINDS:
             raise FileFormatError(
                 f"{self.path}: elements are {array.dtype}; {HOLDS}; convert first, for instance "

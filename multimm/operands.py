@@ -16,6 +16,8 @@ import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
 
+from multimm import sources
+from multimm.blocks import ALIKE, dense_method, is_dense, is_sparse, kind_of, plain
 from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
 from multimm.shapes import check_result
 
@@ -33,43 +35,106 @@ def named_dtype(name: str) -> np.dtype[Any]:
         ) from None
 
 
-def as_array(x: Any, name: str) -> Array:
+def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:
     """The operand as a NumPy, CuPy or Dask array; anything else array-like becomes NumPy's.
+
+    Lists and tuples that hold Dask arrays become a Dask array of them. `lazily`, so do what can be
+    sliced and lists of it: nothing of it is read. Otherwise NumPy reads it, as in `numpy.matmul`.
 
     Raises
     ------
     ArrayTypeError
-        For sparse, masked and other array types but `numpy.memmap`, for Dask's other collections,
-        and for Dask's array query planning.
+        For sparse, masked and other array types whose arithmetic is not an ndarray's, for Dask's
+        other collections, and for Dask's array query planning.
     ShapeError
-        For Dask arrays with unknown chunk sizes.
+        For Dask arrays with unknown chunk sizes, and for lists of unequal lengths.
     """
     if type(x) is np.ndarray:
         return x
     if is_dask(x):
         return _checked_dask(x, name)
-    if type(x) is np.memmap:
-        return np.asarray(x)  # a view: the arithmetic is an ndarray's, of values in a file
-    if isinstance(x, np.ndarray) or _library(x) == "cupy" or _is_sparse(x):
+    if isinstance(x, list | tuple):
+        return _of_list(x, name, lazily)
+    _check_kind(x, name)
+    if isinstance(x, np.ndarray) or _library(x) == "cupy":
+        return plain(x)
+    if lazily and sources.is_source(x):
+        return sources.lazily(x)
+    if hasattr(x, "__array__") or isinstance(x, int | float | complex):
+        return _converted(x, name)
+    raise ArrayTypeError(f"{name} is a {kind_of(x)}: pass a NumPy, CuPy or Dask array")
+
+
+def arrays(**given: Any) -> list[Any]:
+    """Operands of one call as arrays, by name: beside a Dask array nothing is read or computed.
+
+    A `c` of None stays None.
+    """
+    lazily = any(map(is_lazy, given.values()))
+    left_out = given.get("c", given) is None
+    made = {n: as_array(x, n, lazily=lazily) for n, x in given.items() if n != "c" or not left_out}
+    return [made.get(name) for name in given]
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether it is a Dask array, or nested lists that hold one."""
+    return is_dask(x) or (isinstance(x, list | tuple) and any(map(is_dask, sources.elements(x))))
+
+
+def _of_list(x: Any, name: str, lazily: bool) -> Array:
+    """Nested lists as an array: a Dask array if they hold one, and of sources if `lazily`."""
+    kinds = {type(item): item for item in sources.elements(x)}
+    for item in kinds.values():
+        if not is_dask(item):
+            _check_kind(item, f"an element of {name}")
+    held = any(map(is_dask, kinds.values()))
+    if not (held or (lazily and any(map(sources.is_source, kinds.values())))):
+        return _converted(x, name)
+
+    def part(item: Any) -> Any:
+        return as_dask(as_array(item, f"an element of {name}", lazily=True))
+
+    try:
+        return sources.stacked(x, part)
+    except ValueError as error:
+        if isinstance(error, ShapeError):
+            raise
+        raise ShapeError(
+            f"{name} is a list of arrays that do not stack ({error}): make one Dask array of them, "
+            "with dask.array.stack or dask.array.block"
+        ) from None
+
+
+def _check_kind(x: Any, name: str) -> None:
+    """Raise `ArrayTypeError` for what is no dense array, and what NumPy would make another of."""
+    if isinstance(x, np.ndarray) or _library(x) == "cupy" or is_sparse(x):
         _check_block_type(x, name)
-        return x
-    if hasattr(x, "__array__") and is_dask_collection(x):
+    elif _library(x) == "dask" and not hasattr(x, "__array__"):
+        raise ArrayTypeError(
+            f"{name} is a {kind_of(x)}, lazy but no Dask array: make one of it, with "
+            "dask.array.from_delayed(value, shape, dtype) of a delayed value"
+        )
+    elif is_dask_collection(x):
         # NumPy would compute it here, in this process's memory.
         raise ArrayTypeError(
-            f"{name} is a {type(x).__module__}.{type(x).__name__}, lazy but no Dask array: pass "
+            f"{name} is a {kind_of(x)}, lazy but no Dask array: pass "
             "the one in it, x.data of an xarray.DataArray or x.to_dask_array(lengths=True) of a "
             "Dask DataFrame"
         )
-    if hasattr(x, "__array__") or isinstance(x, list | tuple | int | float | complex):
-        return _from_sequence(x, name)
-    raise ArrayTypeError(
-        f"{name} is a {type(x).__module__}.{type(x).__name__}: pass a NumPy, CuPy or Dask array"
-    )
+    elif hasattr(type(x), "__array_function__"):  # pint's, say
+        raise ArrayTypeError(
+            f"{name} is a {kind_of(x)}, which computes by rules of its own: if an ndarray's "
+            f"arithmetic is meant, pass the array in it, or numpy.asarray({name})"
+        )
 
 
-def _from_sequence(x: Any, name: str) -> Array:
+def _converted(x: Any, name: str) -> Array:
     try:
-        return np.asarray(x)
+        made = np.asanyarray(x)
+        if isinstance(made, np.ma.MaskedArray) and not np.ma.is_masked(made):
+            made = made.data  # of netCDF4, whether elements are missing or not
+        _check_block_type(made, name)
+        return plain(made)
     except ValueError as error:
         raise ShapeError(f"{name} is no array: {error}") from None
 
@@ -98,21 +163,18 @@ def _checked_dask(x: Any, name: str) -> Any:
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
         )
     _check_block_type(x._meta, name, lazy=True)
-    return x
+    if is_dense(x._meta):
+        return x
+    return da.Array(x.dask, x.name, x.chunks, meta=plain(x._meta))  # tasks convert the blocks
 
 
 def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
-    """Only the two dense array types themselves: a subclass means other arithmetic."""
-    if not _is_dense(block):
-        kind = f"{type(block).__module__}.{type(block).__name__}"
+    """Only dense arrays: another subclass of them means other arithmetic."""
+    if not is_dense(block) and type(block) not in ALIKE:
         raise ArrayTypeError(
-            f"{name} {'has blocks of' if lazy else 'is a'} {kind}: multimm multiplies dense arrays "
-            f"of NumPy and CuPy; {_made_dense(block, name, lazy)}"
+            f"{name} {'has blocks of' if lazy else 'is a'} {kind_of(block)}: multimm multiplies "
+            f"dense arrays of NumPy and CuPy; {_made_dense(block, name, lazy)}"
         )
-
-
-def _is_dense(x: Any) -> bool:
-    return type(x) is np.ndarray or (_library(x) == "cupy" and type(x).__name__ == "ndarray")
 
 
 def _made_dense(block: Any, name: str, lazy: bool) -> str:
@@ -120,8 +182,8 @@ def _made_dense(block: Any, name: str, lazy: bool) -> str:
     if isinstance(block, np.ma.MaskedArray):
         filled = f"dask.array.ma.filled({name}, value)" if lazy else f"{name}.filled(value)"
         return f"say what stands for masked elements with {filled}"
-    if _is_sparse(block):
-        method = "todense" if _library(block) == "sparse" else "toarray"
+    if is_sparse(block):
+        method = dense_method(block)
     elif isinstance(block, np.ndarray):
         called = f"{name}.map_blocks(numpy.asarray)" if lazy else f"numpy.asarray({name})"
         return f"if an ndarray's arithmetic is meant, convert with {called}"
@@ -130,11 +192,6 @@ def _made_dense(block: Any, name: str, lazy: bool) -> str:
     # Without a dtype Dask would try the method on an array that is dense already, and fail.
     each = f".map_blocks(lambda block: block.{method}(), dtype={name}.dtype)"
     return f"convert with {name}{each if lazy else f'.{method}()'}"
-
-
-def _is_sparse(x: Any) -> bool:
-    """Of PyData's library, of SciPy or of CuPy."""
-    return type(x).__module__.startswith(("sparse.", "scipy.sparse.", "cupyx.scipy.sparse."))
 
 
 def _library(x: Any) -> str:
@@ -163,13 +220,13 @@ def check_same_device(**operands: Array | None) -> None:
 
 
 def as_dask(x: Array) -> Any:
-    """A Dask array of the operand; blocks of an array in memory are slices of it."""
-    return x if is_dask(x) else da.from_array(x, chunks="auto", asarray=False)
+    """A Dask array of the operand; see `multimm.sources` for blocks of an array in memory."""
+    return x if is_dask(x) else sources.in_memory(x)
 
 
 def pair(a: Any, b: Any) -> tuple[Array, Array]:
     """Both operands as arrays: the checks that need no shapes and no dtypes."""
-    a, b = as_array(a, "a"), as_array(b, "b")
+    a, b = arrays(a=a, b=b)
     if type(a) is not type(b) or is_dask(a):
         check_same_device(a=a, b=b)
     return a, b
@@ -211,7 +268,7 @@ def as_number(scalar: Any) -> Any:
     if type(scalar) in (bool, int, float, complex):
         return scalar
     value = scalar
-    if isinstance(value, np.generic) or (_is_dense(value) and value.ndim == 0):
+    if isinstance(value, np.generic) or (is_dense(value) and value.ndim == 0):
         value = value.item()
     if not isinstance(value, numbers.Number) or isinstance(value, bool):
         return value

@@ -20,7 +20,7 @@ from multimm.graph.host import below_download
 from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
-from multimm.operands import Array, as_array, as_dask, current_client, is_dask, named_dtype, on_gpu
+from multimm.operands import Array, arrays, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
@@ -112,7 +112,8 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
     """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
     if not (is_dask(a) or is_dask(b) or is_dask(c)):
         return tasks.gemm(a, b, c=c, step=step)
-    operands = Operands.of(as_dask(a), as_dask(b), step)
+    left = as_dask(a)
+    operands = Operands.of(left, left if b is a else as_dask(b), step)
     a, b = operands.a, operands.b
     c = None if c is None else as_dask(c)
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -128,10 +129,11 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
 def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
     """A, B and C: those that are more than a spec as `product` would multiply them."""
     named = dict(zip("abc", given, strict=True))
-    arrays = {n: as_array(x, n) for n, x in named.items() if not isinstance(x, MatrixSpec | None)}
-    if any(map(is_dask, arrays.values())):
-        arrays = {name: as_dask(x) for name, x in arrays.items()}
-    return list((named | arrays).values())
+    given_arrays = {n: x for n, x in named.items() if not isinstance(x, MatrixSpec | None)}
+    made = dict(zip(given_arrays, arrays(**given_arrays), strict=True))
+    if any(map(is_dask, made.values())):
+        made = {name: as_dask(x) for name, x in made.items()}
+    return list((named | made).values())
 
 
 def planned(

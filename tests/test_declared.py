@@ -220,5 +220,5 @@ def test_shapes_are_looked_at_as_well():
 
 def test_a_transpose_of_nothing():
     x = da.from_delayed(dask.delayed(None), shape=(2, 2), dtype="float32")
-    with pytest.raises(ArrayTypeError, match="a is None"):
+    with pytest.raises(ArrayTypeError, match="is None"):
         multimm.transpose(x).compute(scheduler="sync")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import operator
 import pickle
@@ -15,6 +17,7 @@ from dask.array import routines
 
 import multimm
 from multimm import dispatch
+from multimm.errors import OptionError
 
 ORIGINALS = [(owner, name, getattr(owner, name)) for owner, name in dispatch.ENTRIES]
 
@@ -378,3 +381,196 @@ def test_dasks_own_algorithms_work_inside(x):
     assert np.isfinite(s.compute()).all()
     np.testing.assert_allclose(product[1].compute(), np.vdot(x.compute(), x.compute()))
     np.testing.assert_allclose(product[0].compute(), product[2].compute())
+
+
+# A decorator of functions that run in steps ---------------------------------------------
+
+
+def products_of(x):
+    """A generator that tells whether its products are taken, and answers what it is sent."""
+    sent = yield ours(x @ x.T)
+    try:
+        sent = yield sent, ours(x @ x.T)
+    except ValueError as error:
+        yield str(error), ours(x @ x.T)
+    return sent, ours(x @ x.T)
+
+
+@pytest.mark.parametrize("made", [products_of, lambda x: products_of(x)])
+def test_of_a_generator_its_own_products_are_taken_and_not_its_callers(x, made):
+    steps = multimm.accelerate()(made)(x)
+    assert untouched()
+    assert next(steps)
+    assert not ours(x @ x.T)
+    assert steps.send("sent") == ("sent", True)
+    assert not ours(x @ x.T)
+    with pytest.raises(StopIteration) as stopped:
+        steps.send("last")
+    assert stopped.value.value == ("last", True)
+    assert untouched()
+
+
+def test_a_generator_is_thrown_into_closed_and_dropped(x):
+    generator = multimm.accelerate()(products_of)
+    steps = generator(x)
+    next(steps), next(steps)
+    assert steps.throw(ValueError("thrown")) == ("thrown", True)
+    steps.close()
+    assert untouched()
+    steps = generator(x)
+    next(steps)
+    with pytest.raises(KeyError):
+        steps.throw(KeyError("not caught"))
+    assert untouched()
+    steps = generator(x)
+    next(steps)
+    del steps
+    assert untouched()
+
+    @multimm.accelerate()
+    def closing():
+        try:
+            yield
+        finally:
+            closed.append(ours(x @ x.T))
+
+    closed = []
+    steps = closing()
+    next(steps)
+    steps.close()
+    assert closed == [True]
+
+
+def test_two_generators_take_turns(x):
+    @multimm.accelerate()
+    def accelerated():
+        while True:
+            yield ours(x @ x.T)
+
+    def plain():
+        while True:
+            yield ours(x @ x.T)
+
+    first, second, third = accelerated(), plain(), accelerated()
+    for _ in range(3):
+        assert (next(first), next(second), next(third)) == (True, False, True)
+    first.close()
+    assert next(third)
+    third.close()
+
+
+def test_as_a_decorator_of_a_coroutine_function(x):
+    async def child():
+        await asyncio.sleep(0)
+        return ours(x @ x.T)
+
+    @multimm.accelerate()
+    async def coroutine(fails=False):
+        found = [ours(x @ x.T)]
+        await asyncio.sleep(0)
+        found += [ours(x @ x.T), *await asyncio.gather(child(), child())]
+        if fails:
+            raise KeyError("of the user")
+        return found
+
+    async def main():
+        task = asyncio.create_task(coroutine())
+        seen = []
+        while not task.done():
+            seen.append(ours(x @ x.T))
+            await asyncio.sleep(0)
+        with pytest.raises(KeyError):
+            await coroutine(fails=True)
+        halted = coroutine()
+        halted.send(None)  # somebody else's loop runs it step by step
+        seen.append(ours(x @ x.T))
+        halted.close()
+        return await task, await coroutine(), seen
+
+    first, second, seen = asyncio.run(main())
+    assert first == second == [True] * 4
+    assert len(seen) > 2
+    assert not any(seen)
+    assert asyncio.iscoroutinefunction(coroutine)
+
+
+def test_as_a_decorator_of_an_asynchronous_generator(x):
+    @multimm.accelerate()
+    async def generator():
+        sent = None
+        try:
+            while True:
+                await asyncio.sleep(0)
+                try:
+                    sent = yield sent, ours(x @ x.T)
+                except ValueError as error:
+                    sent = str(error)
+        finally:
+            closed.append(ours(x @ x.T))
+
+    closed = []
+
+    async def main():
+        steps = generator()
+        found = [
+            await anext(steps),
+            await steps.asend("sent"),
+            await steps.athrow(ValueError("no")),
+        ]
+        plain = ours(x @ x.T)
+        await steps.aclose()
+        first = await anext(generator())
+        return found, plain, first
+
+    found, plain, first = asyncio.run(main())
+    assert found == [(None, True), ("sent", True), ("no", True)]
+    assert not plain
+    assert first == (None, True)
+    assert closed == [True, True]
+    assert inspect.isasyncgenfunction(generator)
+
+
+def test_as_a_decorator_of_methods_and_partial_functions(x):
+    class Model:
+        @multimm.accelerate()
+        @classmethod
+        def above(cls):
+            return cls, ours(x @ x.T)
+
+        @classmethod
+        @multimm.accelerate()
+        def below(cls):
+            return cls, ours(x @ x.T)
+
+        @multimm.accelerate()
+        @staticmethod
+        def static():
+            return ours(x @ x.T)
+
+        @multimm.accelerate()
+        def method(self):
+            """What it says."""
+            return type(self), ours(x @ x.T)
+
+        @multimm.accelerate()
+        def __call__(self):
+            return ours(x @ x.T)
+
+    async def coroutine(y):
+        await asyncio.sleep(0)
+        return ours(y @ y.T)
+
+    assert Model.above() == Model().above() == Model.below() == Model().method() == (Model, True)
+    assert Model.static()
+    assert Model()()
+    assert Model.method.__doc__ == "What it says."
+    assert multimm.accelerate()(functools.partial(lambda y: ours(y @ y.T), x))()
+    assert asyncio.run(multimm.accelerate()(functools.partial(coroutine, x))())
+    assert multimm.accelerate()(Model())()
+
+
+@pytest.mark.parametrize("thing", [dict, property(lambda self: None), 7])
+def test_what_is_no_function_is_no_place_for_the_decorator(thing):
+    with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions") as info:
+        multimm.accelerate()(thing)
+    assert "\n" not in str(info.value)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from multimm.checks.rule import SHARP, U64, Rule
-from multimm.checks.tasks import SIZES, STATS
+from multimm.blocks import plain
+from multimm.checks.rule import PRIME, SHARP, SHRINK, U64, Rule
+from multimm.checks.tasks import SIZES, STATS, quiet
 from multimm.failures import named
 from multimm.gpu.arrays import to_numpy
 
@@ -17,10 +18,12 @@ from multimm.gpu.arrays import to_numpy
 #: are suspect, how many of these the sketch cannot settle (open), and how many others stand
 #: apart; worst ratios of the rows that pass the sharp bound and of the suspects that keep the
 #: certain one; the errors of one element that standing apart and the two bounds would show;
-#: largest element of C; non-finite elements of B.
+#: largest element of C; non-finite elements of B; elements that were compared with a finite number;
+#: rows that A makes non-finite; rows of integers that have wrapped around.
 FIELDS = (
     *("wrong", "worst", "suspects", "open", "apart", "passed", "kept"),
     *("outlier", "sharp", "certain", "largest", "bad_b"),
+    *("seen", "lost", "wrapped"),
 )
 #: A row stands apart if it differs by this many times the median of its block, both in units
 #: of the sharp bound. Arbitrary: the largest of many right rows stays below 4 on normal data,
@@ -28,11 +31,15 @@ FIELDS = (
 OUTLIER = 16
 #: Rows that are recomputed (arbitrary: one bug shows in one row as well as in many).
 ROWS = 16
+#: What recomputed rows tell: the worst ratio, its row and column in the block, its difference and
+#: bound; the largest bound, and how many elements were compared with a finite number.
+TABLE = ("ratio", "row", "column", "error", "bound", "largest", "seen")
 #: Length of a verdict: FIELDS, the scores of the worst rows, their places in the block.
 WIDTH = len(FIELDS) + 2 * ROWS
 
 
 @named
+@quiet
 def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
     """The verdict on a block of rows; `others` are the product's and C0's, where they count."""
     rest = [to_numpy(other) for other in others]
@@ -45,13 +52,17 @@ def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
 
 def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     """Exact modulo 2**64, and so modulo 2**bits."""
-    residual = c.copy()
+    rounds = slice(rule.rounds)
+    residual, apart = c[..., rounds].copy(), c[..., rule.rounds :] % PRIME
     for scalar, part in ((rule.alpha, product), (rule.beta, c0)):
         if part is not None:
-            residual -= np.uint64(scalar % 2**64) * part
+            residual -= np.uint64(scalar % 2**64) * part[..., rounds]
+            residue = np.uint64(scalar % int(PRIME)) * (part[..., rule.rounds :] % PRIME)
+            apart += PRIME - residue % PRIME
     wrong = (residual & np.uint64(2**rule.bits - 1)).any(axis=-1).ravel()
     found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum(), "outlier": 1.0, "sharp": 1.0}
     found["certain"] = 1.0
+    found["wrapped"] = (apart % PRIME != 0).sum()
     found["worst"] = math.inf if wrong.any() else 0.0
     return _pack(found, np.where(wrong, math.inf, 0.0))
 
@@ -59,8 +70,7 @@ def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
 def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     empty = np.zeros((*c.shape[:-1], rule.rounds + len(STATS)), c.dtype)
     product, c0 = empty if product is None else product, empty if c0 is None else c0
-    with np.errstate(invalid="ignore", over="ignore"):
-        residual, sharp, certain, element, check = _bounds(c, product, c0, rule)
+    residual, sharp, certain, element, check = _bounds(c, product, c0, rule)
     own, added = _columns(c, STATS, rule), _columns(c0, STATS, rule)
     sizes = _columns(product, SIZES, rule)
     infected = sizes["bad_a"] > 0  # then all of C's row is non-finite
@@ -84,11 +94,15 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         "passed": _largest(score[compare & ~suspect]),
         "kept": _largest(ratio[suspect & decided]),
         # One element off by d moves the difference by d, less what the check rounds.
-        "outlier": _largest(np.maximum(usual * sharp + check, element)[compare]),
-        "sharp": _largest(np.maximum(sharp + check, element)[compare]),
-        "certain": _largest(np.maximum(certain + check, element)[compare]),
+        # Rows that the sketch cannot decide say themselves, once they are recomputed.
+        "outlier": _largest(np.maximum(usual * sharp + check, element)[compare & decided]),
+        "sharp": _largest(np.maximum(sharp + check, element)[compare & decided]),
+        "certain": _largest(np.maximum(certain + check, element)[compare & decided]),
         "largest": _largest(own["peak"]),
         "bad_b": _largest(sizes["bad_b"]),
+        "seen": own["good"][compare & decided].sum(),
+        "lost": (infected & ~broken).sum(),
+        "wrapped": 0.0,
     }
     return _pack(found, np.where(wrong, math.inf, np.where(suspect | apart, score, 0.0)))
 
@@ -132,25 +146,29 @@ def _pack(found: dict[str, Any], score: Any) -> Any:
 
 
 @named
+@quiet
 def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
-    """[worst ratio, its row and column in the block, difference, bound] of recomputed rows."""
+    """Of recomputed rows: TABLE."""
     rest = [to_numpy(other) for other in others]
-    c = to_numpy(c)
+    c = plain(to_numpy(c), "a block that is checked")
     count = c.shape[-1]
-    exact, sizes = np.zeros((2, *c.shape), rule.dtype)
+    sums = np.zeros((4, *c.shape), rule.dtype)
     if rule.alpha:
-        both = rest.pop(0)
-        exact, sizes = both[..., :count], both[..., count:].real
-    c0 = rest.pop(0) if rule.beta else np.zeros_like(c)
+        found = rest.pop(0)
+        sums[: found.shape[-1] // count] = np.split(found, found.shape[-1] // count, axis=-1)
+    exact = sums[0]
+    c0 = plain(rest.pop(0), "a block that is checked") if rule.beta else np.zeros_like(c)
     if rule.product:
         exact, c0, rule = _wrapped(exact, c0, rule)
-        sizes = exact
+        sums = np.stack([exact, exact])
     compare = {"bool": _compare_bool, "int": _compare_integers}.get(rule.kind, _compare)
-    ratio, error, bound = compare(c, exact, sizes, c0, rule)
+    ratio, error, bound = compare(c, sums, c0, rule)
     if not ratio.size:
-        return np.zeros((1, 5))
+        return np.zeros((1, len(TABLE)))
     place = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return np.array([[ratio[place], *place, error[place], bound[place]]], np.float64)
+    seen = ~np.isnan(error)
+    row = ratio[place], *place, error[place], bound[place], _largest(bound[seen]), seen.sum()
+    return np.array([row], np.float64)
 
 
 def _wrapped(exact: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Rule]:
@@ -162,12 +180,14 @@ def _wrapped(exact: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Rule]:
     return (rule.alpha * product).astype(plain.dtype), c0, plain
 
 
-def _compare_bool(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+def _compare_bool(c: Any, sums: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+    exact = sums[0]
     ratio = np.where(c == ((exact > 0) | c0), 0.0, math.inf)
     return ratio, ratio, np.zeros_like(ratio)
 
 
-def _compare_integers(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+def _compare_integers(c: Any, sums: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+    exact = sums[0]
     expected = np.uint64(rule.alpha % 2**64) * exact
     expected = expected + np.uint64(rule.beta % 2**64) * c0.astype(np.uint64)
     residual = (c.astype(np.uint64) - expected) & np.uint64(2**rule.bits - 1)
@@ -175,18 +195,49 @@ def _compare_integers(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tu
     return ratio, ratio, np.zeros_like(ratio)
 
 
-def _compare(c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+def _compare(c: Any, sums: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
+    """Ratio, error and bound by element; an error of NaN where nothing finite can be expected."""
     c, c0 = c.astype(rule.dtype), c0.astype(rule.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        expected = rule.alpha * exact + (rule.beta * c0 if rule.beta else 0)
-        bound = rule.allowed(rule.k + 8, np.abs(sizes), np.abs(c0), np.abs(expected))
-        own = abs(rule.alpha) * np.abs(sizes) + abs(rule.beta) * np.abs(c0)
-        bound = bound + (rule.k + 8) * U64 * rule.factor * own
-        error = np.abs(c - expected)
-        ratio = np.where(np.isfinite(error), error / np.maximum(bound, 1e-300), math.inf)
-        beyond = np.abs(expected) + bound >= rule.largest
-        beyond |= np.abs(rule.alpha * exact) + bound >= rule.summed
-        beyond &= np.isinf(c)
-        beyond &= np.real(c) * np.real(expected) >= 0 if rule.kind == "float" else True
-    right = ~np.isfinite(c) & (~np.isfinite(expected) | beyond)
+    ratio, error, bound = _compare_scaled(c, sums[0], sums[1].real, c0, rule, 1.0)
+    large = np.isnan(error) | ~np.isfinite(bound)
+    if len(sums) == 4 and large.any():
+        # Operands are not finite, or their sums are too large for float64.
+        again = _compare_scaled(c, sums[2], sums[3].real, c0, rule, SHRINK)
+        ratio = np.where(large, again[0], ratio)
+        error, bound = (
+            np.where(large, own / SHRINK / SHRINK, x)
+            for own, x in zip(again[1:], (error, bound), strict=True)
+        )
+    return ratio, error, bound
+
+
+def _compare_scaled(
+    c: Any, exact: Any, sizes: Any, c0: Any, rule: Rule, shrink: float
+) -> tuple[Any, Any, Any]:
+    """As `_compare`, where A and B are multiplied by `shrink`, and C and C0 twice."""
+
+    def small(x: Any) -> Any:
+        return x * shrink * shrink
+
+    largest, partial = small(rule.largest), small(rule.partial)
+    added = small(c0) if rule.beta else np.zeros_like(c0)
+    expected = rule.alpha * exact + rule.beta * added
+    bound = rule.allowed(rule.k + 8, np.abs(sizes), np.abs(added), np.abs(expected))
+    own = abs(rule.alpha) * np.abs(sizes) + abs(rule.beta) * np.abs(added)
+    bound = bound + (rule.k + 8) * U64 * rule.factor * own
+    # What is infinite in C is right where the exact result, rounded, is that infinity, too; and
+    # whatever is not finite is where a sum may have been infinite on the way.
+    beyond = np.isinf(c) & (np.abs(expected) + bound >= largest)
+    beyond &= np.real(c) * np.real(expected) >= 0 if rule.kind == "float" else True
+    product = np.abs(exact) + bound
+    on_the_way = (np.abs(sizes) * rule.factor + bound >= partial) | (product >= small(rule.summed))
+    if rule.alpha != 1 or rule.beta:
+        on_the_way |= product >= small(rule.product_largest)
+        on_the_way |= np.abs(rule.alpha * exact) + bound >= largest
+        on_the_way |= np.abs(rule.beta * added) + bound >= largest
+    unknown = ~np.isfinite(expected)
+    error = np.where(np.isfinite(c), np.abs(small(c) - expected), math.inf)
+    ratio = np.where(np.isfinite(error), error / np.maximum(bound, 1e-300), math.inf)
+    right = ~np.isfinite(c) & (unknown | beyond | on_the_way)
+    error = np.where(unknown, math.nan, error)
     return np.where(right, 0.0, ratio), error, bound

@@ -8,8 +8,8 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.array.core import normalize_chunks
 
+from multimm.blocks import plain
 from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
 from multimm.cluster.describe import describe
 from multimm.errors import MultimmError, OptionError, ShapeError, integer
@@ -19,10 +19,12 @@ from multimm.operands import (
     check_same_device,
     current_client,
     is_dask,
+    is_lazy,
     on_gpu,
     plain_scalar,
 )
 from multimm.shapes import check_operands, check_result
+from multimm.sources import in_blocks
 
 DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
@@ -55,7 +57,7 @@ def prepare(
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
     alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
-    lazy = any(map(is_dask, (a, b, c, c0)))
+    lazy = any(map(is_lazy, (a, b, c, c0)))
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
     vectors, shapes = (a.ndim == 1, b.ndim == 1), (a.shape, b.shape)
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
@@ -122,12 +124,10 @@ def draws(rounds: Any, seed: Any) -> tuple[int, int]:
 
 def as_blocks(array: Any, name: str) -> Any:
     """`array` as a Dask array of NumPy or CuPy blocks, of a numeric dtype and known chunks."""
-    array = as_array(array, name)
+    array = as_array(array, name, lazily=True)
     rank(array.dtype, name)
-    if not is_dask(array):
-        chunks = normalize_chunks("auto", array.shape, limit=BLOCK_BYTES, dtype=array.dtype)
-        array = as_array(da.from_array(array, chunks=chunks, name=False, asarray=False), name)
-    return _ones_joined(array)
+    # Asked again: in Dask's array query planning there are no arrays such as ours.
+    return _ones_joined(array if is_dask(array) else as_array(in_blocks(array, BLOCK_BYTES), name))
 
 
 def _ones_joined(array: Any) -> Any:
@@ -138,7 +138,12 @@ def _ones_joined(array: Any) -> Any:
     """
     sizes = zip(array.shape, array.chunks, strict=True)
     ones = {axis: -1 for axis, (size, own) in enumerate(sizes) if size == 1 and len(own) > 1}
-    return array.rechunk(ones) if ones else array
+    return _plain_blocks(array).rechunk(ones) if ones else array
+
+
+def _plain_blocks(array: Any) -> Any:
+    """The same array; of blocks that are joined, nobody could tell what they were."""
+    return array.map_blocks(plain, dtype=array.dtype, meta=array._meta)
 
 
 def _matrix(array: Any, name: str, transposed: bool) -> Any:
@@ -156,7 +161,7 @@ def _added(c0: Any, c: Any, beta: Any) -> Any:
         return None
     if c0 is None:
         raise OptionError(f"beta={beta!r} without c0: give the array that was added as c0")
-    c0 = as_blocks(c0, "c0")
+    c0 = _plain_blocks(as_blocks(c0, "c0"))
     try:
         return da.broadcast_to(c0, c.shape).rechunk(c.chunks)
     except ValueError as error:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import DTypeError, OptionError
+from multimm.gpu.dtypes import result_dtype
 
 #: Chance that a right product is called wrong.
 FALSE_ALARM = 1e-12
@@ -33,6 +34,14 @@ TF32 = 2.0**-9
 TINY32 = 2.0**-149
 #: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
 BFLOAT16 = (2.0**-8, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
+
+
+#: Integers that agree modulo 2**bits and not modulo this have wrapped around: 2**20 - 3, so that
+#: 2**24 products of residues have room in 64 bits. One row in a million goes unnoticed.
+PRIME = np.uint64(1048573)
+#: A power of two: of operands times this, sums and bounds are finite in float64 whatever they hold,
+#: and what underflows is nothing beside sums that are not finite otherwise.
+SHRINK = 2.0**-530
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Rule:
     tiny: float = 0.0  #: what underflow may cost one element
     largest: float = 0.0  #: beyond it an infinity is the right answer
     summed: float = math.inf  #: beyond it sums of A B are infinite, however wide C is
+    partial: float = math.inf  #: where partial sums may have become infinite on the way
+    product_largest: float = math.inf  #: beyond it A B is, before alpha
     bits: int = 64
     product: str = ""  #: dtype of A B, where it wraps around, or is an OR, before C's is applied
 
@@ -61,6 +72,11 @@ class Rule:
         if self.product:
             return np.uint64
         return {"int": np.uint64, "complex": np.complex128}.get(self.kind, np.float64)
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether rows are recomputed once more, for sums that overflow in float64 as well."""
+        return self.kind in ("float", "complex") and not self.product
 
     @property
     def factor(self) -> float:
@@ -134,7 +150,17 @@ def make_rule(
     u_out = max(u_out, U64)
     if precision == "tf32" and kept is not None and kept.name == dtype.name == "float32":
         u = TF32 / (k + 8) + 2 * u  # errors of both kinds mostly cancel, as `SHARP` has it
+    ends = largest if u == U64 else _format(np.dtype("float32"))[2]
+    partial = math.inf if kept is not None and kept.kind in "biu" else ends
+    beyond = _largest_product(operands[:2])
+    rule = replace(rule, partial=partial, product_largest=beyond)
     return replace(rule, u=u, u_out=u_out, u_added=u_added, tiny=tiny, largest=largest)
+
+
+def _largest_product(operands: list[np.dtype[Any]]) -> float:
+    """The largest number of NumPy's dtype for A B; infinite for integers, which wrap around."""
+    product = result_dtype(*operands)
+    return _format(product)[2] if rank(product, "a @ b") > 1 else math.inf
 
 
 def row_rule(

@@ -7,16 +7,25 @@ numbers per row of a matrix. Knows Dask's blockwise verbs and nothing below them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 from dask.base import compute
 
-from multimm.checks.judge import FIELDS, ROWS, WIDTH, judge, judge_elements
+from multimm.checks.judge import FIELDS, ROWS, TABLE, WIDTH, judge, judge_elements
 from multimm.checks.operands import Job
-from multimm.checks.rule import Rule
-from multimm.checks.tasks import STATS, add, add_stats, exact_rows, keep, product_rows, sketch_rows
+from multimm.checks.rule import PRIME, Rule
+from multimm.checks.tasks import (
+    STATS,
+    add,
+    add_stats,
+    exact_rows,
+    hidden,
+    keep,
+    product_rows,
+    sketch_rows,
+)
 from multimm.gpu.arrays import to_numpy
 
 Row = tuple[int, ...]  #: (batch ..., row) in C
@@ -30,7 +39,7 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
     rule = job.rule
     vectors = da.from_array(_vectors(job, seed, hidden), chunks=-1)
     exact = rule.kind == "int"
-    width, total = (rule.rounds, add) if exact else (rule.rounds + len(STATS), add_stats)
+    width, total = (rule.rounds + 1, add) if exact else (rule.rounds + len(STATS), add_stats)
     parts = [_contract(sketch_rows, job, job.c, vectors, width, total)]
     if rule.alpha:
         sketch = _contract(sketch_rows, job, job.b, vectors, width, total)
@@ -39,7 +48,7 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
         parts.append(_contract(sketch_rows, job, job.c0, vectors, width, total))
     verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
     columns = verdicts.reshape(-1, WIDTH).T
-    counted = ("wrong", "suspects", "open", "apart")
+    counted = ("wrong", "suspects", "open", "apart", "seen", "lost", "wrapped")
     found = {
         name: float(values.sum() if name in counted else values.max())
         for name, values in zip(FIELDS, columns, strict=False)
@@ -49,26 +58,38 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
 
 def hidden_columns(job: Job) -> Any:
     """Where a column of B holds a non-finite value: bool, shape (batch ..., n)."""
-    return to_numpy(compute((~da.isfinite(job.b)).any(axis=-2))[0])
+    chunks = (*job.b.chunks[:-2], (1,) * job.b.numblocks[-2], job.b.chunks[-1])
+    found = job.b.map_blocks(hidden, chunks=chunks, dtype=bool, meta=job.b._meta.astype(bool))
+    return to_numpy(compute(found.any(axis=-2))[0])
 
 
-def recompute(job: Job, places: Sequence[Row]) -> tuple[float, str]:
-    """Hold rows of C against float64 element by element: the worst ratio, and what is wrong."""
+class Found(NamedTuple):
+    """What rows that are recomputed say."""
+
+    worst: float  #: ratio of a difference and its bound
+    reason: str  #: what is wrong; empty where nothing is
+    bound: float  #: the largest
+    seen: float  #: elements that were compared with a finite number
+
+
+def recompute(job: Job, places: Sequence[Row]) -> Found:
+    """Hold rows of C against float64 element by element."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for place in places:
         groups.setdefault(place[:-1], []).append(place[-1])
     tables = compute(*(_compare_rows(job, batch, rows) for batch, rows in groups.items()))
-    worst, reason = 0.0, ""
+    worst, reason, widest, seen = 0.0, "", 0.0, 0.0
     for (batch, rows), table in zip(groups.items(), tables, strict=True):
         block = int(np.argmax(table[:, 0]))
-        ratio, column, row, error, bound = table[block]
+        ratio, column, row, error, bound, *_ = table[block]
+        widest, seen = max(widest, table[:, -2].max()), seen + table[:, -1].sum()
         if ratio > worst:
             start = sum(job.c.chunks[-1][:block])
             place = (*batch, rows[int(row)], start + int(column))
             worst, reason = float(ratio), f"c[{', '.join(map(str, place))}] is wrong"
             if bound != 0:  # of integers and bool
                 reason += f": off by {error:.2g} where {bound:.2g} is allowed"
-    return worst, reason
+    return Found(worst, reason, float(widest), float(seen))
 
 
 def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
@@ -77,10 +98,11 @@ def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
     if rule.alpha:
         few, columns = _pick(job.a, batch)[rows].T, _pick(job.b, batch).T
         few = few.rechunk({1: -1})
-        parts.append(_contract(exact_rows, job, columns, few, 2 * len(rows), add))
+        count = 4 if rule.shrunk else 2
+        parts.append(_contract(exact_rows, job, columns, few, count * len(rows), add))
     if rule.beta:
         parts.append(_pick(job.c0, batch)[rows].T)
-    return _side_by_side(judge_elements, parts, 5, rule)
+    return _side_by_side(judge_elements, parts, len(TABLE), rule)
 
 
 def _pick(array: Any, batch: tuple[int, ...]) -> Any:
@@ -98,7 +120,8 @@ def _vectors(job: Job, seed: int, hidden: Any) -> Any:
     rng = np.random.default_rng(seed)
     shape = (job.rule.n, job.rule.rounds)
     if job.rule.kind == "int":
-        return rng.integers(0, 2**64, shape, np.uint64)
+        residues = rng.integers(0, 2**64, shape, np.uint64)
+        return np.concatenate([residues, rng.integers(0, PRIME, (shape[0], 1), np.uint64)], axis=1)
     signs = rng.integers(0, 2, shape, np.int8) * np.int8(2) - np.int8(1)
     return signs if hidden is None else np.where(hidden[..., None], np.int8(0), signs)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.checks.rule import Rule
+from multimm.blocks import plain
+from multimm.checks.rule import PRIME, SHRINK, Rule
 from multimm.failures import named
 from multimm.graph.host import on_device
 
@@ -30,6 +31,17 @@ STRIP = 2**24
 _Task = Callable[..., Any]
 
 
+def quiet(task: _Task) -> _Task:
+    """Have a task look at overflow and underflow itself, whatever the user has NumPy do."""
+
+    @functools.wraps(task)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return task(*args, **kwargs)
+
+    return run
+
+
 def _in_strips(task: _Task) -> _Task:
     """Have a task look at some rows of its block at a time: each has a row of the result.
 
@@ -38,6 +50,7 @@ def _in_strips(task: _Task) -> _Task:
 
     @functools.wraps(task)
     def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
+        block = plain(block, "a block that is checked")
         look = functools.partial(task, rule=rule)
         if hosted and block.size:
             look = functools.partial(on_device, look)
@@ -52,21 +65,21 @@ def _in_strips(task: _Task) -> _Task:
 
 
 @named
+@quiet
 @_in_strips
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
     vectors = np.asarray(vectors, like=block)
     values = block.astype(rule.dtype)
     if rule.kind == "int":
-        return np.matmul(values, vectors)[..., None, :]
+        return _residues(block, values, vectors, rule)
     keep = (vectors[..., 0] != 0)[..., None, :]
     finite = np.isfinite(values)
     used = finite & keep
     values = np.where(used, values, 0)
     size = np.abs(values)
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = size.sum(axis=-1)
-        sketch = np.matmul(values, vectors.astype(np.float64))
+    total = size.sum(axis=-1)
+    sketch = np.matmul(values, vectors.astype(np.float64))
     peak = size.max(axis=-1) if size.shape[-1] else total
     counts = ((keep & ~finite).sum(axis=-1), used.sum(axis=-1), (finite & ~keep).sum(axis=-1))
     stats = np.stack([total, peak, *counts], axis=-1)
@@ -74,6 +87,7 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
 
 
 @named
+@quiet
 @_in_strips
 def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """A block of A times the sketch of the rows of B that it meets, and SIZES.
@@ -82,28 +96,48 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """
     values = block.astype(rule.dtype)
     if rule.kind == "int":
-        return np.matmul(values, sketch)[..., None, :]
+        return _residues(block, values, sketch, rule)
     finite = np.isfinite(values)
     values = np.where(finite, values, 0)
     total, peak, bad = (sketch[..., rule.rounds + i].real for i in range(3))
     norms = np.stack([np.sqrt(total) * np.sqrt(peak), total, peak], axis=-1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        sizes = np.matmul(np.abs(values), norms)
-        product = np.matmul(values, sketch[..., : rule.rounds])
+    sizes = np.matmul(np.abs(values), norms)
+    product = np.matmul(values, sketch[..., : rule.rounds])
     shaped = np.zeros_like(sizes[..., 0])
     counts = np.stack([(~finite).sum(axis=-1) + shaped, bad.sum(axis=-1)[..., None] + shaped], -1)
     parts = [product, sizes.astype(rule.dtype), counts.astype(rule.dtype)]
     return np.concatenate(parts, axis=-1)[..., None, :]
 
 
+def _residues(block: Any, values: Any, vectors: Any, rule: Rule) -> Any:
+    """A block of integers times vectors modulo 2**64, and times the last of them modulo PRIME."""
+    signed = block if block.dtype.kind == "u" else block.astype(np.int64)
+    exact = np.matmul((signed % PRIME).astype(np.uint64), vectors[..., rule.rounds :] % PRIME)
+    product = np.matmul(values, vectors[..., : rule.rounds])
+    return np.concatenate([product, exact % PRIME], axis=-1)[..., None, :]
+
+
 @named
+@quiet
+def hidden(block: Any) -> Any:
+    """Whether each column of a block of B holds a non-finite value; one row of these."""
+    return (~np.isfinite(plain(block, "a block that is checked"))).any(axis=-2, keepdims=True)
+
+
+@named
+@quiet
 @_in_strips
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
-    """A block of B^T times a few rows of A (as columns), and the same of absolute values."""
+    """A block of B^T times a few rows of A (as columns), and the same of absolute values.
+
+    Of floats both again, with operands times `SHRINK`: there sums of the largest are finite.
+    """
     values, rows = block.astype(rule.dtype), rows.astype(rule.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        sizes = np.matmul(np.abs(values), np.abs(rows)).astype(rule.dtype)
-        return np.concatenate([np.matmul(values, rows), sizes], axis=-1)[..., None, :]
+    parts = []
+    for factor in (1, SHRINK) if rule.shrunk else (1,):
+        left, right = (values, rows) if factor == 1 else (values * factor, rows * factor)
+        parts += [np.matmul(left, right), np.matmul(np.abs(left), np.abs(right))]
+    return np.concatenate([part.astype(rule.dtype) for part in parts], axis=-1)[..., None, :]
 
 
 def keep(block: Any, axis: Any, keepdims: bool) -> Any:
@@ -112,12 +146,14 @@ def keep(block: Any, axis: Any, keepdims: bool) -> Any:
 
 
 @named
+@quiet
 def add(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns."""
     return block.sum(axis=axis, keepdims=keepdims)
 
 
 @named
+@quiet
 def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns, except that the peak is the largest one."""
     total = block.sum(axis=axis, keepdims=keepdims)

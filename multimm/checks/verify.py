@@ -24,19 +24,21 @@ W. Hoeffding, J. Amer. Statist. Assoc. 58, 1963.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
-from multimm.checks.sweep import Row, hidden_columns, recompute, sweep
+from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
 from multimm.gpu.choice import check_precision
-from multimm.operands import check_waits
+from multimm.operands import check_waits, is_lazy
 
+#: What is said where no element of C was compared with a number.
+UNSEEN = "nothing could be checked: no element of c can be told to be right, all are non-finite"
 #: Rows of a bool product that are recomputed: an OR of ANDs has no linear sketch (arbitrary).
 BOOL_ROWS = 64
 
@@ -48,12 +50,13 @@ class Verification:
     Attributes
     ----------
     ok : bool
-        Nothing was found outside its error bound.
+        Something was checked, and nothing was found outside its error bound.
     worst : float
-        The largest difference found, in units of its bound; above 1 where `ok` is False.
+        The largest difference found, in units of its bound; above 1 where `c` is wrong.
     detects : float
         An error of more than this in any one element is found with a probability of at least
-        ``1 - 2**-rounds``, whatever the other elements are. 1 for integers and bool.
+        ``1 - 2**-rounds``, whatever the other elements are. Infinite where some elements could not
+        be looked at. 1 for integers and bool.
     largest : float
         The largest finite absolute value in C, to read `detects` against; 0 for integers.
     rounds, seed : int
@@ -86,7 +89,7 @@ class Verification:
     def __str__(self) -> str:
         """One line for a reader."""
         rest = f"; {self.unchecked} elements were not checked" if self.unchecked else ""
-        verdict = "verified" if self.ok else "WRONG"
+        verdict = "verified" if self.ok else "WRONG" if self.worst > 1 else "NOT VERIFIED"
         return f"{verdict} ({self.rounds} rounds): {self.reason}{rest}"
 
 
@@ -158,8 +161,14 @@ def verify(
     two more are made where `b` holds non-finite values; a lazy `c` is computed in each pass.
 
     Elements of C that a NaN or an infinity in `a` or `b` reaches must be non-finite; all others
-    are checked as usual. Of the rows where `c0` or `c` itself holds non-finite values, or where
-    float64 overflows, 16 are recomputed and the others counted in `Verification.unchecked`.
+    are checked as usual. Where no other is left, nothing could be checked: that is no pass. An
+    element may be non-finite where a sum may have overflowed on its way to a finite one.
+
+    Of the rows where `c0` or `c` itself holds non-finite values, or where float64 overflows, 16
+    are recomputed and the others counted in `Verification.unchecked`.
+
+    A product of integers may wrap around, as NumPy's do: it is right modulo 2**bits. The reason
+    says in how many rows one has.
 
     A bool product has no linear sketch: 64 random rows are recomputed and the others counted in
     `Verification.unchecked`.
@@ -181,13 +190,14 @@ def verify(
     """
     check_precision(precision)
     rounds, seed = draws(rounds, seed)
-    lazy = any(isinstance(x, da.Array) for x in (a, b, c, c0))
+    lazy = any(map(is_lazy, (a, b, c, c0)))
     if lazy:
         check_waits("verify", "multimm.verify, a, b, c")
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
-    with dask.config.set({} if lazy else {"scheduler": "synchronous"}):
+    quiet = np.errstate(all="ignore")  # overflow and underflow are looked at, whatever NumPy does
+    with quiet, dask.config.set({} if lazy else {"scheduler": "synchronous"}):
         found = _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
     hint = job.hint and not found.ok
     return replace(found, reason=f"{found.reason}; {job.hint}") if hint else found
@@ -195,8 +205,10 @@ def verify(
 
 def _verify_sketch(job: Job, seed: int) -> Verification:
     found, suspects = sweep(job, seed)
+    hidden = None
     if found["bad_b"]:
-        found, suspects = sweep(job, seed, hidden_columns(job))
+        hidden = hidden_columns(job)
+        found, suspects = sweep(job, seed, hidden)
     settled = found["suspects"] + found["apart"] <= len(suspects)
     result = Verification(
         ok=not found["wrong"],
@@ -211,17 +223,24 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
         reason="",
     )
     if suspects:
-        result = _second_look(job, found, suspects, result)
+        look = recompute(job, suspects)
+        found["seen"] += look.seen
+        result = _second_look(job, found, look, suspects, result)
     if not result.ok and job.rows is not job.rule:
         return _verify_wrapped(job, found, suspects, result)
-    return replace(result, reason=_describe(job, result)) if result.ok else result
+    if not result.ok:
+        return result
+    if job.rule.kind != "int" and not found["seen"]:
+        unchecked = result.unchecked or job.rule.rows * job.rule.n
+        return replace(result, ok=False, unchecked=unchecked, detects=math.inf, reason=UNSEEN)
+    return replace(result, reason=_describe(job, found, hidden, result))
 
 
 def _second_look(
-    job: Job, found: dict[str, float], suspects: list[Row], result: Verification
+    job: Job, found: dict[str, float], look: Found, suspects: list[Row], result: Verification
 ) -> Verification:
-    """Recompute the worst rows: they decide, or at least name what the sketch found wrong."""
-    worst, reason = recompute(job, suspects)
+    """The worst rows, recomputed, decide, or at least name what the sketch found wrong."""
+    worst, reason = look.worst, look.reason
     if not result.ok:
         count = f"{int(found['wrong'])} rows are wrong"
         return replace(result, reason=f"{reason}; {count}" if worst > 1 else count)
@@ -231,7 +250,10 @@ def _second_look(
     return replace(
         result,
         worst=max(worst, result.worst, found["kept"] if left else 0.0),
-        detects=found["certain"] if left else result.detects,
+        # Of rows that nobody has decided, nothing is promised.
+        detects=math.inf
+        if found["open"] > ROWS
+        else max(look.bound, found["certain"] if left else result.detects),
         unchecked=max(0, int(found["open"]) - ROWS) * job.rule.n,
     )
 
@@ -242,7 +264,7 @@ def _verify_wrapped(
     """Rows that are wrong unless A B has wrapped around, or is an OR: those must be just that."""
     left = max(found["wrong"], found["suspects"]) > len(suspects)
     places = sorted({*suspects, *_random_rows(job, result.seed)}) if left else suspects
-    worst, reason = recompute(replace(job, rule=job.rows), places)
+    worst, reason, *_ = recompute(replace(job, rule=job.rows), places)
     unchecked = (job.rule.rows - len(places)) * job.rule.n if left else 0
     what = "bool" if job.rows.product == "bool" else f"{job.rows.product} that wraps around"
     return replace(
@@ -255,13 +277,27 @@ def _verify_wrapped(
     )
 
 
-def _describe(job: Job, result: Verification) -> str:
+def _describe(job: Job, found: dict[str, float], hidden: Any, result: Verification) -> str:
     if job.rule.kind == "int":
-        return "all integers agree"
-    text = (
-        f"largest difference {result.worst:.2g} of its bound; one element off by "
-        f"{result.detects:.2g} would show (largest element {result.largest:.2g})"
-    )
+        rows, bits = int(found["wrapped"]), job.rule.bits
+        if not rows:
+            return "all integers agree"
+        return (
+            f"all integers agree modulo 2^{bits}, and only so: in {rows} rows exact results are "
+            f"beyond the range of {job.c.dtype}, and wrap around as NumPy's do"
+        )
+    text = f"largest difference {result.worst:.2g} of its bound; "
+    if math.isfinite(result.detects):
+        text += f"one element off by {result.detects:.2g} would show"
+    else:
+        text += "an error in what was not checked would not show"
+    text += f" (largest element {result.largest:.2g})"
+    columns = 0 if hidden is None else int(np.count_nonzero(hidden))
+    unseen = [
+        f"{n} {what}" for n, what in ((int(found["lost"]), "rows"), (columns, "columns")) if n
+    ]
+    if unseen:
+        text += f"; {' and '.join(unseen)} could not be checked: a or b makes them non-finite"
     if result.suspects:
         text += (
             f"; {result.suspects} rows differ more than rounding usually does, "
@@ -272,7 +308,7 @@ def _describe(job: Job, result: Verification) -> str:
 
 def _verify_bool(job: Job, seed: int) -> Verification:
     total, places = job.rule.rows, _random_rows(job, seed)
-    worst, reason = recompute(job, places)
+    worst, reason, *_ = recompute(job, places)
     return Verification(
         ok=worst <= 1,
         worst=worst,

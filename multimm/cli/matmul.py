@@ -185,7 +185,8 @@ def multiply(
         with failed_run(), dask.config.set({"array.chunk-size": block_bytes(memory)}):
             result = multimm.verify(a, b, target.open(), **said)
         if not result:
-            raise RunError(f"{result}; nothing was written to {target.path}")
+            unseen = "" if result.worst > 1 else " (with --no-verify it is)"
+            raise RunError(f"{result}; nothing was written to {target.path}{unseen}")
         say(f"checked   {result}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 from dask.array.core import normalize_chunks
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
 from multimm.errors import ShapeError
@@ -24,9 +24,9 @@ from multimm.files import FORMATS, zarr
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.host import to_device
-from multimm.gpu.reference import module_of
 from multimm.graph.block_task import check_shape
 from multimm.graph.declared import as_declared
+from multimm.graph.layers import TaskLayer
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
@@ -52,7 +52,6 @@ def write_block(
     What is not as its array declares it would be cast, or repeated, without a word.
     """
     block = as_declared(to_numpy(block), matrix.dtype, WRITTEN)
-    module_of(block=block)  # or it is masked
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     if lock is None:
         FORMATS[matrix.place.suffix].write(matrix, index, block)
@@ -62,7 +61,7 @@ def write_block(
     return np.ones((1,) * len(index), dtype=bool)
 
 
-class ReadLayer(MaterializedLayer):
+class ReadLayer(TaskLayer):
     """The reading tasks, with the function that reads any other rectangle as well.
 
     Parameters
@@ -74,9 +73,15 @@ class ReadLayer(MaterializedLayer):
         file instead of cutting and joining those of the array.
     """
 
-    def __init__(self, tasks: dict[Any, Task], reader: Callable[[Where], Any]) -> None:
+    def __init__(self, tasks: Mapping[Any, Task], reader: Callable[[Where], Any]) -> None:
         super().__init__(tasks)
         self.reader = reader
+
+    def renamed(
+        self, tasks: Mapping[Any, Task], new: Callable[[Any], Any], *, bound: bool
+    ) -> TaskLayer:
+        """Copies that wait for something else are not to be read in another way, which does not."""
+        return TaskLayer(tasks) if bound else ReadLayer(tasks, self.reader)
 
 
 def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
@@ -111,7 +116,7 @@ def writes(matrix: StoredMatrix, array: da.Array, lock: Any) -> da.Array:
         for position, index in _indices(array.chunks)
     }
     upstream: Any = array
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
+    graph = HighLevelGraph.from_collections(name, TaskLayer(layer), dependencies=[upstream])
     ones = tuple((1,) * len(sizes) for sizes in array.chunks)
     return da.Array(graph, name, ones, meta=np.empty((0,) * array.ndim, dtype=bool))
 

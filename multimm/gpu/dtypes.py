@@ -47,7 +47,7 @@ def scaled_dtype(dtype: np.dtype[Any], scalar: complex, of: str = "the product")
         return dtype
     if not whole_bool:
         # TypeError: large integers with bfloat16.
-        with suppress(OverflowError, TypeError), np.errstate(over="ignore"):
+        with suppress(OverflowError, TypeError), np.errstate(all="ignore"):
             return (np.zeros(0, dtype) * scalar).dtype
     raise OptionError(
         f"the scalar {scalar} does not fit {dtype}, the dtype of {of}: "

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from multimm.blocks import ALIKE
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
@@ -177,7 +178,7 @@ def module_of(**operands: Array) -> ModuleType:
 
 
 def _kind(name: str, x: Array) -> str:
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+    if type(x) is np.ndarray or type(x) in ALIKE:
         return "numpy"
     if is_cupy(x):
         return "cupy"

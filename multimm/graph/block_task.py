@@ -5,10 +5,10 @@ What it runs is in `multimm.graph.tasks`. The scheduler's plugins look at the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from dask._task_spec import Task
+from dask._task_spec import GraphNode, Task, TaskRef
 
 from multimm.errors import ShapeError
 from multimm.failures import note
@@ -109,18 +109,35 @@ class BlockTask(OwnTask):
         try:
             for planned, keys in self.sizes:
                 for key in keys:
-                    if key in values:  # who renames a graph's keys does not know of these
+                    if key in values:  # not where a task was put in place of it
                         check_shape(values[key], planned, key)
             return super().__call__(values)  # type: ignore[no-untyped-call]
         except Exception as error:
             note(error, self.key, (key for key, _ in self.place.blocks))
             raise
 
+    def substitute(self, subs: Mapping[Key, Any], key: Key | None = None) -> BlockTask:
+        """The same task of other inputs, or under another key, which its place knows as well."""
+        made: BlockTask = super().substitute(subs, key)  # type: ignore[assignment, arg-type]
+        new = {old: subs[old] for old in self.dependencies & subs.keys()}
+        new = {old: x.key if isinstance(x, TaskRef) else x for old, x in new.items()}
+        # What is put in place of an input itself, and is no key, has no place.
+        new = {old: x for old, x in new.items() if not isinstance(x, GraphNode)}
+        if made is not self and new:
+            inputs = tuple((home, _renamed(keys, new)) for home, keys in self.place.inputs)
+            made.place = self.place._replace(inputs=inputs)
+            made.sizes = tuple((shape, _renamed(keys, new)) for shape, keys in self.sizes)
+        return made
+
     def copy(self) -> BlockTask:
         """The same task again."""
         return type(self)(
             self.key, self.func, *self.args, place=self.place, sizes=self.sizes, **self.kwargs
         )
+
+
+def _renamed(keys: tuple[Key, ...], new: Mapping[Key, Key]) -> tuple[Key, ...]:
+    return tuple(new.get(key, key) for key in keys)
 
 
 def check_shape(block: Block, planned: Shape, key: Key = None, of: str = "an operand") -> None:

@@ -1,7 +1,7 @@
 """Blocks against what their arrays declare: a dtype that is wrong would change the bits unseen.
 
-Results, plans and kernels go by the dtype of the array. Blocks that functions of the user make may
-be of any other, for Dask never looks.
+Results, plans and kernels go by the kind and the dtype of the array. Blocks that functions of the
+user make may be of any other, for Dask never looks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from multimm.blocks import plain
 from multimm.errors import ArrayTypeError, DTypeError
 from multimm.graph.block_task import Block
 
@@ -17,7 +18,7 @@ DType = np.dtype[Any] | None
 
 
 def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
-    """A block of the dtype that its array declares, converted if nothing is lost by that.
+    """A dense block of the dtype that its array declares, converted if nothing is lost by that.
 
     In the byte order of this machine, whatever is declared: GPUs know no other.
 
@@ -33,7 +34,7 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
     Raises
     ------
     ArrayTypeError
-        Of what is no array, such as None.
+        Of what is no array, such as None, and no dense one: see `multimm.blocks.plain`.
     DTypeError
         Of a dtype that the declared one cannot hold.
     """
@@ -46,6 +47,7 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
             f"a block of {of} is {'None' if block is None else kind}, its array says "
             f"{dtype}: have the task that makes it return a NumPy or CuPy array"
         )
+    block = plain(block, f"a block of {of}")
     dtype = dtype.newbyteorder("=")
     if held == dtype:
         return block

@@ -12,7 +12,7 @@ what it held could not be spilled.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
@@ -21,12 +21,12 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import TaskRef
+from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 
+from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
-from multimm.gpu.reference import module_of
 from multimm.graph.block_task import Block, Key, OwnTask
 from multimm.graph.declared import DType, as_declared
 from multimm.graph.owners import ProductLayer
@@ -63,9 +63,19 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
 class DownloadLayer(ProductLayer):
     """The tasks that bring a product's blocks back, and the name of what these are of."""
 
-    def __init__(self, tasks: dict[Key, OwnTask], below: str, product: ProductLayer) -> None:
-        super().__init__(tasks, product.owners, product.workers)
+    def __init__(
+        self, tasks: Mapping[Key, Task], below: str, owners: tuple[int, ...], workers: int
+    ) -> None:
+        super().__init__(tasks, owners, workers)
         self.below = below
+
+    def renamed(
+        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
+    ) -> ProductLayer:
+        """What waits for something else does so here: there is nothing to take from below."""
+        if bound:
+            return ProductLayer(tasks, self.owners, self.workers)
+        return DownloadLayer(tasks, new(self.below), self.owners, self.workers)
 
 
 @named
@@ -113,7 +123,8 @@ def downloaded(array: da.Array, name: str, most: int | None) -> da.Array:
         (name, *index): OwnTask((name, *index), download, TaskRef((array.name, *index)), most=most)
         for index in np.ndindex(*array.numblocks)
     }
-    layer = DownloadLayer(made, array.name, array.dask.layers[array.name])
+    product = array.dask.layers[array.name]
+    layer = DownloadLayer(made, array.name, product.owners, product.workers)
     upstream: Any = array
     graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
     return da.Array(graph, name, array.chunks, meta=array._meta)
@@ -157,8 +168,7 @@ def _found(x: Any, there: dict[int, Block]) -> Any:
 
 def _native(block: Block) -> Block:
     """A block of host memory as CuPy takes it: an ndarray, in the byte order of this machine."""
-    module_of(block=block)  # or it is masked: of an ndarray nobody could tell any more
-    return np.asarray(block, block.dtype.newbyteorder("="))
+    return np.asarray(plain(block), block.dtype.newbyteorder("="))
 
 
 @contextmanager

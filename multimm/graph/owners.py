@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import MaterializedLayer
 
 from multimm.graph.block_task import Key
+from multimm.graph.layers import TaskLayer
 
 
-class ProductLayer(MaterializedLayer):
+class ProductLayer(TaskLayer):
     """The tasks of a product, and the workers that will have the blocks of the result.
 
     Parameters
@@ -30,6 +30,12 @@ class ProductLayer(MaterializedLayer):
         super().__init__(tasks)
         self.owners = owners
         self.workers = workers
+
+    def renamed(
+        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
+    ) -> ProductLayer:
+        """The copies are made where the originals are."""
+        return ProductLayer(tasks, self.owners, self.workers)
 
 
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu import reference
 from multimm.gpu.arrays import is_cupy
@@ -218,6 +219,7 @@ def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
 @named
 def transpose(block: Block) -> Block:
     """`swap_axes` as a task: finished when it returns."""
+    block = plain(block)
     with stream_for(block):
         return finished(swap_axes(block))
 

@@ -1,0 +1,213 @@
+"""Operands that are read or put together only when their product is computed.
+
+Beside a Dask array nothing is read at the call: what can be sliced (a `zarr.Array`, an
+`h5py.Dataset`, a variable of netCDF, a lazy `xarray.DataArray`) becomes a Dask array of its parts,
+and a NumPy array that is large or mapped from a file is neither copied nor looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, cast
+
+import dask.array as da
+import numpy as np
+from dask.array.core import Array, normalize_chunks, slices_from_chunks
+from dask.utils import SerializableLock
+
+from multimm.blocks import plain
+
+Where = tuple[slice, ...]
+
+#: Bytes up to which a NumPy array is copied at the call, and named after its elements: it may be
+#: changed afterwards, and the same call gives the same keys. Both take 20 ms for so many. Of larger
+#: ones, blocks are views. Arbitrary.
+COPIED = 2**24
+#: Levels of lists in lists that are looked at: NumPy has no more dimensions.
+DEPTH = 64
+#: netCDF's library runs in one thread at a time, whatever file it reads.
+_NETCDF = "multimm-netcdf"
+
+
+def elements(x: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """What lists and tuples hold, however deep; anything else itself."""
+    if not isinstance(x, list | tuple) or not depth:
+        yield x
+        return
+    for item in x:
+        if type(item) not in (float, int):  # of long lists of numbers
+            yield from elements(item, depth - 1)
+
+
+def is_source(x: Any) -> bool:
+    """Whether parts of it can be read by slices, and NumPy would read all of it to convert it."""
+    kind = type(x)
+    if isinstance(x, np.ndarray | np.generic) or kind.__module__.startswith(("pandas.", "cupy")):
+        return False  # a pandas object is in memory, and its slices go by labels
+    if not (hasattr(kind, "__getitem__") and hasattr(x, "dtype")) or getattr(x, "_in_memory", None):
+        return False  # xarray's says so of data that is NumPy's
+    shape = getattr(x, "shape", ())
+    if not (isinstance(shape, tuple) and shape and all(isinstance(n, int) for n in shape)):
+        return False
+    try:
+        np.dtype(x.dtype)
+    except TypeError:
+        return False  # a tensor of PyTorch, say, which is in memory
+    return True
+
+
+class Source:
+    """Something that can be sliced, as `dask.array.from_array` takes it.
+
+    Parameters
+    ----------
+    source : sliceable
+        With a shape and a dtype.
+    shape, dtype, chunks
+        Of the source; looked at again if not given.
+    """
+
+    def __init__(
+        self, source: Any, shape: Any = None, dtype: Any = None, chunks: Any = None
+    ) -> None:
+        self.source = source
+        self.shape: tuple[int, ...] = tuple(map(int, source.shape)) if shape is None else shape
+        self.ndim = len(self.shape)
+        self.dtype = np.dtype(self._dtype() if dtype is None else dtype)
+        found = getattr(source, "shards", None) or getattr(source, "chunks", None)
+        self.chunks = chunks if chunks is not None else found if _are_sizes(found) else None
+
+    def _dtype(self) -> Any:
+        """Of what slices are: netCDF4 unpacks numbers that it stores as integers."""
+        try:
+            return np.asanyarray(self.source[(slice(0, 0),) * self.ndim]).dtype
+        except Exception:  # whatever it raises where nothing can be read, too
+            return self.source.dtype
+
+    def __getitem__(self, where: Any) -> Any:
+        """A part of it, as a dense array; masked elements are refused."""
+        part = np.asanyarray(self.source[where])
+        if isinstance(part, np.ma.MaskedArray) and not np.ma.is_masked(part):
+            part = part.data  # netCDF4 returns nothing else, whether elements are missing or not
+        missing = isinstance(part, np.ma.MaskedArray)
+        fill = "elements are missing: read it, and pass what numpy.ma.filled(it, value) returns"
+        return plain(part, "what is read of an operand", fill if missing else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For workers: files are opened there, and what cannot travel is read first."""
+        opener = _opener(self.source)
+        moved: Any = self.source if opener is None else opener
+        if opener is None:
+            import cloudpickle  # type: ignore[import-untyped]
+
+            try:
+                cloudpickle.dumps(self.source, protocol=5, buffer_callback=[].append)
+            except Exception:  # pickle passes on whatever an object raises
+                moved = self[(slice(None),) * self.ndim]
+        return Source, (moved, self.shape, self.dtype, self.chunks)
+
+
+class OpenedForEachRead:
+    """An array in a file, on a worker: the file is open only while a part is read.
+
+    Parameters
+    ----------
+    library : str
+        Module with the class of files.
+    opened : str
+        That class.
+    path, name : str
+        Of the file, and of the array in it.
+    settings : dict
+        Methods that are called with a value each, so that it is read as the original.
+    """
+
+    def __init__(
+        self, library: str, opened: str, path: str, name: str, settings: dict[str, Any]
+    ) -> None:
+        self.library, self.opened, self.path, self.name = library, opened, path, name
+        self.settings = settings
+
+    def __getitem__(self, where: Any) -> Any:
+        """A part of the array."""
+        with getattr(import_module(self.library), self.opened)(self.path, "r") as file:
+            array = file[self.name]
+            for method, value in self.settings.items():
+                getattr(array, method)(value)
+            return array[where]
+
+
+def _opener(source: Any) -> OpenedForEachRead | None:
+    """What reads the same array elsewhere, for objects that hold an open file."""
+    library = type(source).__module__.partition(".")[0]
+    if library == "h5py":
+        path = os.path.abspath(source.file.filename)
+        return OpenedForEachRead("h5py", "File", path, source.name, {})
+    if library == "netCDF4":
+        group = source.group()
+        name = f"{group.path.rstrip('/')}/{source.name}"
+        path, reads = os.path.abspath(group.filepath()), ("mask", "scale")
+        settings = {f"set_auto_{read}": getattr(source, read) for read in reads}
+        return OpenedForEachRead("netCDF4", "Dataset", path, name, settings)
+    return None
+
+
+def _are_sizes(chunks: Any) -> bool:
+    return isinstance(chunks, tuple) and all(isinstance(n, int) and n > 0 for n in chunks)
+
+
+def lazily(source: Any) -> Array:
+    """A Dask array of a source's parts, of which nothing has been read."""
+    whole = Source(source)
+    chunks = normalize_chunks("auto", whole.shape, dtype=whole.dtype, previous_chunks=whole.chunks)
+    netcdf = type(source).__module__.startswith(("netCDF4", "h5netcdf"))
+    lock = SerializableLock(_NETCDF) if netcdf else False
+    meta = np.empty((0,) * whole.ndim, whole.dtype)
+    return cast(
+        "Array",
+        da.from_array(whole, chunks=chunks, name=False, lock=lock, asarray=False, meta=meta),
+    )
+
+
+def in_blocks(x: Any, limit: int | None = None) -> Array:
+    """A Dask array whose blocks are views of a NumPy or CuPy array: nothing is copied or read."""
+    chunks = normalize_chunks(_auto(x), x.shape, limit=limit, dtype=x.dtype)
+    name = f"array-{uuid.uuid4().hex}"
+    places = np.ndindex(*map(len, chunks))
+    blocks = {
+        (name, *at): x[where] for at, where in zip(places, slices_from_chunks(chunks), strict=True)
+    }
+    return Array(blocks, name, chunks, meta=x)
+
+
+def in_memory(x: Any) -> Array:
+    """A Dask array of a NumPy or CuPy array: a small one is copied, so that it may change.
+
+    A larger one, and what is mapped from a file, must stay as it is until the product is computed.
+    """
+    if x.nbytes > COPIED or _is_mapped(x):
+        return in_blocks(x)
+    return cast("Array", da.from_array(x, chunks=_auto(x), asarray=False))
+
+
+def _auto(x: Any) -> str | int:
+    """Blocks of Dask's usual size, or one of Python objects, which have none."""
+    return -1 if x.dtype.hasobject else "auto"
+
+
+def _is_mapped(x: Any) -> bool:
+    """Whether the elements lie in a file: to copy or to hash them would read it."""
+    while isinstance(x, np.ndarray | memoryview) and not isinstance(x, np.memmap):
+        x = x.obj if isinstance(x, memoryview) else x.base
+    return isinstance(x, np.memmap | mmap.mmap)
+
+
+def stacked(x: Any, part: Callable[[Any], Array]) -> Array:
+    """The Dask array of nested lists, each of whose elements `part` makes one of."""
+    if not isinstance(x, list | tuple):
+        return part(x)
+    return cast("Array", da.stack([stacked(item, part) for item in x]))

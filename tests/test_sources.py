@@ -1,0 +1,278 @@
+"""Operands beside a Dask array are read, joined and copied when the product is computed."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from small import integers
+
+import multimm
+from multimm.errors import ArrayTypeError, DTypeError, MultimmError, ShapeError
+from multimm.io import save_array
+
+A, B = integers((40, 60), 1), integers((60, 50), 2)
+#: Bytes of an array that nobody copies unseen.
+LARGE = 2**26
+
+
+class Source:
+    """What Dask slices and NumPy converts; it counts the elements that are read."""
+
+    def __init__(self, data):
+        self.data, self.shape, self.dtype, self.read = data, data.shape, data.dtype, 0
+
+    def __getitem__(self, where):
+        part = self.data[where]
+        self.read += part.size
+        return part
+
+    def __array__(self, dtype=None, copy=None):
+        self.read += self.data.size
+        return self.data
+
+
+@pytest.fixture(autouse=True)
+def in_this_process():
+    with dask.config.set(scheduler="threads"):
+        yield
+
+
+def accelerated(a, b):
+    with multimm.accelerate():
+        return a @ b if isinstance(a, da.Array) else da.matmul(a, b)
+
+
+CALLS = {
+    "matmul": multimm.matmul,
+    "gemm": lambda a, b: multimm.gemm(1, a, b),
+    "accelerate": accelerated,
+}
+calls = pytest.mark.parametrize("call", CALLS)
+
+
+@calls
+@pytest.mark.parametrize("side", "ab")
+def test_what_can_be_sliced_is_read_block_by_block(call, side):
+    source = Source(A if side == "a" else B)
+    lazy = da.from_array(B if side == "a" else A, chunks=20)
+    given = (source, lazy) if side == "a" else (lazy, source)
+    multimm.plan(*given)
+    c = CALLS[call](*given)
+    assert isinstance(c, da.Array)
+    assert any(layer.startswith("multimm") for layer in c.dask.layers)
+    assert source.read == 0
+    np.testing.assert_array_equal(c.compute(), A @ B)
+    assert source.read == source.data.size
+
+
+def test_an_added_matrix_is_not_read_at_the_call():
+    source = Source(A @ B)
+    c = multimm.gemm(1, da.from_array(A, chunks=20), B, 2, source)
+    assert source.read == 0
+    np.testing.assert_array_equal(c.compute(), 3 * (A @ B))
+
+
+def test_without_a_dask_array_all_is_computed_at_once():
+    for product in (multimm.matmul(Source(A), B), multimm.gemm(1, A, Source(B))):
+        assert type(product) is np.ndarray
+        np.testing.assert_array_equal(product, A @ B)
+    assert multimm.verify(Source(A), Source(B), Source(A @ B))
+
+
+def hdf5(folder, x):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_dataset("of/x", data=x, chunks=(20, 25))
+    return h5py.File(folder / "x.h5")["of/x"]
+
+
+def zarr_array(folder, x):
+    zarr = pytest.importorskip("zarr")
+    made = zarr.open(folder / "x.zarr", mode="w", shape=x.shape, chunks=(20, 25), dtype=x.dtype)
+    made[:] = x
+    return made
+
+
+def netcdf(folder, x, **packed):
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(folder / "x.nc", "w") as file:
+        for name, size in zip("rc", x.shape, strict=True):
+            file.createDimension(name, size)
+        variable = file.createVariable("x", "i2" if packed else x.dtype, ("r", "c"), fill_value=-99)
+        variable.setncatts(packed)
+        variable[:] = x
+    return netcdf4.Dataset(folder / "x.nc")["x"]
+
+
+def packed_netcdf(folder, x):
+    return netcdf(folder, x, scale_factor=0.5)
+
+
+def lazy_xarray(folder, x):
+    xarray = pytest.importorskip("xarray")
+    netcdf(folder, x)
+    return xarray.open_dataset(folder / "x.nc", engine="netcdf4")["x"]
+
+
+@pytest.mark.parametrize("kind", [hdf5, zarr_array, netcdf, packed_netcdf, lazy_xarray])
+def test_arrays_of_files_that_others_have_opened(tmp_path, kind):
+    source = kind(tmp_path, B)
+    c = multimm.matmul(da.from_array(A, chunks=20), source)
+    np.testing.assert_array_equal(c.compute(), A @ B)
+    elsewhere = pickle.loads(pickle.dumps(c))  # as a worker gets it
+    np.testing.assert_array_equal(elsewhere.compute(), A @ B)
+    save_array(source, tmp_path / "saved.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "saved.npy"), B)
+    np.testing.assert_array_equal(multimm.matmul(A, source), A @ B)
+
+
+def test_missing_elements_are_no_numbers(tmp_path):
+    source = netcdf(tmp_path, np.where(B == 0, -99, B))
+    with pytest.raises(ArrayTypeError, match=r"numpy\.ma\.filled"):
+        multimm.matmul(da.from_array(A, chunks=20), source).compute()
+    with pytest.raises(ArrayTypeError, match="filled"):
+        multimm.matmul(A, source)
+
+
+@pytest.fixture
+def computed():
+    return []
+
+
+@pytest.fixture
+def rows(computed):
+    def touch(block):
+        computed.append(block.shape)
+        return block
+
+    return [da.from_array(row, chunks=20).map_blocks(touch, meta=np.empty(0, "f4")) for row in A]
+
+
+@calls
+@pytest.mark.parametrize("as_given", [list, tuple, lambda rows: [rows[:20], rows[20:]]])
+def test_lists_of_dask_arrays_are_stacked_and_not_computed(call, as_given, rows, computed):
+    given = as_given(rows)
+    if isinstance(given[0], list):  # a stack of two
+        right, lazy = np.stack([A[:20], A[20:]]) @ B, da.from_array(B, chunks=20)
+        if call == "gemm":
+            return
+    else:
+        right, lazy = A @ B, da.from_array(B, chunks=20)
+    multimm.plan(given, lazy)
+    c = CALLS[call](given, lazy)
+    assert not computed
+    np.testing.assert_array_equal(c.compute(), right)
+
+
+def test_lists_alone_are_lazy_as_well(rows, computed, tmp_path):
+    for c, right in (
+        (multimm.matmul(rows, B), A @ B),
+        (multimm.transpose(rows), A.T),
+        (multimm.matmul([*rows[:-1], A[-1]], B), A @ B),
+        (multimm.gemm(1, A, B, 1, [da.from_array(row, chunks=25) for row in A @ B]), 2 * (A @ B)),
+    ):
+        assert isinstance(c, da.Array)
+        assert not computed
+        np.testing.assert_array_equal(c.compute(), right)
+        computed.clear()
+    assert multimm.verify(rows, B, A @ B)
+    save_array(rows, tmp_path / "a.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), A)
+
+
+def test_lists_of_what_can_be_sliced(rows):
+    sources = [Source(row) for row in A]
+    c = multimm.matmul(sources, da.from_array(B, chunks=20))
+    assert not any(source.read for source in sources)
+    np.testing.assert_array_equal(c.compute(), A @ B)
+    np.testing.assert_array_equal(multimm.matmul([Source(A)], B)[0], A @ B)
+
+
+def test_lists_that_cannot_be_used_are_refused_in_one_line(rows, computed):
+    objects = np.empty(A.shape, object)
+    objects.fill(rows[0])
+    delayed = [dask.delayed(row) for row in A]
+    masked = [np.ma.masked_less(row, 0) for row in A]
+    for given, error, said in (
+        ([*rows, rows[0][:7]], ShapeError, "do not stack"),
+        (delayed, ArrayTypeError, "from_delayed"),
+        (dask.delayed(A), ArrayTypeError, "from_delayed"),
+        ([*rows[:-1], delayed[-1]], ArrayTypeError, "from_delayed"),
+        (masked, ArrayTypeError, "masked"),
+        (objects, DTypeError, "object"),
+        (["text", rows[0]], MultimmError, "str"),
+    ):
+        for call in (multimm.matmul, multimm.plan, CALLS["gemm"]):
+            for other in (B, da.from_array(B, chunks=20)):
+                with pytest.raises(error, match=said) as info:
+                    call(given, other)
+                assert "\n" not in str(info.value)
+    assert not computed
+
+
+def test_units_are_not_dropped():
+    class Quantity:
+        """As pint's: numbers with a unit, and arithmetic of its own."""
+
+        shape, dtype, ndim = A.shape, A.dtype, 2
+
+        def __array__(self, dtype=None, copy=None):
+            return A
+
+        def __array_function__(self, *_):
+            raise AssertionError("nobody asks for it")
+
+    for other in (B, da.from_array(B, chunks=20)):
+        with pytest.raises(ArrayTypeError, match="Quantity"):
+            multimm.matmul(Quantity(), other)
+        with pytest.raises(ArrayTypeError, match="Quantity"):
+            multimm.gemm(1, A, B, 1, [Quantity()] * 2)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("call", ["matmul", "gemm", "c", "plan", "accelerate", "verify", "save"])
+def test_large_arrays_are_not_copied_at_the_call(tmp_path, call, mapped):
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "f4", (LARGE // 512, 128))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r") if mapped else np.zeros(x.shape, "f4")
+    w = da.ones((128, 2), chunks=64, dtype="f4")
+    both = da.zeros((len(x), 8), chunks=-1, dtype="f4"), da.zeros((8, 128), chunks=-1, dtype="f4")
+    tracemalloc.start()
+    try:
+        if call in CALLS:
+            CALLS[call](x, w)
+        elif call == "c":
+            multimm.gemm(1, *both, 1, x)
+        elif call == "plan":
+            multimm.plan(x, w)
+        elif call == "verify":
+            from multimm.checks.operands import as_blocks
+
+            as_blocks(x, "a")
+        else:
+            from multimm.io import Output
+
+            with Output(tmp_path / "c.npy") as output:
+                output.store(x)
+        assert tracemalloc.get_traced_memory()[1] < LARGE / 8
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_array_is_multiplied_where_it_is():
+    x = np.arange(LARGE // 8, dtype="f8").reshape(-1, 128) % 7
+    c = multimm.matmul(x.T, da.from_array(x, chunks=(4096, 128)))
+    np.testing.assert_array_equal(c.compute(), x.T @ x)
+    assert multimm.matmul(x, da.ones((128, 1))).name != multimm.matmul(x, da.ones((128, 1))).name
+
+
+def test_small_arrays_may_change_after_the_call_and_give_the_same_keys():
+    a, b = A.copy(), da.from_array(B, chunks=20)
+    c = multimm.matmul(a, b)
+    assert c.name == multimm.matmul(a, b).name
+    a[:] = 0
+    np.testing.assert_array_equal(c.compute(), A @ B)
