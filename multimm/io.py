@@ -163,7 +163,7 @@ class Output:
         self._named = replace(place, path=str(self.path))
         self._format = FORMATS[place.suffix]
         self._target = self._find()
-        self._claim = Claim(self._target.unit, self._target.folder)
+        self._claim = Claim(self._target.name, self._target.folder)
         if self._claim.check():
             self._target = self._find()
         self._matrix: StoredMatrix | None = None
@@ -225,7 +225,7 @@ class Output:
     def _create(self, array: da.Array) -> StoredMatrix:
         self.discard()  # of an earlier call, which failed perhaps
         found = self._target = self._find()
-        self._claim = Claim(found.unit, found.folder)
+        self._claim = Claim(found.name, found.folder)
         self._check_space(int(array.nbytes))
         self._claim.take()
         self._unfinished, self._made = self._claim.new_path(), None
@@ -303,7 +303,9 @@ class Output:
         try:
             self._finish()
         except OSError as error:
-            raise FileFormatError(f"{self.path}: cannot be replaced ({reason(error)})") from error
+            raise FileFormatError(
+                f"{self.path}: cannot be put in place ({reason(error)})"
+            ) from error
         self._matrix = None
         self.discard()
         return self.path

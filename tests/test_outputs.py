@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import dask
 import dask.array as da
@@ -22,8 +20,8 @@ import zarr
 from foreign_files import get, names, put
 
 from multimm import io
-from multimm.errors import FileFormatError, ShapeError
-from multimm.files import commit, graph, raw, unfinished
+from multimm.errors import FileFormatError
+from multimm.files import commit, graph, unfinished
 
 FORMATS = ["npy", "zarr", "h5"]
 OLD = np.arange(12, dtype="float64").reshape(4, 3)
@@ -203,7 +201,7 @@ def test_a_group_that_another_run_has_made_meanwhile_takes_the_array(tmp_path):
     path = tmp_path / "m.zarr"
     with io.Output(path, dataset="g/a") as output:
         output.store(OLD).compute()
-        zarr.open_group(path, mode="w").create_group("g").create_array("b", data=NEW)
+        io.save_array(NEW, path, dataset="g/b")
         output.commit()
     group = zarr.open_group(path, mode="r")
     np.testing.assert_array_equal(group["g/a"][:], OLD)
@@ -475,6 +473,25 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, number, suffi
     np.testing.assert_array_equal(io.open_array(path, dataset=dataset or None).compute(), NEW)
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_was_replaced_is_removed_by_the_next_run_too(tmp_path, suffix, monkeypatch):
+    """Killed when the new one had its name, and the older one was not removed."""
+    path = put(tmp_path / f"c.{suffix}", OLD)
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), NEW)
+    assert len(names(tmp_path)) == 2
+    io.save_array(OLD, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), OLD)
+    assert names(tmp_path) == [path.name]
+
+
 def test_leftovers_of_other_outputs_are_left_alone(tmp_path):
     with io.Output(tmp_path / "other.npy") as other:
         other.store(OLD).compute()
@@ -608,123 +625,23 @@ def test_a_disk_that_is_full_when_all_is_synced_leaves_the_old(
     assert names(tmp_path) == [path.name]
 
 
-def test_a_block_that_is_refused_is_refused_as_before(tmp_path):
-    array = da.from_array(OLD, chunks=2).map_blocks(lambda block: block[:1], dtype="f8")
-    with pytest.raises(ShapeError):
-        io.save_array(array, tmp_path / "c.h5")
+HOLDER = """
+import sys, h5py
+with h5py.File(sys.argv[1], "r+"):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
 
 
-# On the disk ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """What is synced and what is renamed, in the order in which it is."""
-    seen = []
-    fsync, rename = os.fsync, commit._renameat2
-
-    def synced(descriptor):
-        seen.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
-        fsync(descriptor)
-
-    def renamed(old, new, flags):
-        seen.append(("rename", str(old), str(new)))
-        rename(old, new, flags)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(commit, "_renameat2", renamed)
-    return seen
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, suffix, overwrite, calls):
-    path = tmp_path / f"c.{suffix}"
-    if overwrite:
-        put(path, OLD)
-    io.save_array(da.from_array(NEW, chunks=2), path, overwrite=overwrite)
-    (at,) = (index for index, call in enumerate(calls) if call[0] == "rename")
-    _, unfinished, final = calls[at]
-    assert final == str(path)
-    synced = [call[1] for call in calls[:at]]
-    wanted = [path, *path.rglob("*")] if path.is_dir() else [path]
-    assert sorted(synced) == sorted(str(one).replace(str(path), unfinished, 1) for one in wanted)
-    folders = [
-        one for one in synced if one.rpartition("/")[2] in ("c", "0", "1") or one == unfinished
-    ]
-    assert synced[-1] == unfinished
-    assert suffix != "zarr" or len(folders) > 2
-    assert calls[at + 1 :] == [("sync", str(tmp_path))]
-
-
-def run(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A file system in a file: what is in the file is what a power failure leaves."""
-    image, mounted = tmp_path / "image", tmp_path / "mounted"
-    mounted.mkdir()
-    try:
-        run("truncate", "--size=64M", str(image))
-        run("mkfs.ext4", "-q", str(image))
-        run("mount", "-o", "loop", str(image), str(mounted))
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"nothing can be mounted here: {error}")
-    yield image, mounted
-    run("umount", str(mounted))
-
-
-@contextmanager
-def after_power_failure(image):
-    """The folder as a machine finds it that starts again now."""
-    copy, again = image.with_name("copy"), image.with_name("again")
-    shutil.copyfile(image, copy)
-    again.mkdir(exist_ok=True)
-    run("mount", "-o", "loop", str(copy), str(again))  # replays the journal
-    try:
-        yield again
-    finally:
-        run("umount", str(again))
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_a_finished_file_outlives_a_power_failure(disk, suffix, overwrite):
-    image, mounted = disk
-    path = mounted / f"c.{suffix}"
-    old, new = np.random.default_rng(0).random((2, 500, 500))
-    if overwrite:
-        put(path, old)
-        run("sync", "--file-system", str(mounted))
-    with io.Output(path, overwrite=overwrite) as output:
-        output.store(da.from_array(new, chunks=250)).compute()
-        with after_power_failure(image) as folder:
-            if overwrite:
-                np.testing.assert_array_equal(io.open_array(folder / path.name).compute(), old)
-            else:
-                assert not (folder / path.name).exists()
+def test_a_writer_of_hdf5_that_is_stopped_holds_up_nobody(tmp_path):
+    matrix = np.random.default_rng(0).random((90, 90))
+    with io.Output(tmp_path / "c.h5") as output:
+        written = output.store(da.from_array(matrix, chunks=40))
+        path = max(tmp_path.iterdir(), key=lambda one: one.stat().st_size)
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout.readline() == b"open\n"
+            assert written.compute().all()
+            holder.kill()
         output.commit()
-        with after_power_failure(image) as folder:
-            np.testing.assert_array_equal(io.open_array(folder / path.name).compute(), new)
-            # What the crash has left is removed by the next run.
-            io.save_array(old, folder / path.name, overwrite=True)
-            assert names(folder) == [path.name, "lost+found"]
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_a_task_on_another_host_syncs_its_own_block(tmp_path, suffix, calls, monkeypatch):
-    """What one host has in its memory, another can't have written to the disk."""
-    with io.Output(tmp_path / f"c.{suffix}") as output:
-        written = output.store(da.from_array(NEW, chunks=(2, 3)))
-        written[0].compute()
-        assert calls == []
-        monkeypatch.setattr(raw, "machine", lambda _: "another one")
-        written[1].compute()
-        root = output._matrix.path
-        wanted = {root}
-        if suffix == "zarr":
-            wanted |= {f"{root}/c", f"{root}/c/1", f"{root}/c/1/0"}
-        assert {path for _, path in calls} == wanted
+    np.testing.assert_array_equal(get(tmp_path / "c.h5"), matrix)

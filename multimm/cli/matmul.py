@@ -130,7 +130,7 @@ class InputFiles:
         out = locate(output, dataset)
         for name, (path, own) in zip("AB", self.paths, strict=True):
             place = locate(path, own)
-            # Of other datasets in the same file the output itself says that they would be lost.
+            # Other datasets in the same file are kept.
             same = out.dataset is None or place.dataset in (None, out.dataset)
             if same and os.path.realpath(place.path) == os.path.realpath(out.path):
                 raise OptionError(

@@ -46,6 +46,12 @@ class Target:
     zarr_format: int = 3
 
     @property
+    def name(self) -> Path:
+        """What one run writes at a time: a file, or an array in a store."""
+        one_file = self.store.suffix.lower() != ".zarr"
+        return self.unit if one_file else self.unit / (self.inner or "")
+
+    @property
     def folder(self) -> Path:
         """Where the unfinished unit lies: not in a store, where readers would take it for a part.
 

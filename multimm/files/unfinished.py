@@ -41,7 +41,7 @@ class Claim:
     Parameters
     ----------
     target : pathlib.Path
-        What the output will be.
+        What the output will be; of an array in a store, its folder.
     folder : pathlib.Path
         Where the unfinished output lies: on the target's file system.
     """
@@ -89,20 +89,14 @@ class Claim:
         held = os.open(self.lock, flags, 0o666)
         try:
             found = os.fstat(held)
-            said = os.pread(held, 200, 0).decode("utf-8", "replace")
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                raise OSError(errno.EINVAL, "it is no file of multimm")
+                raise OSError(errno.EEXIST, "it is no file of multimm")
+            free, locks = self._lock(held)
+            said = os.pread(held, 200, 0).decode("utf-8", "replace")
             if said and not said.startswith(WRITER):
-                raise OSError(errno.EINVAL, "it is no file of multimm")
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free = True
-            except OSError as error:
-                if error.errno not in NO_LOCKS | {errno.EWOULDBLOCK, errno.EACCES}:
-                    raise
-                free = error.errno in NO_LOCKS and _is_over(said)
-            if not free:
-                who = said.removeprefix(WRITER).strip() or "a process that did not say its number"
+                raise OSError(errno.EEXIST, "it is no file of multimm")
+            if not free or not (locks or _is_over(said)):
+                who = said.removeprefix(WRITER).strip() or "it began just now"
                 raise FileFormatError(
                     f"{self.target}: another run is writing it ({who}): wait for its end, or "
                     "choose another name"
@@ -117,6 +111,19 @@ class Claim:
         finally:
             if held >= 0:
                 os.close(held)
+
+    @staticmethod
+    def _lock(held: int) -> tuple[bool, bool]:
+        """Whether nobody else has it locked, and whether that can be known here."""
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False, True
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return True, False
+        return True, True
 
     def release(self) -> None:
         """Let others write; again does nothing."""
@@ -155,7 +162,7 @@ class Claim:
                 # Killed between two renames, where the file system exchanges no names.
                 path.rename(self.target)
             else:
-                logger.warning("removing what a run left that was killed: %s", path)
+                logger.info("removing what a run left that was killed: %s", path)
                 remove(path)
 
     def check(self) -> bool:
