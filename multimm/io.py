@@ -8,11 +8,10 @@ more than a block, so matrices larger than memory pass through.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
-import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +19,19 @@ from typing import Any, Self
 
 import dask.array as da
 from dask.base import compute, is_dask_collection
-from dask.utils import format_bytes, get_scheduler_lock
+from dask.utils import format_bytes
 
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
-from multimm.files import FORMATS, graph, target
+from multimm.files import FORMATS, commit, graph, hdf5_output, raw, target, zarr_output
+from multimm.files.modes import access_of
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array, as_dask, check_waits, current_client
-
-logger = logging.getLogger(__name__)
+from multimm.files.unfinished import Claim, remove
+from multimm.operands import as_array, as_dask, check_waits
 
 PathLike = str | os.PathLike[str]
+#: Times that a target may come or go just when an output gets its name; arbitrary.
+TRIES = 100
 
 
 def open_array(
@@ -118,8 +119,8 @@ class Output:
     """A matrix file in the making, which gets its name only when it is complete.
 
     A context manager: leaving it without `commit`, for whatever reason, removes everything
-    that was written and leaves an existing file as it was. A process that is killed, in Python
-    by SIGTERM too, does not leave it: the unfinished file stays, as ``.NAME.partial-...``.
+    that was written and leaves an existing file as it was. What a process that is killed leaves,
+    ``.multimm-....partial``, the next `Output` of the same target removes.
 
     >>> with Output("c.npy") as output:                                  # doctest: +SKIP
     ...     dask.compute(output.store(c))
@@ -132,39 +133,51 @@ class Output:
         Target with suffix ``.npy``, ``.zarr``, ``.h5`` or ``.hdf5``. For workers on several
         hosts choose ``.zarr``: the others rely on one host's view of the file.
     dataset : str, optional
-        Name inside the file. Default: ``"C"`` in HDF5, an unnamed array in Zarr.
+        Name inside the file; ``"file.h5:/name"`` says the same. It is added to what a file, or a
+        group of a store, holds, and groups above it are made. HDF5 files are copied for that.
+        Default: ``"C"`` in a new HDF5 file, an unnamed array in a new store.
     overwrite : bool
-        Replace an existing file, as a whole and only on success: every dataset in it goes.
+        Replace what exists, only on success: the array of that name, or, without a name, a file
+        that holds one array and nothing else. Permission bits stay, the group too where it can.
 
     Raises
     ------
     FileFormatError
-        Unsupported suffix, netCDF, missing or unwritable folder, a target that exists, or one that
-        holds other datasets where `dataset` (or the path) names one.
+        Unsupported suffix, netCDF, a remote address, missing or unwritable folder, a target that
+        exists, no such array to replace, one that holds more than would be replaced, or another
+        run that is writing it.
     """
 
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
+        if "://" in os.fspath(path):
+            raise FileFormatError(
+                f"{path}: remote addresses are read and not written; write to a local path and "
+                "copy it, or use dask.array.to_zarr(c, url)"
+            )
         place = files.locate(path, dataset)
-        # Through links, so that the sibling lies on the file system of the real target.
+        # Through links, so that the unfinished file lies on the file system of the real target.
         self.path = Path(os.path.realpath(place.path))
         self.overwrite = overwrite
-        self._target = replace(place, path=str(self.path))
-        target.check(self._target, overwrite=overwrite)
-        if place.dataset is None and FORMATS[place.suffix].exclusive:
-            place = replace(place, dataset="C")
+        self._named = replace(place, path=str(self.path))
+        self._format = FORMATS[place.suffix]
+        self._target = self._find()
+        self._claim = Claim(self._target.name, self._target.folder)
+        if self._claim.check():
+            self._target = self._find()
         self._matrix: StoredMatrix | None = None
-        self._unfinished = self._sibling("partial")
-        self._place = replace(place, path=str(self._unfinished))
+        self._unfinished: Path | None = None
+        self._made: os.stat_result | None = None
+        self._copied: hdf5_output.State = ()
+
+    def _find(self) -> target.Target:
+        return target.find(self._named, overwrite=self.overwrite)
 
     @property
     def regular(self) -> bool:
         """The format wants blocks of one size; `store` cuts others again, at a cost."""
-        return FORMATS[self._place.suffix].regular
-
-    def _sibling(self, kind: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{kind}-{uuid.uuid4().hex[:8]}")
+        return self._format.regular
 
     def store(self, array: Any) -> da.Array:
         """Create the unfinished file and give a lazy array that, when computed, fills it.
@@ -184,15 +197,15 @@ class Output:
         Raises
         ------
         FileFormatError
-            Too little disk space, a dtype that the format lacks, or a file that cannot be
-            created.
+            Too little disk space, a dtype that the format lacks, a file that cannot be
+            created, or another run that is writing to the same target.
         ArrayTypeError
             Sparse or masked blocks.
         ShapeError
             Unknown chunk sizes or no dimension.
 
         Of a block that is not what its array declares, the task that writes it raises
-        `ShapeError`, `DTypeError` or `ArrayTypeError`.
+        `ShapeError`, `DTypeError` or `ArrayTypeError`; where the disk is full, `FileFormatError`.
         """
         held = da.asanyarray(array) if is_dask_collection(array) else array
         array = as_dask(as_array(held, "array", lazily=True))
@@ -207,23 +220,23 @@ class Output:
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)
-        lock = _lock(array) if FORMATS[self._place.suffix].exclusive else None
-        return graph.writes(self._matrix, array, lock)
+        writer = graph.Writer(str(self._named), raw.machine(self._matrix.path))
+        return graph.writes(self._matrix, array, writer)
 
     def _create(self, array: da.Array) -> StoredMatrix:
-        chunks = graph.storage_chunks(array) if self.regular else None
-        matrix = StoredMatrix(self._place, array.shape, array.dtype, chunks)
-        free = shutil.disk_usage(self.path.parent).free
-        if matrix.nbytes > free:
-            raise FileFormatError(
-                f"{self.path}: needs {format_bytes(matrix.nbytes)} ({matrix.nbytes:,} bytes), "
-                f"{format_bytes(free)} are free in {self.path.parent}"
-            )
-        form = FORMATS[self._place.suffix]
         self.discard()  # of an earlier call, which failed perhaps
+        found = self._target = self._find()
+        self._claim = Claim(found.name, found.folder)
+        self._check_space(int(array.nbytes))
+        self._claim.take()
+        self._unfinished, self._made = self._claim.new_path(), None
+        place = replace(self._named, path=str(self._unfinished), dataset=found.inner)
+        chunks = graph.storage_chunks(array) if self.regular else None
+        matrix = StoredMatrix(place, array.shape, array.dtype, chunks)
         try:
-            form.create(matrix)
-            written = form.inspect(self._place)
+            self._begin(self._unfinished)
+            options = {"zarr_format": found.zarr_format} if self.regular else {}
+            written = self._format.create(matrix, **options)
         except FileFormatError:
             raise
         except (OSError, ValueError, TypeError) as error:
@@ -232,14 +245,38 @@ class Output:
             ) from error
         if written.dtype.newbyteorder("=") != matrix.dtype.newbyteorder("="):
             raise FileFormatError(
-                f"{self.path}: {self._place.suffix} has no {matrix.dtype}; convert first, "
+                f"{self.path}: {place.suffix} has no {matrix.dtype}; convert first, "
                 "for instance with astype('float32')"
             )
         return written
 
+    def _check_space(self, nbytes: int) -> None:
+        found = self._target
+        needed = nbytes + (found.unit.stat().st_size if found.keeps else 0)
+        free = shutil.disk_usage(found.folder).free
+        if needed > free:
+            copied = " with a copy of what it holds" if found.keeps else ""
+            raise FileFormatError(
+                f"{self.path}: needs {format_bytes(needed)} ({needed:,} bytes){copied}, "
+                f"{format_bytes(free)} are free in {found.folder}"
+            )
+
+    def _begin(self, unfinished: Path) -> None:
+        """Make an empty file or folder, or a copy of what is there, no more open than that is."""
+        access = access_of(self._target.unit) if self._target.replaces else None
+        if access is not None:
+            access.begin(unfinished, folder=self.regular)
+        elif self.regular:
+            unfinished.mkdir()
+        else:
+            unfinished.touch(exist_ok=False)
+        self._made = os.stat(unfinished)
+        if self._target.keeps:
+            self._copied = hdf5_output.copy(self._target.unit, unfinished)
+
     def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
-        matrix = self._stored()
+        matrix = files.inspect(self._stored().place)
         return graph.lazy(matrix, graph.blocks(matrix, None), gpu)
 
     def _stored(self) -> StoredMatrix:
@@ -252,30 +289,118 @@ class Output:
     def commit(self) -> Path:
         """Give the finished file its name, replacing an older one where that was allowed.
 
+        When it returns, the file and its name are on the disk: also a crash of the machine leaves
+        it whole. Until then the older one is.
+
         Raises
         ------
         FileFormatError
-            The target came into being meanwhile, or the folder does not let it be replaced.
+            The target came into being or changed meanwhile, the disk is full, or the folder does
+            not let it be replaced.
         OptionError
             Nothing was stored.
         """
         self._stored()
-        target.check(self._target, overwrite=self.overwrite)
-        older = self._sibling("replaced")
         try:
-            if self.path.is_dir():  # a directory cannot be renamed onto
-                self.path.rename(older)
-            self._unfinished.replace(self.path)
+            self._finish()
         except OSError as error:
-            if older.exists():
-                older.rename(self.path)
-            raise FileFormatError(f"{self.path}: cannot be replaced ({reason(error)})") from error
-        _remove(older)
+            raise FileFormatError(
+                f"{self.path}: cannot be put in place ({reason(error)})"
+            ) from error
+        self._matrix = None
+        self.discard()
         return self.path
 
+    def _finish(self) -> None:
+        unfinished = self._unfinished
+        assert unfinished is not None
+        access = access_of(self._meanwhile().unit)
+        if access is not None:
+            access.give_all(unfinished)
+        commit.sync(unfinished)
+        for _ in range(TRIES):
+            found = self._meanwhile()
+            # A group that was to be made has come into being: what is in ours goes into that.
+            source = unfinished / os.path.relpath(found.unit, self._target.unit)
+            try:
+                if found.replaces:
+                    self._exchange(source, found)
+                else:
+                    commit.put_new(source, found.unit)
+                    commit.sync_folder(found.unit.parent)
+            except (FileExistsError, FileNotFoundError):
+                if not source.exists():
+                    raise
+                continue  # it came or went just now
+            self._consolidate(found)
+            return
+        raise FileFormatError(f"{self.path}: comes and goes; choose another name")
+
+    def _meanwhile(self) -> target.Target:
+        """What the target is by now; an error where what is written is no longer for that."""
+        found, planned = self._find(), self._target
+        kept = found.keeps == planned.keeps
+        if kept and planned.keeps:
+            kept = hdf5_output.state(planned.unit) == self._copied
+        fits = found.unit.is_relative_to(planned.unit) and (
+            found.unit == planned.unit or found.zarr_format == planned.zarr_format
+        )
+        if not kept or not fits:
+            raise FileFormatError(
+                f"{self._named}: {self.path.name} changed while it was written, and was left as it "
+                "is; write again, or to another file"
+            )
+        return found
+
+    def _exchange(self, source: Path, found: target.Target) -> None:
+        """Put `source` in the place of what is there, which goes if it may."""
+        if commit.exchange(source, found.unit):
+            older = source
+            try:
+                self._check_older(found, older)
+            except BaseException:
+                commit.exchange(source, found.unit)
+                raise
+        else:
+            self._check_older(found, found.unit)
+            older = self._claim.new_path("replaced")
+            try:
+                commit.replace(source, found.unit, older)
+            except FileExistsError:
+                remove(older)
+                raise
+        commit.sync_folder(found.unit.parent)
+        remove(older)
+
+    def _check_older(self, found: target.Target, path: Path) -> None:
+        if not found.keeps:
+            target.check_replaced(found, self._named.suffix, path)
+        elif hdf5_output.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
+            raise FileFormatError(
+                f"{self._named}: {self.path.name} changed just now, and was left as it is; write "
+                "again, or to another file"
+            )
+
+    def _consolidate(self, found: target.Target) -> None:
+        if found.unit == found.store or not self.regular:
+            return
+        try:
+            zarr_output.consolidate(found.store, found.unit)
+        except Exception as error:  # the library raises anything on a group that is damaged
+            raise FileFormatError(
+                f"{self._named}: written, but the store's consolidated metadata are not up to date "
+                f"({reason(error)}); call zarr.consolidate_metadata"
+            ) from error
+
     def discard(self) -> None:
-        """Remove what was written and not committed."""
-        _remove(self._unfinished)
+        """Remove what was written and not committed, and let others write."""
+        if self._unfinished is not None:
+            with suppress(FileNotFoundError):
+                # Another one has the name if the last step was not done: what was there before.
+                if self._made and os.path.samestat(os.stat(self._unfinished), self._made):
+                    remove(self._unfinished)
+            self._unfinished = None
+        self._claim.release()
 
     def __enter__(self) -> Self:
         return self
@@ -287,26 +412,3 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self.discard()
-
-
-def _lock(array: da.Array) -> Any:
-    """What tasks of the scheduler that will compute can hold one at a time."""
-    client = current_client()
-    if client is None:
-        return get_scheduler_lock(array)
-    # Dask's function gives a lock within one process for a client that is given as the scheduler
-    # and is not the current one, and refuses an asynchronous one in its event loop.
-    from distributed import Lock
-
-    return Lock(scheduler_rpc=client.scheduler, loop=client.loop)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
-    try:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        logger.warning("could not remove %s: %s", path, reason(error))

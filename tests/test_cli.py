@@ -21,6 +21,7 @@ from foreign_files import get, names, put
 from small import integers
 
 import multimm
+from multimm import io
 from multimm.cli import Commands, main
 from multimm.cli import run as cli_run
 from multimm.cluster.describe import listed
@@ -60,6 +61,23 @@ def assert_one_line(result, code, *texts):
 
 
 # Products -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_a_product_beside_its_factors(tmp_path, cli, address, suffix):
+    a, b = integers((40, 30)), integers((30, 50), 1)
+    path = tmp_path / f"m.{suffix}"
+    io.save_array(a, path, dataset="a")
+    io.save_array(b, path, dataset="b")
+    args = ("matmul", f"{path}:a", f"{path}:b", "-o", f"{path}:/c", "--scheduler", address)
+    for flags in ((), ("--overwrite", "--alpha", -1)):
+        result = cli(*args, *flags)
+        assert result.exit_code == 0, result.output
+        expected = -(a @ b) if flags else a @ b
+        for name, matrix in (("a", a), ("b", b), ("c", expected)):
+            np.testing.assert_array_equal(io.open_array(path, dataset=name).compute(), matrix)
+        assert names(tmp_path) == [path.name]
+    assert_one_line(cli(*args), 2, "exists already")
 
 
 @pytest.mark.parametrize(("form_a", "form_b", "form_c"), list(itertools.product(FORMATS, repeat=3)))

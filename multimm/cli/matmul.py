@@ -30,7 +30,12 @@ BLOCKS_PER_WORKER = 32
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("-o", "--output", metavar="C", help="Where to write: .npy, .zarr or .h5.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="C",
+    help="Where to write: .npy, .zarr or .h5. C.h5:/NAME and C.zarr:/NAME add an array to a file.",
+)
 @add(*PRODUCT)
 @click.option("--alpha", type=number, metavar="X", default=1, help="Multiplies the product.")
 @add(*CLUSTER)
@@ -39,7 +44,11 @@ BLOCKS_PER_WORKER = 32
 @click.option("--dataset-c", metavar="NAME", help="Array inside the output.")
 @click.option("--explain", is_flag=True, help="Print the plan and stop.")
 @click.option("--verify/--no-verify", default=True, help="Check the written file (default).")
-@click.option("--overwrite", is_flag=True, help="Replace an existing output: the whole file.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace an existing output: the named array, or a file that holds no other.",
+)
 @DEBUG
 def matmul(
     a: str,
@@ -122,7 +131,7 @@ class InputFiles:
         out = locate(output, dataset)
         for name, (path, own) in zip("AB", self.paths, strict=True):
             place = locate(path, own)
-            # Of other datasets in the same file the output itself says that they would be lost.
+            # Other datasets in the same file are kept.
             same = out.dataset is None or place.dataset in (None, out.dataset)
             if same and os.path.realpath(place.path) == os.path.realpath(out.path):
                 raise OptionError(

@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
-from multimm.files import hdf5, npy, zarr
+from multimm.files import hdf5, hdf5_output, npy, raw, zarr, zarr_output
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
-
-
-def nothing(_: str) -> Mapping[str, tuple[int, ...]]:
-    """No named datasets: the format holds one array."""
-    return {}
 
 
 class Format(NamedTuple):
@@ -28,26 +23,24 @@ class Format(NamedTuple):
 
     inspect: Callable[[Location], StoredMatrix]
     read: Callable[[StoredMatrix, Where], Any]
-    create: Callable[[StoredMatrix], None]
+    #: Lays a matrix out in the empty file or folder at its path, and says how.
+    create: Callable[..., StoredMatrix]
     write: Callable[[StoredMatrix, Where, Any], None]
-    #: Two tasks must not write at once.
-    exclusive: bool = False
-    #: Blocks are written as storage chunks of one size.
+    #: Has what this machine wrote of a block on the disk.
+    sync: Callable[[StoredMatrix, Where], None]
+    #: Blocks are written as storage chunks of one size, in a folder.
     regular: bool = False
-    #: Whether what exists may be of this format, and may be replaced.
-    owns: Callable[[Path], bool] = Path.is_file
     #: New files are made; others are read alone.
     written: bool = True
-    #: Names and shapes of the datasets in an existing file.
-    held: Callable[[str], Mapping[str, tuple[int, ...]]] = nothing
 
 
-_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5.create, hdf5.write, exclusive=True, held=hdf5.held)
+_NPY = Format(npy.inspect, npy.read, npy.create, raw.write, raw.sync)
+_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5_output.create, raw.write, raw.sync)
 _ZARR = Format(
-    zarr.inspect, zarr.read, zarr.create, zarr.write, regular=True, owns=zarr.owns, held=zarr.held
+    zarr.inspect, zarr.read, zarr_output.create, zarr_output.write, zarr_output.sync, regular=True
 )
 FORMATS: Mapping[str, Format] = {
-    ".npy": Format(npy.inspect, npy.read, npy.create, npy.write),
+    ".npy": _NPY,
     ".zarr": _ZARR,
     ".h5": _HDF5,
     ".hdf5": _HDF5,

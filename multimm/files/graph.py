@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
@@ -18,9 +18,9 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
-from multimm.errors import ShapeError
+from multimm.errors import FileFormatError, ShapeError
 from multimm.failures import named
-from multimm.files import FORMATS, zarr
+from multimm.files import FORMATS, raw, zarr
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.host import to_device
@@ -43,9 +43,18 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     return to_device(block) if gpu else block
 
 
+class Writer(NamedTuple):
+    """Who began an output, for the tasks that write it."""
+
+    #: What is written, for messages.
+    target: str
+    #: Who syncs all that is written there at the end: tasks elsewhere sync their own blocks.
+    machine: str
+
+
 @named
 def write_block(
-    matrix: StoredMatrix, index: Where, block: Any, lock: Any = None
+    matrix: StoredMatrix, index: Where, block: Any, writer: Writer | None = None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Write one block; a single true element in as many dimensions as the block has.
 
@@ -53,11 +62,16 @@ def write_block(
     """
     block = as_declared(to_numpy(block), matrix.dtype, WRITTEN)
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
-    if lock is None:
-        FORMATS[matrix.place.suffix].write(matrix, index, block)
-    else:
-        with lock:
-            FORMATS[matrix.place.suffix].write(matrix, index, block)
+    form = FORMATS[matrix.place.suffix]
+    try:
+        form.write(matrix, index, block)
+        if writer is not None and writer.machine != raw.machine(matrix.path):
+            form.sync(matrix, index)
+    except OSError as error:
+        raise FileFormatError(
+            f"{writer.target if writer else matrix.path}: a block cannot be written "
+            f"({reason(error)}); nothing was put there: make room, or write elsewhere"
+        ) from error
     return np.ones((1,) * len(index), dtype=bool)
 
 
@@ -101,7 +115,7 @@ def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
     return da.Array(graph, name, chunks, meta=meta)
 
 
-def writes(matrix: StoredMatrix, array: da.Array, lock: Any) -> da.Array:
+def writes(matrix: StoredMatrix, array: da.Array, writer: Writer) -> da.Array:
     """The array of flags that, block by block, writes `array` into `matrix`."""
     name = f"write-{tokenize(matrix, array.name)}"
     layer: dict[Any, Task] = {
@@ -111,7 +125,7 @@ def writes(matrix: StoredMatrix, array: da.Array, lock: Any) -> da.Array:
             matrix,
             index,
             TaskRef((array.name, *position)),
-            lock,
+            writer,
         )
         for position, index in _indices(array.chunks)
     }

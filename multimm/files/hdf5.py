@@ -1,8 +1,7 @@
-""".h5, .hdf5: named datasets in one file, which one task at a time may write; .nc to read."""
+""".h5, .hdf5: named datasets in one file; .nc to read."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 from multimm.errors import FileFormatError
 from multimm.files.coded import check_meaning
-from multimm.files.stored import Location, StoredMatrix, Where, allocate, choose_dataset, package
+from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 #: In an error's text: what failed, and the system's number and sentence.
 _CAUSE = re.compile(r"\(([^(:,]+)[:,].*?errno = (\d+), error message = '([^']*)'", re.DOTALL)
@@ -49,12 +48,6 @@ def _refuse_netcdf3(path: str) -> None:
             )
 
 
-def held(path: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all datasets in a file."""
-    with _opened(path, "r") as file:
-        return _shapes(file)
-
-
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     h5py = package("h5py")
     shapes: dict[str, tuple[int, ...]] = {}
@@ -71,22 +64,3 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block."""
     with _opened(matrix.path, "r") as file:
         return file[matrix.dataset][index]
-
-
-def create(matrix: StoredMatrix) -> None:
-    """A new file for this matrix, without its values."""
-    h5d, h5p = package("h5py").h5d, package("h5py").h5p
-    early = h5p.create(h5p.DATASET_CREATE)
-    early.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    with _opened(matrix.path, "w") as file:
-        file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
-    # Note: a file that a full disk keeps from being closed stays locked, and the next block's
-    # error would speak of that alone.
-    with open(matrix.path, "rb+") as file:
-        allocate(file.fileno(), os.fstat(file.fileno()).st_size)
-
-
-def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
-    """Set one block."""
-    with _opened(matrix.path, "r+") as file:
-        file[matrix.dataset][index] = block

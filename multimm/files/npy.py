@@ -1,9 +1,10 @@
-""".npy: one array behind a short header, read and written through memory maps."""
+""".npy: one array behind a short header, read through memory maps."""
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,23 +58,16 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
     return np.array(_map(matrix, index, "r"), order="K")
 
 
-def create(matrix: StoredMatrix) -> None:
-    """A new file for this matrix, without its values."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(matrix.dtype),
-        "fortran_order": False,
-        "shape": matrix.shape,
-    }
+def create(matrix: StoredMatrix) -> StoredMatrix:
+    """The matrix in the empty file at its path, without its values."""
+    described: Any = np.lib.format.dtype_to_descr(matrix.dtype)
+    header = {"descr": described, "fortran_order": False, "shape": matrix.shape}
     with open(matrix.path, "wb") as file:
         np.lib.format.write_array_header_2_0(file, header)
-        size = file.tell() + matrix.nbytes
+        offset = file.tell()
         # Note: a mapped write into a hole of a full disk kills the process (SIGBUS), so
         # the space is taken now, where its lack is an ordinary error.
         file.flush()
-        allocate(file.fileno(), size)
-        file.truncate(size)
-
-
-def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
-    """Set one block."""
-    _map(matrix, index, "r+")[...] = block
+        allocate(file.fileno(), offset + matrix.nbytes)
+        file.truncate(offset + matrix.nbytes)
+    return replace(matrix, dtype=np.lib.format.descr_to_dtype(described), offset=offset)

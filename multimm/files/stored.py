@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,7 +59,7 @@ class StoredMatrix:
     chunks : tuple of int, optional
         Storage chunks; a reader that takes less than one of them reads all of it.
     offset : int
-        Bytes before the first element (.npy).
+        Bytes before the first element, where all lie in one piece (.npy, HDF5 outputs).
     fortran : bool
         Columns are contiguous (.npy).
     """
@@ -115,6 +115,12 @@ def package(name: str) -> Any:
             f"this format needs the package {name}, which is not installed: "
             'pip install "multimm[io]"'
         ) from None
+
+
+def few(names: Sequence[str], most: int = 10) -> str:
+    """The first of many names, for a message."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:

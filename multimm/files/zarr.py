@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from multimm.errors import FileFormatError
@@ -12,23 +11,6 @@ from multimm.files.coded import check_meaning
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
-
-
-def owns(path: Path) -> bool:
-    """The directory carries Zarr metadata, of version 2 or 3."""
-    return any((path / name).exists() for name in METADATA)
-
-
-def held(path: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all arrays in a store."""
-    zarr = package("zarr")
-    node = zarr.open(path, mode="r")
-    if isinstance(node, zarr.Array):
-        return {"an array without a name": node.shape}
-    # Consolidated metadata may be older than some of the arrays.
-    node = zarr.open_group(path, mode="r", use_consolidated=False)
-    members = node.members(max_depth=None)
-    return {name: item.shape for name, item in members if isinstance(item, zarr.Array)}
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -62,21 +44,3 @@ def _array(matrix: StoredMatrix, mode: str) -> Any:
 def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block."""
     return _array(matrix, "r")[index]
-
-
-def create(matrix: StoredMatrix) -> None:
-    """A new file for this matrix, without its values."""
-    # Products of measured numbers hardly compress; uncompressed chunks also have no 2 GB limit.
-    package("zarr").create_array(
-        store=matrix.path,
-        name=matrix.dataset,
-        shape=matrix.shape,
-        chunks=matrix.chunks,
-        dtype=matrix.dtype,
-        compressors=None,
-    )
-
-
-def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
-    """Set one block."""
-    _array(matrix, "r+")[index] = block

@@ -1,0 +1,151 @@
+"""A finished file or folder gets its name: whole, durable, and without loss of another's.
+
+Only what is on the disk is renamed, and the rename is on the disk before anybody is told. Linux
+exchanges two names in one step, and renames only where a name is free (``renameat2``); where a file
+system does neither (NFS), the next best is done, as the functions say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from multimm.files.raw import sync_one
+
+#: Of Linux's linux/fs.h.
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+AT_FDCWD = -100
+#: What `renameat2` says where it, or what is asked of it, is not known.
+UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
+#: What `fsync` of a folder says where there is nothing to do.
+NOTHING_TO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
+#: Files of a store that are synced at a time: a disk's journal takes what waits in one commit.
+SYNCS = 16
+
+
+def sync(path: Path) -> None:
+    """Have a file, or all files and folders in a folder, on the disk.
+
+    Raises
+    ------
+    OSError
+        The disk is full, or fails.
+    """
+    if not path.is_dir():
+        sync_one(path)
+        return
+    folders = [Path(folder) for folder, _, _ in os.walk(path)]
+    with ThreadPoolExecutor(SYNCS) as pool:
+        for _ in pool.map(sync_one, _files(folders)):
+            pass
+    for folder in reversed(folders):
+        sync_folder(folder)
+
+
+def _files(folders: Iterable[Path]) -> Iterator[str]:
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            yield from (entry.path for entry in entries if entry.is_file(follow_symlinks=False))
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    try:
+        sync_one(path)
+    except OSError as error:
+        if error.errno not in NOTHING_TO_SYNC:
+            raise
+
+
+def put_new(unfinished: Path, path: Path) -> None:
+    """Rename, if nothing has that name: of two at the same moment, one does.
+
+    Raises
+    ------
+    FileExistsError
+        Something has it.
+    """
+    try:
+        _renameat2(unfinished, path, RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in UNKNOWN:
+            raise
+    else:
+        return
+    if unfinished.is_dir():
+        _rename_folder(unfinished, path)
+        return
+    try:
+        os.link(unfinished, path)
+    except OSError as error:
+        if error.errno not in {*UNKNOWN, errno.EPERM, errno.EMLINK}:
+            raise
+        # No links either: the name is taken by an empty file first.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
+        os.rename(unfinished, path)
+    else:
+        os.unlink(unfinished)
+
+
+def _rename_folder(unfinished: Path, path: Path) -> None:
+    """A folder never takes the place of one that holds anything, and a store is never empty."""
+    try:
+        os.rename(unfinished, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, "File exists", str(path)) from error
+        raise
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Have each get the other's name, in one step; False where the file system can't.
+
+    Raises
+    ------
+    FileNotFoundError
+        One of them is not there.
+    """
+    try:
+        _renameat2(one, other, RENAME_EXCHANGE)
+    except OSError as error:
+        if error.errno not in UNKNOWN:
+            raise
+        return False
+    return True
+
+
+def replace(unfinished: Path, path: Path, older: Path) -> None:
+    """Put a file, or a folder, in the place of one that goes to `older`, or is gone.
+
+    For file systems that exchange no names. A folder's name is without one for a moment: what is
+    at `older` gets it back when the next run begins, if this one is killed then.
+
+    Raises
+    ------
+    FileExistsError
+        Another one has the name by now, and what it replaced is at `older`.
+    """
+    if not path.is_dir():
+        os.replace(unfinished, path)
+        return
+    os.rename(path, older)
+    try:
+        _rename_folder(unfinished, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.rename(older, path)
+        raise
+
+
+def _renameat2(old: Path, new: Path, flags: int) -> None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(new))

@@ -1,0 +1,184 @@
+"""HDF5 outputs: a file of one array, or an array more in a copy of a file that is there.
+
+The library lays out the file and takes the array's space, which is contiguous. Its values are
+written by `multimm.files.raw`, without the library and its locks. What is there is never written
+into: HDF5 files do not survive a crash in the middle of that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from multimm.errors import FileFormatError
+from multimm.files.hdf5 import _opened
+from multimm.files.stored import Location, StoredMatrix, allocate, few, package
+
+#: Linux's ioctl that has two files share their blocks until one is written to.
+FICLONE = 0x40049409
+#: Where nobody names the dataset.
+DEFAULT = "C"
+
+State = tuple[int, ...]
+
+
+def create(matrix: StoredMatrix) -> StoredMatrix:
+    """The matrix in the empty file at its path, or added to what is in there, without its values.
+
+    A dataset of its name is replaced.
+    """
+    h5py = package("h5py")
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # blocks come, everywhere
+    with _opened(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
+        if matrix.dataset in file:
+            del file[matrix.dataset]
+        made = file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
+        offset = made.id.get_offset() or 0  # none of an empty array
+        written = replace(matrix, dtype=made.dtype, offset=offset)
+    # A file that a full disk keeps from being closed stays locked, and the next error would
+    # speak of that alone: so the space is taken when it is closed.
+    with open(matrix.path, "rb+") as opened:
+        allocate(opened.fileno(), os.fstat(opened.fileno()).st_size)
+    return written
+
+
+def holds(path: Path, dataset: str) -> bool:
+    """Whether a file has a dataset of that name, which may be replaced.
+
+    Raises
+    ------
+    FileFormatError
+        The name is a group's or a link's, or leads through a dataset or a link.
+    """
+    h5py = package("h5py")
+    with _opened(str(path), "r") as file:
+        names = dataset.split("/")
+        for depth in range(1, len(names) + 1):
+            name = "/".join(names[:depth])
+            link = file.get(name, getlink=True)
+            if link is None:
+                return False
+            if not isinstance(link, h5py.HardLink):
+                raise FileFormatError(
+                    f"{path}: {name!r} is a link to {_end_of(link)}: name what it leads to, or "
+                    "another array"
+                )
+            item = file[name]
+            last = depth == len(names)
+            if isinstance(item, h5py.Dataset) != last:
+                what = "a dataset" if isinstance(item, h5py.Dataset) else "a group or a type"
+                raise FileFormatError(
+                    f"{path}: {name!r} is {what}, where {dataset!r} is to be written: choose "
+                    "another name"
+                )
+    return True
+
+
+def _end_of(link: Any) -> str:
+    return f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
+
+
+def held(path: Path) -> tuple[list[str], list[str]]:
+    """What a file holds, for a message: arrays, and all else that has a name."""
+    h5py = package("h5py")
+    arrays: list[str] = []
+    others: list[str] = []
+
+    def look(name: str, group: Any) -> None:
+        others.extend(f"attribute {key} of {name or '/'}" for key in group.attrs)
+        for key in group:
+            inside = f"{name}/{key}".lstrip("/")
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                others.append(f"{inside} (a link)")
+                continue
+            item = group[key]
+            if isinstance(item, h5py.Dataset):
+                arrays.append(f"{inside} {item.shape}")
+            elif isinstance(item, h5py.Datatype):
+                others.append(f"{inside} (a type)")
+            elif not len(item) or item in seen:
+                others.append(f"{inside} (a group)")
+            else:
+                seen.append(item)
+                look(inside, item)
+
+    with _opened(str(path), "r") as file:
+        seen = [file["/"]]
+        look("", file["/"])
+    return arrays, others
+
+
+def check_replaced(path: Path, shown: Path) -> None:
+    """Raise unless a file holds one array at most, and nothing else that would be lost with it.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        To look into; an empty file holds nothing.
+    shown : pathlib.Path
+        Its name in messages.
+
+    Raises
+    ------
+    FileFormatError
+        It holds more.
+    """
+    arrays, others = held(path) if path.stat().st_size else ([], [])
+    if len(arrays) > 1 or others:
+        raise FileFormatError(
+            f"{shown}: the whole file would be replaced, and these lost: "
+            f"{few([*arrays, *others])}; name the dataset that is meant, as in {shown.name}:/NAME, "
+            "or write to another file"
+        )
+
+
+def state(path: str | Path) -> State:
+    """What changes when a file does."""
+    found = os.stat(path)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def copy(source: Path, unfinished: Path) -> State:
+    """Copy a file into an empty one; what its state was.
+
+    Raises
+    ------
+    OSError
+        Somebody writes it, or there is no space.
+    """
+    with _opened(str(source), "r"):  # a writer that uses HDF5 has it locked
+        before = state(source)
+        with open(source, "rb") as old, open(unfinished, "rb+") as new:
+            try:
+                fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
+            except OSError:
+                _copy_bytes(old, new)
+        if state(source) != before:
+            raise OSError(errno.EBUSY, "it changes while it is copied")
+    return before
+
+
+def _copy_bytes(old: Any, new: Any) -> None:
+    left = os.fstat(old.fileno()).st_size
+    try:
+        while left and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
+            left -= done
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        old.seek(0)
+        new.seek(0)
+        shutil.copyfileobj(old, new, 2**20)
+
+
+def named(place: Location) -> str:
+    """The dataset's name without what HDF5 leaves out of it."""
+    parts = [part for part in (place.dataset or DEFAULT).split("/") if part not in ("", ".")]
+    return "/".join(parts) or DEFAULT

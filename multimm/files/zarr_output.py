@@ -1,0 +1,241 @@
+"""Zarr outputs: a store of one array, or an array more in a group; and which files are Zarr's.
+
+What an output replaces is removed file by file: metadata, and chunks that the metadata speak of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multimm.errors import FileFormatError
+from multimm.files.raw import sync_one
+from multimm.files.stored import StoredMatrix, Where, few, package
+from multimm.files.zarr import METADATA
+
+#: What a group or an array has besides.
+ATTRIBUTES = (".zattrs", ".zmetadata")
+NAMES = (*METADATA, *ATTRIBUTES)
+#: A chunk's name in its array's folder, as all of Zarr's encodings make it.
+CHUNK = re.compile(r"(?:c[/.])?(\d+(?:[/.]\d+)*)|c|0")
+#: What Zarr's own writer leaves of a file when it is killed.
+LEFT = re.compile(r"\.[0-9a-f]{32}\.partial$")
+
+#: Zarr's unfinished zarr.json has that number in place of its suffix.
+UNFINISHED = (*NAMES, "zarr")
+
+
+class Node(NamedTuple):
+    """An array or a group, as its folder's metadata say."""
+
+    array: bool
+    zarr_format: int
+    ndim: int
+    #: A group's metadata tell of all below it.
+    consolidated: bool
+
+
+def look(folder: Path) -> Node | None:
+    """What a folder is, or None if it is neither array nor group."""
+    found = _json(folder / "zarr.json")
+    if found.get("zarr_format") == 3 and found.get("node_type") in ("array", "group"):
+        ndim = len(found.get("shape") or ())
+        return Node(
+            found["node_type"] == "array", 3, ndim, bool(found.get("consolidated_metadata"))
+        )
+    found = _json(folder / ".zarray")
+    if found.get("zarr_format") == 2:
+        return Node(True, 2, len(found.get("shape") or ()), False)
+    if _json(folder / ".zgroup").get("zarr_format") == 2:
+        return Node(False, 2, 0, (folder / ".zmetadata").is_file())
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass
+class Contents:
+    """All that is in a folder: arrays by name, and files that are Zarr's and that are not."""
+
+    arrays: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def remove(self) -> None:
+        """Remove the files that are Zarr's, and folders that are empty then."""
+        # Metadata last: without them nobody, the next run neither, knows chunks from other files.
+        for path in sorted(self.files, key=lambda path: os.path.basename(path) in NAMES):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        for path in reversed(self.folders):
+            with suppress(OSError):  # what is not ours is in it
+                os.rmdir(path)
+
+
+def contents(folder: Path) -> Contents:
+    """What is in a store or in a group or array of it; links are not followed."""
+    found = Contents()
+    _collect(folder, "", found)
+    return found
+
+
+def _collect(folder: Path, name: str, found: Contents) -> None:
+    node = look(folder)
+    found.folders.append(str(folder))
+    if node is not None and node.array:
+        found.arrays.append(name)
+        _collect_chunks(folder, "", node.ndim, found)
+        return
+    for entry in _sorted(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _collect(folder / entry.name, f"{name}/{entry.name}".lstrip("/"), found)
+        else:
+            known = node is not None and LEFT.sub("", entry.name) in UNFINISHED
+            _sort_in(entry, known, found)
+
+
+def _collect_chunks(folder: Path, inside: str, ndim: int, found: Contents) -> None:
+    for entry in _sorted(folder):
+        name = f"{inside}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            found.folders.append(entry.path)
+            _collect_chunks(folder / entry.name, f"{name}/", ndim, found)
+            continue
+        known = not inside and entry.name in NAMES
+        _sort_in(entry, known or bool(LEFT.search(name)) or _is_chunk(name, ndim), found)
+
+
+def _is_chunk(name: str, ndim: int) -> bool:
+    match = CHUNK.fullmatch(name)
+    if match is None:
+        return False
+    numbers = re.split("[/.]", match[1]) if match[1] else []
+    return len(numbers) == ndim or (ndim == 0 and name in ("c", "0"))
+
+
+def _sort_in(entry: os.DirEntry[str], known: bool, found: Contents) -> None:
+    ours = known and entry.is_file(follow_symlinks=False)
+    (found.files if ours else found.foreign).append(entry.path)
+
+
+def _sorted(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def check_replaced(folder: Path, shown: Path) -> Contents:
+    """What is in a store that holds one array at most; it may go.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        To look into.
+    shown : pathlib.Path
+        Its name in messages.
+
+    Raises
+    ------
+    FileFormatError
+        It is no store, it holds more arrays, or files that are not Zarr's.
+    """
+    if look(folder) is None:
+        what = "directory" if folder.is_dir() else "file"
+        raise FileFormatError(
+            f"{shown}: a {what} that is no Zarr store is never replaced; choose another name"
+        )
+    found = contents(folder)
+    if found.foreign:
+        first = os.path.relpath(found.foreign[0], folder)
+        more = f" and {len(found.foreign) - 1} more files" if len(found.foreign) > 1 else ""
+        raise FileFormatError(
+            f"{shown}: holds {first}{more}, which Zarr did not write, and is never replaced; "
+            "choose another name, or move what is yours"
+        )
+    if len(found.arrays) > 1:
+        raise FileFormatError(
+            f"{shown}: the whole store would be replaced, and these arrays lost: "
+            f"{few(found.arrays)}; name the one that is meant, as in {shown.name}:/NAME, or "
+            "write to another file"
+        )
+    return found
+
+
+def create(matrix: StoredMatrix, zarr_format: int = 3) -> StoredMatrix:
+    """The matrix in the empty folder at its path, with the groups above it, without its values."""
+    # Products of measured numbers hardly compress; uncompressed chunks also have no 2 GB limit.
+    made = package("zarr").create_array(
+        store=matrix.path,
+        name=matrix.dataset,
+        shape=matrix.shape,
+        chunks=matrix.chunks,
+        dtype=matrix.dtype,
+        compressors=None,
+        zarr_format=zarr_format,
+    )
+    return replace(matrix, dtype=made.dtype, chunks=made.chunks)
+
+
+def _array(matrix: StoredMatrix) -> Any:
+    return package("zarr").open_array(matrix.path, path=matrix.dataset or "", mode="r+")
+
+
+def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
+    """Set one block."""
+    _array(matrix)[index] = block
+
+
+def sync(matrix: StoredMatrix, index: Where) -> None:
+    """Have the chunks of one block on the disk, and the folders that they are in."""
+    array = _array(matrix)
+    root = Path(matrix.path, matrix.dataset or "")
+    folders = {root}
+    for position in _positions(index, array.chunks):
+        path = root / array.metadata.encode_chunk_key(position)
+        with suppress(FileNotFoundError):  # a chunk of zeros is none
+            sync_one(path)
+            folders.update(path.parents[: len(path.relative_to(root).parts)])
+    for folder in sorted(folders, reverse=True):
+        sync_one(folder)
+
+
+def _positions(index: Where, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    ranges = (
+        range(at.start // size, -(-at.stop // size)) for at, size in zip(index, chunks, strict=True)
+    )
+    return product(*ranges)
+
+
+def consolidate(store: Path, folder: Path) -> None:
+    """Bring metadata up to date that tell of all below them.
+
+    Parameters
+    ----------
+    store : pathlib.Path
+    folder : pathlib.Path
+        In the store: of the array or group that was added.
+    """
+    above = [store / part for part in folder.relative_to(store).parents]
+    for group in above:  # the innermost first
+        node = look(group)
+        if node is not None and node.consolidated:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that they are no part of Zarr 3's specification
+                package("zarr").consolidate_metadata(str(group), zarr_format=node.zarr_format)
+            for path in (group / "zarr.json", group / ".zmetadata", group):
+                if path.exists():
+                    sync_one(path)

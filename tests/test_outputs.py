@@ -1,0 +1,647 @@
+"""Outputs beside what is there: arrays added to files, other writers, what killed runs leave."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import dask
+import dask.array as da
+import h5py
+import numpy as np
+import pytest
+import zarr
+from foreign_files import get, names, put
+
+from multimm import io
+from multimm.errors import FileFormatError
+from multimm.files import commit, graph, unfinished
+
+FORMATS = ["npy", "zarr", "h5"]
+OLD = np.arange(12, dtype="float64").reshape(4, 3)
+NEW = -OLD
+
+
+@pytest.fixture(autouse=True)
+def in_this_thread():
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+# Arrays added to a file -----------------------------------------------------------------
+
+
+def rich(path, userblock=0):
+    """An HDF5 file of all that one can hold, and what is to be found in it later."""
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        file.attrs["experiment"] = "2026"
+        file["x"] = OLD
+        file["x"].attrs["unit"] = "mm"
+        file["same"] = file["x"]
+        file["chunked"] = file.create_dataset(None, data=OLD, chunks=(2, 2), compression="gzip")
+        file["soft"] = h5py.SoftLink("/x")
+        file["outside"] = h5py.ExternalLink("other.h5", "/x")
+        file["nowhere"] = h5py.ExternalLink("gone.h5", "/x")
+        file["type"] = np.dtype("f4,i4")
+        file.create_group("deep/empty").attrs["why"] = "to be filled"
+        file["deep/reference"] = file["x"].ref
+    if userblock:
+        with open(path, "rb+") as raw_file:
+            raw_file.write(b"mine")
+    return path
+
+
+def found_in(path):
+    found = {}
+    with h5py.File(path) as file:
+        found["/"] = dict(file.attrs)
+        for name in ("x", "same", "chunked", "soft"):
+            found[name] = file[name][:].tolist()
+        for name in ("soft", "outside", "nowhere"):
+            link = file.get(name, getlink=True)
+            found[f"{name}'s link"] = (getattr(link, "filename", None), link.path)
+        found["unit"] = file["x"].attrs["unit"]
+        found["type"] = file["type"].dtype
+        found["deep/empty"] = dict(file["deep/empty"].attrs)
+        assert file["same"] == file[file["deep/reference"][()]] == file["x"]
+    return found
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+@pytest.mark.parametrize("name", ["gram", "deep/gram", "new/deeper/gram"])
+def test_all_that_an_hdf5_file_holds_is_kept(tmp_path, userblock, name):
+    path = rich(tmp_path / "m.h5", userblock)
+    before = found_in(path)
+    for array, overwrite in ((OLD, False), (NEW, True), (NEW[:2].astype("f4"), True)):
+        io.save_array(da.from_array(array, chunks=2), path, dataset=name, overwrite=overwrite)
+        assert found_in(path) == before
+        with h5py.File(path) as file:
+            assert file[name].dtype == array.dtype
+            np.testing.assert_array_equal(file[name][:], array)
+    if userblock:
+        assert path.read_bytes()[:4] == b"mine"
+    assert names(tmp_path) == ["m.h5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("soft", "link to /x"),
+        ("outside", "link to other.h5:/x"),
+        ("outside/new", "link to other.h5:/x"),
+        ("x/new", "'x' is a dataset"),
+        ("deep", "a group"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_a_name_in_hdf5_stands_for_is_not_replaced(tmp_path, name, said, overwrite):
+    path = rich(tmp_path / "m.h5")
+    before = path.read_bytes()
+    with pytest.raises(FileFormatError, match=said):
+        io.save_array(NEW, path, dataset=name, overwrite=overwrite)
+    assert path.read_bytes() == before
+
+
+def test_a_whole_hdf5_file_goes_only_if_it_holds_one_array(tmp_path):
+    def linked(file):
+        file["link"] = h5py.ExternalLink("gone.h5", "/x")
+
+    def grouped(file):
+        file.create_group("plans")
+
+    def noted(file):
+        file.attrs["experiment"] = "2026"
+
+    for index, more in enumerate((linked, grouped, noted)):
+        path = put(tmp_path / f"{index}.h5", OLD)
+        with h5py.File(path, "r+") as file:
+            more(file)
+        with pytest.raises(FileFormatError, match=r"lost: M \(4, 3\), .*; name the dataset"):
+            io.save_array(NEW, path, overwrite=True)
+        np.testing.assert_array_equal(io.open_array(path, dataset="M").compute(), OLD)
+
+
+def test_an_hdf5_file_that_changes_meanwhile_is_left_as_it_is(tmp_path):
+    path = put(tmp_path / "m.h5", OLD)
+    with io.Output(path, dataset="C") as output:
+        output.store(NEW).compute()
+        with h5py.File(path, "r+") as file:
+            file["M"][0, 0] = 77
+        with pytest.raises(FileFormatError, match="changed while it was written"):
+            output.commit()
+    with h5py.File(path) as file:
+        assert (list(file), file["M"][0, 0]) == (["M"], 77)
+    assert names(tmp_path) == ["m.h5"]
+
+
+def group_of(path, zarr_format, *, consolidated):
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+    group.attrs["experiment"] = "2026"
+    group.create_array("x", data=OLD)
+    group.create_group("deep").create_array("y", data=OLD)
+    if consolidated:
+        zarr.consolidate_metadata(path, zarr_format=zarr_format)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("name", ["gram", "deep/gram", "new/deeper/gram"])
+def test_an_array_is_added_to_a_group(tmp_path, zarr_format, consolidated, name):
+    path = group_of(tmp_path / "m.zarr", zarr_format, consolidated=consolidated)
+    (tmp_path / "m.zarr" / "notes.txt").write_text("mine")
+    for array, overwrite in ((OLD, False), (NEW[:2], True)):
+        written = io.save_array(
+            da.from_array(array, chunks=2), f"{path}:/{name}", overwrite=overwrite
+        )
+        assert written == path
+        store = zarr.open_group(path, mode="r", use_consolidated=consolidated)
+        np.testing.assert_array_equal(store[name][:], array)
+        assert store[name].metadata.zarr_format == zarr_format
+        assert dict(store.attrs) == {"experiment": "2026"}
+        np.testing.assert_array_equal(store["x"][:], OLD)
+        np.testing.assert_array_equal(store["deep/y"][:], OLD)
+        assert names(tmp_path) == ["m.zarr"]
+    with pytest.raises(FileFormatError, match="exists already"):
+        io.save_array(NEW, path, dataset=name)
+    assert (path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../../elsewhere", "cannot be an array's name"),
+        ("zarr.json", "cannot be an array's name"),
+        ("deep", "a group"),
+        ("x/below", "an array without a name"),
+        ("folder", "no Zarr array"),
+        ("link", "is a link"),
+    ],
+)
+def test_what_a_name_in_zarr_stands_for_is_not_replaced(tmp_path, name, said, overwrite):
+    path = group_of(tmp_path / "m.zarr", 3, consolidated=False)
+    (path / "folder").mkdir()
+    (path / "folder" / "mine").touch()
+    (path / "link").symlink_to(path / "x")
+    with pytest.raises(FileFormatError, match=said):
+        io.save_array(NEW, path, dataset=name, overwrite=overwrite)
+    assert names(tmp_path) == ["m.zarr"]
+    assert names(path) == ["deep", "folder", "link", "x", "zarr.json"]
+
+
+def test_a_group_that_another_run_has_made_meanwhile_takes_the_array(tmp_path):
+    path = tmp_path / "m.zarr"
+    with io.Output(path, dataset="g/a") as output:
+        output.store(OLD).compute()
+        io.save_array(NEW, path, dataset="g/b")
+        output.commit()
+    group = zarr.open_group(path, mode="r")
+    np.testing.assert_array_equal(group["g/a"][:], OLD)
+    np.testing.assert_array_equal(group["g/b"][:], NEW)
+    assert names(tmp_path) == ["m.zarr"]
+
+
+# What is not ours -----------------------------------------------------------------------
+
+
+def test_files_of_others_in_a_store_are_never_removed(tmp_path):
+    places = ["notes.txt", "c/0/notes.txt", "c/0/1.txt", "c/7", "more/data.bin"]
+    for index, place in enumerate(places):
+        path = put(tmp_path / f"{index}.zarr", OLD, chunks=(2, 3))
+        (path / place).parent.mkdir(exist_ok=True)
+        (path / place).write_text("mine")
+        with pytest.raises(FileFormatError, match=f"holds {place}, which Zarr did not write"):
+            io.save_array(NEW, path, overwrite=True)
+        assert (path / place).read_text() == "mine"
+        np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], OLD)
+
+
+def test_a_folder_is_no_store_for_the_name_of_a_file_in_it(tmp_path):
+    for name, text in (("zarr.json", "{}"), (".zgroup", ""), (".zarray", "[1]"), (".zattrs", "{}")):
+        path = tmp_path / f"{name}.zarr"
+        path.mkdir()
+        (path / name).write_text(text)
+        (path / "0.0").write_text("mine")
+        with pytest.raises(FileFormatError, match="no Zarr store is never replaced"):
+            io.save_array(NEW, path, overwrite=True)
+        assert names(path) == sorted(["0.0", name])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_files_of_another_kind_are_never_replaced(tmp_path, suffix):
+    path = tmp_path / f"notes.{suffix}"
+    path.write_text("mine, and no matrix")
+    with pytest.raises(FileFormatError, match=r"never replaced|cannot tell what would be lost"):
+        io.save_array(NEW, path, overwrite=True)
+    assert path.read_text() == "mine, and no matrix"
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_comes_at_the_last_moment_is_not_lost(tmp_path, suffix, exchanges, monkeypatch):
+    """Between the last look and the exchange; and where names cannot be exchanged."""
+    path = put(tmp_path / f"c.{suffix}", OLD)
+    theirs = tmp_path / "theirs"
+    if suffix == "zarr":
+        group_of(theirs, 3, consolidated=False)
+    else:
+        theirs.write_text("no matrix")
+    exchange, calls = commit.exchange, []
+
+    def late(one, other):
+        if not calls:
+            exchange(theirs, path)
+        calls.append(other)
+        return exchange(one, other) if exchanges else False
+
+    monkeypatch.setattr(commit, "exchange", late)
+    with io.Output(path, overwrite=True) as output:
+        output.store(NEW).compute()
+        with pytest.raises(FileFormatError):
+            output.commit()
+    if suffix == "zarr":
+        np.testing.assert_array_equal(zarr.open_group(path, mode="r")["x"][:], OLD)
+    else:
+        assert path.read_text() == "no matrix"
+    assert names(tmp_path) == [path.name, "theirs"]
+
+
+def without_renameat2(monkeypatch, number=errno.EINVAL):
+    def unknown(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(commit, "_renameat2", unknown)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_file_systems_that_exchange_no_names(tmp_path, suffix, number, monkeypatch):
+    without_renameat2(monkeypatch, number)
+    path = tmp_path / f"c.{suffix}"
+    io.save_array(OLD, path)
+    io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), NEW)
+    with io.Output(tmp_path / f"d.{suffix}") as output:
+        output.store(NEW).compute()
+        put(output.path, OLD)
+        with pytest.raises(FileFormatError, match="exists already"):
+            output.commit()
+    np.testing.assert_array_equal(io.open_array(output.path).compute(), OLD)
+    assert names(tmp_path) == sorted([path.name, output.path.name])
+
+
+def test_file_systems_without_links_either(tmp_path, monkeypatch):
+    without_renameat2(monkeypatch)
+
+    def no_link(*_):
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", no_link)
+    np.testing.assert_array_equal(get(io.save_array(OLD, tmp_path / "c.npy")), OLD)
+    assert names(tmp_path) == ["c.npy"]
+
+
+# Who else writes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renames", [True, False])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_of_writers_that_commit_at_the_same_moment_one_wins(
+    tmp_path, suffix, overwrite, renames, monkeypatch
+):
+    """As if on hosts that know nothing of each other: without the lock."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    monkeypatch.setattr(unfinished.Claim, "take", lambda _: None)
+    monkeypatch.setattr(unfinished.Claim, "check", lambda _: False)
+    if not renames:
+        without_renameat2(monkeypatch)
+    writers, races = 4, 4 if overwrite else 9
+    with ThreadPoolExecutor(writers) as pool:
+        for race in range(races):
+            path = tmp_path / f"{race}.{suffix}"
+            barrier = Barrier(writers)
+
+            def write(number, path=path, barrier=barrier):
+                matrix = np.full((4, 3), float(number))
+                with io.Output(path, overwrite=overwrite) as output:
+                    output.store(da.from_array(matrix, chunks=2)).compute(scheduler="sync")
+                    barrier.wait()
+                    try:
+                        output.commit()
+                    except FileFormatError as error:
+                        return str(error)
+                    return number
+
+            ends = list(pool.map(write, range(writers)))
+            winners = [end for end in ends if isinstance(end, int)]
+            result = get(path)
+            assert (result == result[0, 0]).all()
+            assert int(result[0, 0]) in winners
+            if not overwrite:
+                assert len(winners) == 1
+                assert all("exists already" in end for end in ends if isinstance(end, str))
+            elif renames:
+                assert len(winners) == writers
+    assert names(tmp_path) == sorted(f"{race}.{suffix}" for race in range(races))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_run_says_so_before_it_computes(tmp_path, suffix, overwrite):
+    path = tmp_path / f"c.{suffix}"
+    if overwrite:
+        put(path, OLD)
+    with io.Output(path, overwrite=overwrite) as output:
+        early = io.Output(path, overwrite=overwrite)
+        output.store(NEW).compute()
+        said = rf"another run is writing it \(process {os.getpid()} on "
+        with pytest.raises(FileFormatError, match=said):
+            io.Output(path, overwrite=overwrite)
+        with pytest.raises(FileFormatError, match=said):
+            early.store(NEW)
+        output.commit()
+    np.testing.assert_array_equal(get(path), NEW)
+    io.save_array(OLD, path, overwrite=True)
+    assert names(tmp_path) == [path.name]
+
+
+def test_two_arrays_of_one_hdf5_file_are_not_written_at_once(tmp_path):
+    """Each would be a copy without the other."""
+    path = put(tmp_path / "m.h5", OLD)
+    with io.Output(path, dataset="a") as output:
+        output.store(NEW)
+        with pytest.raises(FileFormatError, match="another run is writing"):
+            io.Output(path, dataset="b")
+
+
+def test_file_systems_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    path = tmp_path / "c.npy"
+    with io.Output(path) as output:
+        output.store(NEW).compute()
+        with pytest.raises(FileFormatError, match="another run is writing"):
+            io.Output(path)
+        lock = output._claim.lock
+        said = lock.read_text()
+        output.commit()
+    for owner in ("process 1 on another-host\n", "process 1 on " + said.partition(" on ")[2]):
+        lock.write_text(f"multimm {owner}")
+        with pytest.raises(FileFormatError, match="another run is writing"):
+            io.Output(path, overwrite=True)
+    lock.write_text("multimm process 4194399 on " + said.partition(" on ")[2])
+    io.save_array(NEW, path, overwrite=True)  # nobody has that number
+    assert names(tmp_path) == ["c.npy"]
+
+
+def test_a_lock_that_is_not_ours_is_left_alone(tmp_path):
+    path = tmp_path / "c.npy"
+    with io.Output(path) as output:
+        output.store(NEW)
+        lock = output._claim.lock
+    secret = tmp_path / "secret"
+    secret.write_text("do not touch")
+    for make in (lock.symlink_to, lock.hardlink_to, lambda _: lock.write_text("do not touch")):
+        make(secret)
+        with pytest.raises(FileFormatError, match=r"cannot be locked .*: if no run .* remove"):
+            io.save_array(NEW, path)
+        assert lock.read_text() == secret.read_text() == "do not touch"
+        lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(FileFormatError, match="cannot be locked"):
+        io.save_array(NEW, path)
+
+
+# What killed runs leave -----------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import dask, dask.array as da, numpy as np
+from multimm import io
+
+def block(x, block_info=None):
+    if block_info[0]["chunk-location"] == (1, 0):
+        print("in the middle", flush=True)
+        os.kill(os.getpid(), int(sys.argv[2]))
+    return x
+
+dask.config.set(scheduler="sync")
+array = da.zeros((8, 3), chunks=(4, 3)).map_blocks(block, meta=np.empty((0, 0))) + 1
+io.save_array(array, sys.argv[1], dataset=sys.argv[3] or None, overwrite=sys.argv[4] == "over")
+"""
+
+
+def killed_run(path, number, dataset="", overwrite=False):
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, path, str(number), dataset, "over" if overwrite else ""],
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "in the middle\n", run.stderr
+    assert run.returncode == -number
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("suffix", "dataset"), [("npy", ""), ("zarr", ""), ("h5", ""), ("h5", "a")]
+)
+def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, number, suffix, dataset):
+    path = put(tmp_path / f"c.{suffix}", OLD)
+    before = io.open_array(path).compute()
+    killed_run(path, number, dataset, overwrite=not dataset)
+    left = [name for name in names(tmp_path) if name.startswith(".multimm-")]
+    assert len(left) == 2
+    np.testing.assert_array_equal(io.open_array(path).compute(), before)
+    start = time.monotonic()
+    io.save_array(NEW, path, dataset=dataset or None, overwrite=not dataset)
+    assert time.monotonic() - start < 5  # no lease of a lock is waited for
+    assert names(tmp_path) == [path.name]
+    np.testing.assert_array_equal(io.open_array(path, dataset=dataset or None).compute(), NEW)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_was_replaced_is_removed_by_the_next_run_too(tmp_path, suffix, monkeypatch):
+    """Killed when the new one had its name, and the older one was not removed."""
+    path = put(tmp_path / f"c.{suffix}", OLD)
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), NEW)
+    assert len(names(tmp_path)) == 2
+    io.save_array(OLD, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), OLD)
+    assert names(tmp_path) == [path.name]
+
+
+def test_leftovers_of_other_outputs_are_left_alone(tmp_path):
+    with io.Output(tmp_path / "other.npy") as other:
+        other.store(OLD).compute()
+        before = names(tmp_path)
+        (tmp_path / ".c.npy.partial-12345678").touch()
+        (tmp_path / ".c.npy.partial-mine").touch()
+        io.save_array(NEW, tmp_path / "c.npy")
+        assert names(tmp_path) == sorted([*before, ".c.npy.partial-mine", "c.npy"])
+
+
+def test_a_store_that_lost_its_name_gets_it_back(tmp_path):
+    """Killed between two renames, where names cannot be exchanged."""
+    path = put(tmp_path / "c.zarr", OLD)
+    with io.Output(path, overwrite=True) as output:
+        output.store(NEW)
+        older = output._claim.new_path("replaced")
+    path.rename(older)
+    with pytest.raises(FileFormatError, match="exists already"):
+        io.save_array(NEW, path)
+    np.testing.assert_array_equal(get(path), OLD)
+    assert names(tmp_path) == ["c.zarr"]
+
+
+# Names and modes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("stem", ["n" * 251, "é" * 125, "a\nb", "e\u0301", "-rf ~", "\udcff"])
+def test_whatever_name_the_file_system_takes(tmp_path, suffix, stem):
+    stem = os.fsdecode(os.fsencode(stem)[: 255 - len(suffix) - 1])
+    path = tmp_path / f"{stem}.{suffix}"
+    for matrix in (OLD, NEW):
+        io.save_array(matrix, path, overwrite=matrix is NEW)
+        np.testing.assert_array_equal(get(path), matrix)
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_name_that_is_too_long_is_refused_before_anything_is_computed(tmp_path, suffix):
+    with pytest.raises(FileFormatError, match=r"cannot be written .File name too long"):
+        io.Output(tmp_path / f"{'n' * 253}.{suffix}")
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def bits(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o400, 0o444])
+def test_permission_bits_stay(tmp_path, suffix, mode, umask):
+    path = tmp_path / f"c.{suffix}"
+    io.save_array(OLD, path)
+    folder = suffix == "zarr"
+    assert bits(path) == (0o750 if folder else 0o640)
+    file = path / "zarr.json" if folder else path
+    file.chmod(mode)
+    outer = 0o770 if folder else mode
+    path.chmod(outer)
+    with io.Output(path, overwrite=True) as output:
+        output.store(NEW).compute()
+        (unfinished,) = tmp_path.glob("*.partial")
+        assert not bits(unfinished) & 0o077 & ~(mode | (mode & 0o444) >> 2)
+        output.commit()
+    assert (bits(path), bits(file)) == (outer, mode)
+    np.testing.assert_array_equal(get(path), NEW)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owner_and_group_stay(tmp_path):
+    path = put(tmp_path / "c.npy", OLD)
+    os.chown(path, 12, 34)
+    io.save_array(NEW, path, overwrite=True)
+    assert (path.stat().st_uid, path.stat().st_gid) == (12, 34)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/c.zarr", "memory://c.npy", "https://host/c.h5"])
+def test_remote_addresses_are_not_written(url):
+    with pytest.raises(FileFormatError, match=r"read and not written; .*to_zarr"):
+        io.save_array(NEW, url)
+
+
+# Blocks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "u8", "f2", ">f8", "g", "c8", ">c16", "G"])
+@pytest.mark.parametrize("chunks", [(3, 2), (7, 5), (1, 1)])
+def test_hdf5_reads_what_was_written_beside_it(tmp_path, dtype, chunks):
+    matrix = np.random.default_rng(0).integers(0, 9, (7, 5)).astype(dtype)
+    path = io.save_array(da.from_array(matrix, chunks=chunks), tmp_path / "c.h5")
+    with h5py.File(path) as file:
+        assert file["C"].dtype == matrix.dtype
+        assert file["C"].chunks is None
+        np.testing.assert_array_equal(file["C"][:], matrix)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_disk_that_is_full_is_one_line(tmp_path, suffix, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    form = graph.FORMATS[f".{suffix}"]
+    monkeypatch.setitem(graph.FORMATS, f".{suffix}", form._replace(write=full))
+    with pytest.raises(FileFormatError, match=r"a block cannot be written .No space left") as info:
+        io.save_array(da.from_array(NEW, chunks=2), tmp_path / f"c.{suffix}")
+    assert "\n" not in str(info.value)
+    assert str(tmp_path / f"c.{suffix}") in str(info.value)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_is_full_when_all_is_synced_leaves_the_old(
+    tmp_path, suffix, number, monkeypatch
+):
+    path = put(tmp_path / f"c.{suffix}", OLD)
+
+    def full(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileFormatError, match=os.strerror(number)):
+        io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(io.open_array(path).compute(), OLD)
+    assert names(tmp_path) == [path.name]
+
+
+HOLDER = """
+import sys, h5py
+with h5py.File(sys.argv[1], "r+"):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_writer_of_hdf5_that_is_stopped_holds_up_nobody(tmp_path):
+    matrix = np.random.default_rng(0).random((90, 90))
+    with io.Output(tmp_path / "c.h5") as output:
+        written = output.store(da.from_array(matrix, chunks=40))
+        path = max(tmp_path.iterdir(), key=lambda one: one.stat().st_size)
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout.readline() == b"open\n"
+            assert written.compute().all()
+            holder.kill()
+        output.commit()
+    np.testing.assert_array_equal(get(tmp_path / "c.h5"), matrix)
