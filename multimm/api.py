@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dask.array as da
 import numpy as np
 
@@ -29,6 +31,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.workers import ClusterSpec
 from multimm.products import Scalar
+from multimm.result_chunks import AUTO, asked_for
 from multimm.shapes import check_operands
 
 
@@ -40,6 +43,7 @@ def matmul(
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,
+    chunks: Any = AUTO,
 ) -> Array:
     """The matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -62,12 +66,19 @@ def matmul(
         GPUs with kernels for it. Other dtypes follow NumPy; float16 and bfloat16 are summed in
         float32.
     blocks : int or (int, int), optional
-        Rows and columns of the result's blocks. Default: planned.
+        Rows and columns of what one task makes of the result. Default: planned.
     slabs : int, optional
         Length of the ranges of k that one task multiplies. Default: planned.
     p_k : int, optional
         Parts of k that different workers sum side by side. Default: planned. With the same
         `blocks`, `slabs` and `p_k` the result has the same bits on any number of workers.
+    chunks : {"auto", "operands"} or chunk sizes
+        What a lazy result comes in. ``"auto"``: the blocks that tasks make, where these are
+        regular, all equal but a smaller last one in each dimension; else regular chunks of them.
+        ``"operands"``: the chunks of Dask's own product, rows as in `a` and columns as in `b`. Or
+        anything that `dask.array.core.normalize_chunks` takes for the result's shape. Bits depend
+        on the blocks, not on the chunks: these are cut out of blocks by the workers that have them,
+        or joined. A result that is computed at once has none.
 
     Returns
     -------
@@ -104,7 +115,7 @@ def matmul(
     """
     check_precision(precision)
     options = products.options(blocks, slabs, p_k)
-    nothing_fixed = options is products.NOTHING_FIXED
+    nothing_fixed = options is products.NOTHING_FIXED and chunks is AUTO
     if nothing_fixed and (done := recall.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
     if check_promise(a, b, precision):
@@ -113,8 +124,9 @@ def matmul(
     matrix_a, matrix_b = _as_matrices(a, b)
     check_operands(a.shape, b.shape)
     dtype = reference.result_dtype(a.dtype, b.dtype)
+    wanted = asked_for(chunks, a, b, dtype)
     result = products.product(
-        matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options
+        matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options, wanted
     )
     if a.ndim == 1:
         result = result[..., 0, :]
@@ -147,6 +159,7 @@ def gemm(
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,
+    chunks: Any = AUTO,
 ) -> Array:
     """alpha op(A) op(B) + beta C: BLAS xGEMM, out of place.
 
@@ -163,8 +176,8 @@ def gemm(
         NumPy, CuPy or Dask arrays, or packed operands, as for `matmul`.
     trans_a, trans_b : bool
         op(X) is the transpose of X; nothing is copied for it.
-    precision, blocks, slabs, p_k
-        As for `matmul`.
+    precision, blocks, slabs, p_k, chunks
+        As for `matmul`; those of the operands are rows as in op(A) and columns as in op(B).
 
     Returns
     -------
@@ -200,8 +213,9 @@ def gemm(
     dtype = gemm_dtype(
         alpha, reference.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
     )
+    wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
     step = products.step(a.dtype, b.dtype, dtype, precision, trans_a, trans_b, alpha, beta)
-    return products.product(a, b, c if beta != 0 else None, step, options)
+    return products.product(a, b, c if beta != 0 else None, step, options, wanted)
 
 
 def _packed_gemm(
@@ -264,6 +278,7 @@ def plan(
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,
+    chunks: Any = AUTO,
     cluster: ClusterSpec | None = None,
 ) -> MatmulPlan:
     """What `matmul` or `gemm` would do: ``print(plan(a, b))`` is the dry run.
@@ -275,7 +290,7 @@ def plan(
         NumPy and CuPy arrays are planned in the blocks that `matmul` cuts them into. Without one
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
-    alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k
+    alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k, chunks
         As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
@@ -302,6 +317,8 @@ def plan(
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     check_beta(beta, c)
+    given_a = a if isinstance(a, MatrixSpec) else as_array(a, "a")
+    given_b = b if isinstance(b, MatrixSpec) else as_array(b, "b")
     a, b, c = products.as_multiplied(a, b, c)
     asked = a.shape, b.shape
     if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
@@ -316,7 +333,8 @@ def plan(
     dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]
     added = None if c is None else named_dtype(str(c.dtype))
     dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)
+    wanted = asked_for(chunks, given_a, given_b, dtype, trans_a, trans_b)
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)
     operands = products.Operands.of(a, b, step)
-    return products.planned(operands, options, cluster, c if beta != 0 else None)
+    return products.planned(operands, options, cluster, c if beta != 0 else None, wanted)

@@ -233,7 +233,7 @@ def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         try:
             reason = _obstacle(original.__name__, args, kwargs)
             if not reason:
-                return matmul(*args)
+                return matmul(*args, chunks="operands")
         except (DTypeError, ArrayTypeError) as error:
             reason = str(error)
         logger.debug("left to Dask: %s", reason)

@@ -21,6 +21,7 @@ from multimm.graph.narrow import is_narrow, scheme_of
 from multimm.graph.operand import peel, reader_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, arrays, as_dask, current_client, is_dask, named_dtype, on_gpu
+from multimm.planning.grid import Blocks
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
@@ -86,6 +87,7 @@ class Operands:
         held: Held,
         *,
         hosted: bool,
+        chunks: tuple[Blocks, ...],
     ) -> Problem:
         """What is to be planned, for operands that may lie on workers of that cluster."""
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
@@ -105,10 +107,18 @@ class Operands:
             awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),
             downloaded=hosted,
+            chunks=chunks,
         )
 
 
-def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Options) -> Array:
+def product(
+    a: Array,
+    b: Array,
+    c: Array | None,
+    step: tasks.Step,
+    options: Options,
+    chunks: tuple[Blocks, ...] = (),
+) -> Array:
     """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
     if not (is_dask(a) or is_dask(b) or is_dask(c)):
         return tasks.gemm(a, b, c=c, step=step)
@@ -118,7 +128,7 @@ def product(a: Array, b: Array, c: Array | None, step: tasks.Step, options: Opti
     c = None if c is None else as_dask(c)
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
-    made = planned(operands, options, None, c)
+    made = planned(operands, options, None, c, chunks)
     if (client := current_client()) is not None:
         from multimm.graph.install import install
 
@@ -141,10 +151,12 @@ def planned(
     options: Options,
     cluster: ClusterSpec | None,
     c: Array | MatrixSpec | None,
+    chunks: tuple[Blocks, ...] = (),
 ) -> MatmulPlan:
     """The plan for some workers, by default those of the current client, or this process.
 
-    `c` is what is added; None where it is not read.
+    `c` is what is added; None where it is not read. `chunks` are those that the result is to come
+    in; empty: the plan's.
     """
     if cluster is not None and not isinstance(cluster, ClusterSpec):
         raise OptionError(
@@ -158,7 +170,7 @@ def planned(
     # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
     hosted = operands.hosted(c, on)
     pack = _pack_scheme(operands, on, gpu or hosted or not operands.arrays)
-    problem = operands.problem(c, pack, on, held, hosted=hosted)
+    problem = operands.problem(c, pack, on, held, hosted=hosted, chunks=chunks)
     plan = partial(plan_matmul, cluster=on, precision=operands.step.precision, options=options)
     made = [plan(problem)]
     if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):

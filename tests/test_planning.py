@@ -221,7 +221,7 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     shape, grid = problem(60, 70, 80), Grid(p_m, p_n, 1)
     layout = Layout(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
     counted = transfers.received(layout, grid.workers)
-    most, moved = max(counted.values(), default=0), traffic.moved(layout, grid.workers)
+    most, moved = max(counted.values(), default=0), traffic.of_products(layout, grid.workers)
     assert moved.total == sum(counted.values())
     if rows < p_m or columns < p_n:
         assert moved.busiest == most

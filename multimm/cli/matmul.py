@@ -181,8 +181,6 @@ def multiply(
     memory = described(client).budget_bytes
     a, b = files.open(memory)
     plan = multimm.plan(a, b, **product)
-    if target.regular:
-        product, plan = with_regular_blocks(a, b, product, plan)
     say(f"{plan}\n")
     plan.check()
     written = target.store(multimm.gemm(a=a, b=b, **product))
@@ -197,18 +195,3 @@ def multiply(
             unseen = "" if result.worst > 1 else " (with --no-verify it is)"
             raise RunError(f"{result}; nothing was written to {target.path}{unseen}")
         say(f"checked   {result}")
-
-
-def with_regular_blocks(
-    a: da.Array, b: da.Array, product: dict[str, Any], plan: MatmulPlan
-) -> tuple[dict[str, Any], MatmulPlan]:
-    """The same plan with C's blocks all of one size, so that none is cut again for the file."""
-    import multimm
-    from multimm.files.graph import regular
-
-    layout = plan.layout
-    if all(map(regular, layout.sides)):
-        return product, plan
-    blocks = tuple(map(max, layout.sides))
-    product = product | {"blocks": blocks, "slabs": max(layout.slabs), "p_k": plan.grid.p_k}
-    return product, multimm.plan(a, b, **product)

@@ -13,6 +13,7 @@ from dask.tokenize import tokenize
 from multimm.graph.block_task import Block, BlockTask
 from multimm.graph.builder import Builder
 from multimm.graph.gather import Gatherer
+from multimm.graph.handing import handed_out
 from multimm.graph.host import below_download, downloaded, on_device
 from multimm.graph.keys import KEY_VERSION, Keys
 from multimm.graph.operand import Operand
@@ -74,11 +75,12 @@ def build(
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
         tasks |= uploads([*tasks.values()], inputs, partial(keys.place, cluster))
+    tasks |= handed_out(layout, cluster, keys, tasks)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(tasks, owners, cluster.workers)
-    chunks = (*layout.stack, *layout.sides)
-    high = HighLevelGraph.from_collections(keys.name("matmul"), layer, dependencies=parents)
-    result = da.Array(high, keys.name("matmul"), chunks, meta=meta)
+    name = keys.name("chunk" if layout.hands_out else "matmul")
+    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    result = da.Array(high, name, layout.chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
         most = most_coming_back(layout, cluster)
         return downloaded(result, keys.name("downloaded"), most)

@@ -16,6 +16,8 @@ worker's place in the plan's grid, which an heir may have taken:
     (multimm-portion-T, i, j)                              of a block of C, which is joined
     (multimm-bundle-T, v)                                  what worker v has of a small operand
     (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
+    (multimm-chunk-T, β, i, j)                             C's chunks, where they are others
+    (multimm-cut-matmul-T, β, i, j, v)                     what worker v has of one, in a bundle
     (multimm-downloaded-T, β, i, j)                        the same in host memory
 
 Of the others, i, j and s count in the plan's order, which `multimm.planning.order` may change.
@@ -37,7 +39,7 @@ from multimm.planning.recut import Index
 from multimm.planning.workers import ClusterSpec
 
 #: Part of every token: raised when the meaning of a key changes.
-KEY_VERSION = 7
+KEY_VERSION = 8
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
 from dask._task_spec import Task
 
 from multimm.gpu.arrays import is_cupy
@@ -90,7 +91,12 @@ class Pieces:
         for block, size in zip(self.blocks, self.sizes, strict=True):
             module_of(block=block)  # or it is masked, or sparse: no such block may be copied
             check_shape(block, size)
-        return module_of(block=self.blocks[0]).empty(shape, self.blocks[0].dtype)
+        first = self.blocks[0]
+        # Transposed blocks stay so: they copy faster, and BLAS gives the bits of a lazy transpose.
+        turned = not is_cupy(first) and first.flags.fnc and len(shape) == first.ndim
+        if turned:
+            return np.empty(shape, first.dtype, order="F")
+        return module_of(block=first).empty(shape, first.dtype)
 
 
 def copied(moves: Sequence[Move]) -> Block:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from multimm.planning import memory
-from multimm.planning.boundaries import batch_blocks, choose, choose_slabs, kept
+from multimm.planning.boundaries import batch_blocks, choose_side, choose_slabs
 from multimm.planning.counts import (
     AS_USUAL,
     CHAINS,
@@ -90,14 +90,14 @@ def _blocks(
     slabs = count_slabs(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
     k_slabs = choose_slabs(problem, grid, slabs, options.slabs, keep)
-    a, b, (rows, cols), (block_m, block_n) = problem.a, problem.b, counts, options.edges
+    (rows, cols), (block_m, block_n) = counts, options.edges
     halves = problem.gram and block_m == block_n
     along = rows if halves else grid.p_m
-    m_blocks = choose(problem.m, rows, along, [a.chunks[-2]], block_m, kept(a, keep))
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
         return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
-    n_blocks = choose(problem.n, cols, grid.p_n, [b.chunks[-1]], block_n, kept(b, keep))
+    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
 

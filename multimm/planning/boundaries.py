@@ -15,6 +15,8 @@ from multimm.planning.grid import (
     ceil_div,
     even,
     group,
+    group_regular,
+    is_regular,
     largest_share,
     regular,
     remembered,
@@ -44,9 +46,9 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
     room = max(1, min(edge * edge // (4 * matrix), problem.batch // wanted))
     grouped: list[Blocks] = []
     for chunks in reversed(problem.batch_chunks):
-        blocks = group(chunks, room)
+        blocks = group_regular(chunks, room, 1)
         if max(blocks) > 2 * room:
-            blocks = even(sum(chunks), ceil_div(sum(chunks), room))
+            blocks = regular(sum(chunks), room)
         grouped.append(blocks)
         room = max(1, room // max(1, max(blocks)))
     return tuple(reversed(grouped))
@@ -83,20 +85,53 @@ def _evenly(size: int, count: int, workers: int) -> Blocks:
     return usual
 
 
+def choose_side(
+    problem: Problem, axis: int, count: int, workers: int, fixed: int | None, keep: int
+) -> Blocks:
+    """Block rows of C (axis -2), or its block columns (-1).
+
+    The chunks that are wanted, or A's rows and B's columns, joined, where they serve: of chunks
+    that are parts of blocks nothing travels when C is handed out. Where none are wanted, and in the
+    order in which C is stored, regular blocks are the better, for they are handed out as they are.
+    """
+    spec = problem.a if axis == -2 else problem.b
+    hints = [spec.chunks[axis]]
+    if problem.chunks:
+        hints.insert(1 if keep else 0, problem.chunks[axis])
+    ordered = problem.rows if axis == -2 else problem.columns
+    size = problem.m if axis == -2 else problem.n
+    result = not (problem.chunks or ordered)
+    return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
+
+
 def choose(
-    size: int, count: int, workers: int, hints: Sequence[Blocks], fixed: int | None, keep: int
+    size: int,
+    count: int,
+    workers: int,
+    hints: Sequence[Blocks],
+    fixed: int | None,
+    keep: int,
+    *,
+    result: bool = False,
 ) -> Blocks:
     """The given chunks, joined, if they serve as well as `count` even blocks; else those.
 
-    With `keep`, the first hint is taken as it is, chunks below that length joined.
+    With `keep`, the first hint is taken as it is, chunks below that length joined. Of a `result`,
+    what is joined is regular where it can be, and what is not is, always.
     """
     if fixed is not None:
         return regular(size, fixed)
+
+    def join(chunks: Blocks, target: int) -> Blocks:
+        return group_regular(chunks, target, workers) if result else group(chunks, target)
+
     if keep and min(2, workers) <= len(hints[0]) <= MOST_CHUNKS:  # one block serves one worker
-        return group(hints[0], keep)
+        return join(hints[0], keep)
     blocks = _evenly(size, count, workers)
+    if result and not is_regular(blocks):
+        blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
     for chunks in hints:
-        joined = group(chunks, max(blocks))
+        joined = join(chunks, max(blocks))
         few_enough = len(joined) <= 2 * len(blocks)
         small_enough = max(joined) <= 1.5 * max(blocks)
         fair = largest_share(joined, workers) <= IMBALANCE * largest_share(blocks, workers)

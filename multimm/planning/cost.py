@@ -93,6 +93,7 @@ AROUND = (
     "last sums",
     "mirroring",
     "joining C",
+    "handing C out",
     "last blocks from a GPU",
     "spilling",
 )
@@ -118,7 +119,8 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
     mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
-    tasks = layout.tasks + cuts + host_tasks(layout)
+    handed_out, joined = layout.handing_out(cluster.workers)
+    tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
     fewest = layout.blocks * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
@@ -127,7 +129,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     cut_first = bool(layout.cut_apart)  # C is not waited for
     bundled = isinstance(layout, GatheredLayout) and layout.bundled
     steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
-    steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
+    steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
     launches = layout.bands * (1 + layout.on_tensor_cores)
@@ -154,6 +156,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
+        "handing C out": _handing_out(layout, cluster, joined),
         "last blocks from a GPU": 0.0,
         "spilling": 2 * spilled / SPILL_RATE[device.kind],
     }
@@ -187,6 +190,16 @@ def _joining(layout: Layout, cluster: ClusterSpec) -> float:
     read = layout.most_joined * size * (1 + per_row)
     copied = (read + layout.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)
     return travels + copied + (1 + PART * (workers - 1)) * cluster.link.latency_s
+
+
+def _handing_out(layout: Layout, cluster: ClusterSpec, moved: int) -> float:
+    """Seconds for the last chunks of C: all is read and written, and so many bytes travel."""
+    if not layout.hands_out:
+        return 0.0
+    copied = 2 * layout.share_result * layout.problem.out_bytes
+    travels = moved / min(cluster.workers, layout.grid.workers) / link_rate(layout, cluster)
+    latency = cluster.link.latency_s * (moved > 0)
+    return copied / (cluster.slowest.copy_gbps * 1e9) + travels + latency
 
 
 def _packing(layout: Layout, cluster: ClusterSpec) -> float:

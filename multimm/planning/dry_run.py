@@ -9,6 +9,7 @@ from multimm.planning import traffic
 from multimm.planning.devices import SHARED_MEMORY
 from multimm.planning.gathered import GatheredLayout
 from multimm.planning.grid import Blocks
+from multimm.planning.handing import within
 from multimm.planning.memory import Terms
 from multimm.planning.workers import ClusterSpec
 
@@ -37,6 +38,7 @@ def _lines(plan: MatmulPlan) -> list[tuple[str, str]]:
         ("workers", _cluster_line(plan)),
         ("grid", f"{plan.grid} (p_m x p_n x p_k): {plan.strategy}, because {plan.reason}"),
         ("blocks", _blocks_line(plan)),
+        *([("chunks", _chunks_line(plan))] if plan.layout.hands_out else []),
         ("order", _order_line(plan)),
         ("moved", _moved_line(plan)),
         ("memory", _memory_line(plan)),
@@ -64,7 +66,7 @@ def _cluster_line(plan: MatmulPlan) -> str:
     devices = " and ".join(sorted({device.name for device in cluster.devices}))
     some = f", {used} of them used" if used < cluster.workers else ""
     threads = f", {cluster.threads} threads each" if cluster.threads > 1 else ""
-    told = cluster.numbers and plan.tasks > 1  # one task runs where its operands are
+    told = cluster.numbers and plan.layout.tasks > 1  # one task runs where its operands are
     anew = ", numbered in the order in which blocks lie on them" if told else ""
     nodes = ""
     if cluster.node < cluster.workers:
@@ -91,6 +93,15 @@ def _blocks_line(plan: MatmulPlan) -> str:
         f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
         f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
     )
+
+
+def _chunks_line(plan: MatmulPlan) -> str:
+    layout = plan.layout
+    sizes = " x ".join(map(blocks_text, layout.chunks))
+    how = "cut out of these blocks where they lie"
+    if plan.bytes_joined or not all(map(within, layout.chunks, layout.own_chunks)):
+        how = "cut out of these blocks and joined"
+    return f"C in {sizes}, {how}"
 
 
 def _portions_text(layout: GatheredLayout) -> str:
@@ -133,6 +144,8 @@ def _sorted_text(plan: MatmulPlan) -> str:
 def _moved_line(plan: MatmulPlan) -> str:
     more = _recut_text(plan) if plan.bytes_recut else ""
     more += _added_text(plan) if plan.bytes_added else ""
+    if plan.bytes_joined:
+        more += f", and {human(plan.bytes_joined)} of C to join its chunks"
     if not plan.bytes_received:
         return f"nothing: all is at home{more}"
     worst, bound = plan.bytes_busiest, plan.bytes_bound

@@ -147,14 +147,16 @@ class GatheredLayout(Layout):
         portions = self.strips[strip]
         return Coordinate(*self.cell(portions[strip % len(portions)], 0), 0)
 
-    def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each block of C, as stored; empty where Dask decides."""
+    @property
+    def block_owners(self) -> tuple[int, ...]:
+        """The number of the worker that makes each block of the result, as stored."""
         keepers = [self.grid.rank(self.keeper_of(at)) for at in range(len(self.strips))]
-        rows, columns = map(len, self.sides)
-        if len({number % workers for strip in self.strips for number in strip}) == 1:
-            return ()
-        at = product(range(rows), range(columns))
-        return tuple(keepers[column if self.by_columns else row] % workers for row, column in at)
+        at = product(*(range(len(blocks)) for blocks in self.sides))
+        return tuple(keepers[column if self.by_columns else row] for row, column in at)
+
+    def placed(self, workers: int) -> bool:
+        """Whether several workers make portions; else Dask decides on one."""
+        return len({number % workers for strip in self.strips for number in strip}) > 1
 
     @property
     def most_joined(self) -> int:

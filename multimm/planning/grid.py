@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from math import lcm
 from typing import NamedTuple
 
@@ -122,6 +123,45 @@ def regular(size: int, block: int) -> Blocks:
         return (0,)
     full, rest = divmod(size, block)
     return (block,) * full + ((rest,) if rest else ())
+
+
+def is_regular(blocks: Blocks) -> bool:
+    """Whether all blocks are equal but a smaller last one: Zarr and HDF5 take no others.
+
+    >>> is_regular((4, 4, 2)), is_regular((4, 2, 4)), is_regular((2, 4))
+    (True, False, False)
+    """
+    return len({*blocks[:-1]}) <= 1 and blocks[-1] <= blocks[0]
+
+
+@remembered
+def made_regular(blocks: Blocks) -> Blocks:
+    """The same size in regular blocks, about as many.
+
+    >>> made_regular((31, 28, 31)), made_regular((4, 4, 2))
+    ((30, 30, 30), (4, 4, 2))
+    """
+    if is_regular(blocks):
+        return blocks
+    return regular(sum(blocks), ceil_div(sum(blocks), len(blocks)))
+
+
+@remembered
+def group_regular(chunks: Blocks, target: int, workers: int) -> Blocks:
+    """As `group`, but regular where the chunks' own boundaries allow that.
+
+    Of several ways, the one that gives the busiest worker least, and of these the fewest blocks.
+
+    >>> group_regular((4, 4, 4, 4, 4), 10, 1), group_regular((4, 4, 4, 4, 4), 10, 2)
+    ((12, 8), (8, 8, 4))
+    """
+    usual = group(chunks, target)
+    if is_regular(usual):
+        return usual
+    ends = [*accumulate(chunks)]
+    found = [regular(ends[-1], end) for end in ends if end > 0 and 2 * end >= target]
+    found = [x for x in found if {*accumulate(x)} <= {*ends} and 2 * max(x) <= 3 * target]
+    return min(found, key=lambda x: (largest_share(x, workers), len(x)), default=usual)
 
 
 @remembered

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from multimm.planning.blocking import lay_out
 from multimm.planning.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.gathered import GatheredLayout
-from multimm.planning.grid import Blocks, Grid, ceil_div, group
+from multimm.planning.grid import Blocks, Grid, ceil_div, group, group_regular
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.portions import Portions
@@ -73,7 +73,8 @@ def _layouts(
     (rows, columns), workers = spec.chunks, cluster.workers
     grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
     usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
-    for strips in _strips(rows, spec.cols, problem.n if not by_columns else problem.m, cluster):
+    across = problem.m if by_columns else problem.n
+    for strips in _strips(rows, spec.cols, across, cluster, regular=not problem.chunks):
         portions = Portions(rows, columns, at, strips, workers)
         lengths = portions.lengths
         if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
@@ -91,11 +92,14 @@ def _layouts(
             yield replace(layout, bundled=True)
 
 
-def _strips(rows: Blocks, k: int, across: int, cluster: ClusterSpec) -> Iterator[Blocks]:
+def _strips(
+    rows: Blocks, k: int, across: int, cluster: ClusterSpec, *, regular: bool
+) -> Iterator[Blocks]:
     """How many rows of chunks each strip may have, of a matrix of so many columns.
 
     As many strips as there are workers, or a multiple of that: then each joins some. A half or a
-    quarter of the strips are as much fewer tasks, and for a little C one is enough.
+    quarter of the strips are as much fewer tasks, and for a little C one is enough. They may be
+    wanted of regular heights, where chunks allow it.
     """
     m, workers = sum(rows), cluster.workers
     usual = EDGE[cluster.slowest.kind] ** 2
@@ -107,7 +111,8 @@ def _strips(rows: Blocks, k: int, across: int, cluster: ClusterSpec) -> Iterator
     ends = [*accumulate(rows)]
     found: dict[Blocks, None] = {}
     for count in counts:
-        lengths = group(rows, ceil_div(m, count))
+        height = ceil_div(m, count)
+        lengths = group_regular(rows, height, workers) if regular else group(rows, height)
         cuts = [0, *(bisect_right(ends, end) for end in accumulate(lengths))]
         found[tuple(end - start for start, end in pairwise(cuts))] = None
     yield from found

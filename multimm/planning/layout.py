@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
+from math import prod
 from typing import NamedTuple
 
-from multimm.planning.grid import Blocks, Coordinate, Merge, ceil_div, merges, turns
+from multimm.planning.grid import (
+    Blocks,
+    Coordinate,
+    Merge,
+    ceil_div,
+    made_regular,
+    merges,
+    turns,
+)
+from multimm.planning.handing import Chunk, chunks_of, counted, within
 from multimm.planning.homes import Homes
 from multimm.planning.order import as_stored
 from multimm.planning.partition import WINDOW
@@ -17,6 +27,11 @@ from multimm.planning.partition import WINDOW
 #: Bytes of an operand that may travel before a task begins that multiplies many slabs, and what
 #: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
+
+
+#: Of results in more chunks and blocks than so many, what is joined is not counted chunk by chunk,
+#: which takes 10 us each: arbitrary.
+COUNTED = 20_000
 
 
 class Gate(NamedTuple):
@@ -106,18 +121,71 @@ class Layout(Homes):
         p = self.problem
         return as_stored(self.m_blocks, p.rows), as_stored(self.n_blocks, p.columns)
 
-    def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each block of C, as stored; empty for stacks and where Dask decides."""
-        if self.batch_blocks or self.blocks == 1:
-            return ()
-        rows = as_stored(range(len(self.m_blocks)), self.problem.rows)
-        columns = as_stored(range(len(self.n_blocks)), self.problem.columns)
-        return tuple(self.completes(*at) % workers for at in product(rows, columns))
+    @property
+    def own_chunks(self) -> tuple[Blocks, ...]:
+        """Sizes of the blocks in which the result is made, as stored."""
+        return (*self.stack, *self.sides)
 
-    def completes(self, i: int, j: int) -> int:
-        """The number of the worker that makes a block of the result of one matrix."""
-        cell = (max(i, j), min(i, j)) if self.mirrors else (i, j)
-        return self.grid.rank(self.keeper(*cell))
+    @cached_property
+    def chunks(self) -> tuple[Blocks, ...]:
+        """Chunks of the result: what is wanted, else regular ones, if possible its blocks."""
+        return self.problem.chunks or tuple(map(made_regular, self.own_chunks))
+
+    @cached_property
+    def hands_out(self) -> bool:
+        """Whether chunks of the result are others than its blocks: see `planning.handing`."""
+        return self.chunks != self.own_chunks
+
+    @property
+    def block_owners(self) -> tuple[int, ...]:
+        """The number of the worker that makes each block of the result, as stored."""
+        p = self.problem
+        matrices = [as_stored(range(len(blocks)), p.stack) for blocks in self.batch_blocks]
+        rows = as_stored(range(len(self.m_blocks)), p.rows)
+        columns = as_stored(range(len(self.n_blocks)), p.columns)
+        return tuple(
+            self.completes(i, j, self.flat(batch))
+            for *batch, i, j in product(*matrices, rows, columns)
+        )
+
+    @cached_property
+    def handed_out(self) -> tuple[Chunk, ...]:
+        """What each chunk of the result is made of; none where the blocks are the chunks."""
+        if not self.hands_out:
+            return ()
+        return tuple(chunks_of(self.chunks, self.own_chunks, self.block_owners))
+
+    def handing_out(self, workers: int) -> tuple[int, int]:
+        """Tasks that make the chunks of the result of its blocks, and bytes that travel for it.
+
+        Counted, but for many chunks of which some are joined: at most.
+        """
+        chunks, blocks = self.chunks, self.own_chunks
+        count, parts = prod(map(len, chunks)), prod(map(len, blocks))
+        if not self.hands_out:
+            return 0, 0
+        if all(map(within, chunks, blocks)):
+            return count, 0
+        if count + parts > COUNTED:
+            return count + parts, self.problem.result_bytes if workers > 1 else 0
+        tasks, moved = counted(self.handed_out, workers)
+        return tasks, moved * self.problem.out_bytes
+
+    def result_owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each chunk of C, as stored; empty for stacks and where Dask decides."""
+        if not self.placed(workers):
+            return ()
+        ranks = [x.keeper for x in self.handed_out] if self.hands_out else self.block_owners
+        return tuple(rank % workers for rank in ranks)
+
+    def placed(self, workers: int) -> bool:
+        """Whether several workers have blocks of one matrix, and it is known which."""
+        return not self.batch_blocks and self.blocks > 1
+
+    def completes(self, i: int, j: int, flat: int = 0) -> int:
+        """The number of the worker that makes a block of the result, of one batch block."""
+        i, j = (max(i, j), min(i, j)) if self.mirrors else (i, j)
+        return self.grid.rank(self.keeper(self.row(flat, i), j))
 
     @cached_property
     def fetches_c(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.grid import ceil_div
+from multimm.planning.handing import within
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
 from multimm.planning.workers import ClusterSpec
@@ -28,7 +29,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     result = each * layout.share_result
     slabs = _slabs(layout, each)
     stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
-    stay |= _joined(layout)
+    stay |= _joined(layout) | _handed_out(layout)
     finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
     if p.downloaded:  # all but those of a wave are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)
@@ -122,6 +123,17 @@ def _joined(layout: Layout) -> Terms:
     """Of portions of C's blocks that others have made."""
     size = layout.portions_received * layout.problem.sum_bytes
     return {"portions of C received": size} if size else {}
+
+
+def _handed_out(layout: Layout) -> Terms:
+    """Of a block whose chunks are cut out, and of a chunk that is joined of several."""
+    if not layout.hands_out:
+        return {}
+    sides = [layout.own_chunks]
+    if not all(map(within, layout.chunks, layout.own_chunks)):
+        sides.append(layout.chunks)
+    elements = sum(prod(map(max, chunks)) for chunks in sides)
+    return {"C handed out": elements * layout.problem.out_bytes}
 
 
 def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:

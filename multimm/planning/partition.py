@@ -127,7 +127,7 @@ class Partition:
         """The wave in which a block row is worked on."""
         return row // (self.band * self.grid.p_m)
 
-    def flat(self, batch_index: tuple[int, ...]) -> int:
+    def flat(self, batch_index: Sequence[int]) -> int:
         """The number of a batch block, counted in C order."""
         flat = 0
         for index, blocks in zip(batch_index, self.batch_blocks, strict=True):

@@ -8,7 +8,7 @@ from functools import cached_property
 from multimm.errors import MemoryBudgetError
 from multimm.planning import cost, dry_run, memory, redistribution, traffic, transfers
 from multimm.planning.dry_run import MOST_TASKS
-from multimm.planning.grid import Grid
+from multimm.planning.grid import Blocks, Grid
 from multimm.planning.layout import Layout
 from multimm.planning.memory import Held, Terms
 from multimm.planning.options import Options
@@ -48,8 +48,13 @@ class MatmulPlan:
         it is known where those lie.
     bytes_added : int
         What workers receive of the C that is added: at most, unless it is known where that lies.
+    bytes_joined : int
+        What workers receive to make chunks of C of blocks that others have: at most, of more than
+        20,000 chunks and blocks.
     bytes_moved : int
-        The three together.
+        The four together.
+    chunks : tuple of tuple of int
+        Sizes of the result's chunks, along all of its dimensions.
     bytes_busiest : float
         What the worker receives that receives the most from others.
     bytes_bound : int
@@ -88,7 +93,16 @@ class MatmulPlan:
     @property
     def tasks(self) -> int:
         """Tasks of the product; making the operands comes on top."""
-        return self.layout.tasks
+        return self.layout.tasks + self._handing_out[0]
+
+    @property
+    def chunks(self) -> tuple[Blocks, ...]:
+        """Sizes of the result's chunks, along all of its dimensions; a vector's are a matrix's."""
+        return self.layout.chunks
+
+    @cached_property
+    def _handing_out(self) -> tuple[int, int]:
+        return self.layout.handing_out(self.used.workers)
 
     @property
     def grid(self) -> Grid:
@@ -98,7 +112,7 @@ class MatmulPlan:
     @cached_property
     def used(self) -> ClusterSpec:
         """The workers that have a place in the grid; a single task may run on any."""
-        return self.cluster if self.tasks == 1 else self.cluster.first(self.grid.workers)
+        return self.cluster if self.layout.tasks == 1 else self.cluster.first(self.grid.workers)
 
     @cached_property
     def received(self) -> dict[int, int]:
@@ -137,8 +151,13 @@ class MatmulPlan:
 
     @property
     def bytes_moved(self) -> int:
-        """All that workers receive: of the product, of operands that are cut, of the C added."""
-        return self.bytes_received + self.bytes_recut + self.bytes_added
+        """All that workers receive: of the product, of what is cut, added, and joined."""
+        return self.bytes_received + self.bytes_recut + self.bytes_added + self.bytes_joined
+
+    @property
+    def bytes_joined(self) -> int:
+        """What workers receive to make chunks of C of blocks that others have."""
+        return self._handing_out[1]
 
     @property
     def bytes_bound(self) -> int:
@@ -148,7 +167,7 @@ class MatmulPlan:
     @cached_property
     def time_terms(self) -> Terms:
         """Predicted seconds of the slowest worker, by name."""
-        shared = (self.bytes_recut + self.bytes_added) / self.used.workers
+        shared = (self.bytes_moved - self.bytes_received) / self.used.workers
         moved, spilled = self.bytes_busiest + shared, self.bytes_spilled
         return cost.seconds(self.layout, self.used, moved, spilled)
 

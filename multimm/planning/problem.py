@@ -78,6 +78,8 @@ class Problem:
         Operands stay there, and their blocks go up when they are needed, as if they were read.
     in_one : bool
         One task brings them to a GPU, multiplies them, and brings the result back.
+    chunks : tuple of Blocks
+        That the result is to come in, along all of its dimensions. Empty: those of the plan.
     """
 
     a: MatrixSpec
@@ -99,6 +101,7 @@ class Problem:
     downloaded: bool = False
     from_host: bool = False
     in_one: bool = False
+    chunks: tuple[Blocks, ...] = ()
 
     def __post_init__(self) -> None:
         check_operands(self.a.shape, self.b.shape)

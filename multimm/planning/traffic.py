@@ -77,9 +77,10 @@ class Moved(NamedTuple):
 
 
 def moved(layout: Layout, workers: int) -> Moved:
-    """What is received, and what moves while operands are cut: an even share for each worker."""
-    found, recut = of_products(layout, workers), layout.recut.nbytes
-    return Moved(found.total + recut, found.busiest + recut / workers)
+    """What is received, and what moves while operands are cut and C is handed out: even shares."""
+    found = of_products(layout, workers)
+    more = layout.recut.nbytes + layout.handing_out(workers)[1]
+    return Moved(found.total + more, found.busiest + more / workers)
 
 
 def of_products(layout: Layout, workers: int) -> Moved:

@@ -1,0 +1,110 @@
+"""What `chunks=` asks for: the sizes of a result's chunks."""
+
+from __future__ import annotations
+
+import operator
+from itertools import zip_longest
+from math import prod
+from typing import Any
+
+import numpy as np
+from dask.array.core import common_blockdim, normalize_chunks
+
+from multimm.errors import OptionError, integer
+from multimm.operands import is_dask
+from multimm.planning.dry_run import MOST_TASKS
+from multimm.planning.grid import Blocks, ceil_div
+from multimm.planning.matrix import MatrixSpec
+
+AUTO, OPERANDS = "auto", "operands"
+#: Dask takes no more tasks than so many, and each chunk is one.
+MOST_CHUNKS = MOST_TASKS
+
+
+def asked_for(
+    chunks: Any,
+    a: Any,
+    b: Any,
+    dtype: np.dtype[Any],
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> tuple[Blocks, ...]:
+    """Sizes of the chunks of a product, as a matrix or a stack of them; empty: those of the plan.
+
+    Parameters
+    ----------
+    chunks : "auto", "operands" or anything that Dask takes for chunks of the result's shape
+    a, b : array or MatrixSpec
+        As they were given: vectors too, of which the result has a dimension less.
+    dtype : dtype
+        Of the product: sizes may be given in bytes.
+    trans_a, trans_b : bool
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(chunks, str) and chunks == AUTO:
+        return ()
+    own_a, own_b = _own(a, trans_a), _own(b, trans_b)
+    as_dask = _as_dask(own_a, own_b)
+    vectors = len(own_a) == 1, len(own_b) == 1
+    if isinstance(chunks, str) and chunks == OPERANDS:
+        return as_dask
+    kept = [*as_dask[:-2], *(x for x, gone in zip(as_dask[-2:], vectors, strict=True) if not gone)]
+    rest = iter(_sizes(chunks, tuple(map(sum, kept)), dtype))
+    *stack, _, _ = as_dask
+    batch = [next(rest) for _ in stack]
+    return (*batch, *((1,) if gone else next(rest) for gone in vectors))
+
+
+def _own(x: Any, transposed: bool) -> tuple[Blocks, ...]:
+    """Chunks of an operand; all of it is one, if it is no Dask array, as Dask has it."""
+    lazy = isinstance(x, MatrixSpec) or is_dask(x)
+    chunks = x.chunks if lazy else tuple((size,) for size in x.shape)
+    return (*chunks[:-2], *chunks[:-3:-1]) if transposed else chunks
+
+
+def _as_dask(a: tuple[Blocks, ...], b: tuple[Blocks, ...]) -> tuple[Blocks, ...]:
+    """Chunks of Dask's own product: rows of A, columns of B, and what serves both of a stack."""
+    pairs = zip_longest(a[-3::-1], b[-3::-1], fillvalue=(1,))
+    batch = [common_blockdim([x for x in pair if x != (1,)]) or (1,) for pair in pairs]
+    rows, columns = ((1,) if len(x) == 1 else x[axis] for x, axis in ((a, -2), (b, -1)))
+    return (*batch[::-1], rows, columns)
+
+
+def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Blocks, ...]:
+    """Chunks of any spelling of Dask's, checked."""
+    _check_few(chunks, shape)
+    try:
+        if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
+            raise TypeError
+        found = normalize_chunks(chunks, shape=shape, dtype=dtype)
+        sizes = tuple(tuple(operator.index(size) for size in blocks) for blocks in found)
+        fits = len(sizes) == len(shape) and all(min(blocks) >= 0 for blocks in sizes)
+        fits = fits and tuple(map(sum, sizes)) == shape
+    except Exception:  # Dask raises whatever comes of it
+        fits = False
+    if not fits:
+        raise OptionError(
+            f"chunks={_short(chunks)} for a result of shape {shape}: give 'auto', 'operands', or "
+            "chunk sizes as dask.array takes them, such as 1024 or one size for each dimension"
+        )
+    return sizes
+
+
+def _check_few(chunks: Any, shape: tuple[int, ...]) -> None:
+    """Raise where sizes would make so many chunks that to list them takes all memory."""
+    each = chunks if isinstance(chunks, tuple | list) else [chunks] * len(shape)
+    sizes = [size if (size := integer(x)) and size > 0 else None for x in each]
+    count = prod(1 if x is None else ceil_div(n, x) for n, x in zip(shape, sizes, strict=False))
+    if count > MOST_CHUNKS:
+        raise OptionError(
+            f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "
+            f"at most {MOST_CHUNKS} can be made; give larger ones"
+        )
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

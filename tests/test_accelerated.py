@@ -1,0 +1,150 @@
+"""Dask's own algorithms, and those of others, around products inside `accelerate()`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client
+
+import multimm
+
+TESTS_OF_DASK = Path(da.__file__).parent / "tests"
+#: What enters `accelerate()` around each of them.
+PLUGIN = """
+import multimm, pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    with multimm.accelerate():
+        yield
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+
+
+@pytest.fixture(scope="module", params=[0, 1, 2, 3, 4], ids="{} workers".format)
+def workers(request):
+    """With and without a cluster."""
+    if not request.param:
+        with dask.config.set(scheduler="sync"):
+            yield
+        return
+    with in_threads(request.param, memory_limit=0) as cluster, Client(cluster):
+        yield
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return {
+        "tall": da.from_array(rng.random((400, 30)), chunks=(40, 30)),
+        "w": da.from_array(rng.random((30, 12)), chunks=(30, 12)),
+        "squares": da.from_array(rng.random((40, 40)) + 40 * np.eye(40), chunks=10),
+        "wide": da.from_array(rng.random((30, 400)), chunks=(10, 400)),
+        "across": da.from_array(rng.random((400, 30)), chunks=(400, 10)),
+        "dosage": da.from_array(rng.integers(0, 3, (300, 24)).astype(float), chunks=(70, 7)),
+    }
+
+
+def centred(block):
+    return block - block.mean(axis=0)
+
+
+def genomic_relationship(dosage):
+    """How alike individuals are: VanRaden, "Efficient methods to compute genomic predictions",
+    Journal of Dairy Science 91 (2008), its first method. Rows are variants.
+    """
+    frequency = da.nanmean(dosage, axis=1, keepdims=True) / 2
+    deviation = da.where(da.isnan(dosage), 0.0, dosage - 2 * frequency)
+    return deviation.T @ deviation / (2 * (frequency * (1 - frequency)).sum())
+
+
+def fitted(x):
+    from dask_ml.decomposition import PCA
+
+    pca = PCA(n_components=3, svd_solver="randomized", random_state=0, iterated_power=2)
+    return pca.fit(x).singular_values_
+
+
+ALGORITHMS = {
+    "inv": lambda d: da.linalg.inv(d["squares"] @ d["squares"]),
+    "inv with products": lambda d: da.linalg.inv(d["squares"]),
+    "solve": lambda d: da.linalg.solve(d["squares"] @ d["squares"], d["squares"][:, :10]),
+    "solve for a vector": lambda d: da.linalg.solve(d["squares"], d["squares"] @ d["squares"][0]),
+    "cholesky": lambda d: da.linalg.cholesky(d["squares"] @ d["squares"].T),
+    "lu": lambda d: da.linalg.lu(d["squares"] @ d["squares"])[2],
+    "qr": lambda d: abs(da.linalg.qr(d["tall"] @ d["w"])[1]),
+    "tsqr": lambda d: abs(da.linalg.tsqr(d["tall"] @ d["w"])[1]),
+    "sfqr": lambda d: abs(da.linalg.sfqr(d["w"].T @ d["wide"])[1]),
+    "svd": lambda d: da.linalg.svd(d["tall"] @ d["w"])[1],
+    "svd_compressed": lambda d: da.linalg.svd_compressed(d["tall"], 3, n_power_iter=2, seed=0)[1],
+    "svd_compressed of wide": lambda d: da.linalg.svd_compressed(d["wide"], 3, seed=0)[1],
+    "svd_compressed across": lambda d: da.linalg.svd_compressed(d["across"], 3, seed=0)[1],
+    "lstsq": lambda d: da.linalg.lstsq(d["tall"], d["tall"] @ d["w"][:, 0])[0],
+    "shares of rows": lambda d: (d["tall"] @ d["w"]).map_blocks(
+        lambda block: block / block.sum(axis=1, keepdims=True)
+    ),
+    "what a block is centred by": lambda d: (d["tall"] @ d["w"]).map_blocks(centred),
+    "map_blocks of two": lambda d: da.map_blocks(
+        lambda x, y: x * y.sum(), d["squares"] @ d["squares"], d["squares"], dtype=float
+    ),
+    "a block": lambda d: (d["tall"] @ d["w"]).blocks[3],
+    "partitions": lambda d: (d["squares"] @ d["squares"]).partitions[1, 2],
+    "apply_gufunc": lambda d: da.apply_gufunc(
+        lambda x: x.max(axis=-1), "(i)->()", d["tall"] @ d["w"], output_dtypes=float
+    ),
+    "argtopk": lambda d: da.argtopk(d["tall"] @ d["w"], 2, axis=1),
+    "map_overlap": lambda d: (d["tall"] @ d["w"]).map_overlap(lambda x: x, depth=1, boundary=0),
+    "cov": lambda d: da.cov(d["wide"]),
+    "einsum": lambda d: da.einsum("ij,kj->ik", d["squares"] @ d["squares"], d["squares"]),
+    "tensordot": lambda d: da.tensordot(d["tall"] @ d["w"], d["tall"] @ d["w"], axes=(0, 0)),
+    "genomic relationship": lambda d: genomic_relationship(d["dosage"]),
+    "dask-ml's randomized PCA": lambda d: fitted(d["tall"]),
+}
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_built_on_products_gives_what_it_gives_without(name):
+    made = ALGORITHMS[name]
+    right = made(data())
+    with multimm.accelerate():
+        found = made(data())
+    assert getattr(found, "chunks", None) == getattr(right, "chunks", None)
+    right, found = dask.compute(right, found)
+    np.testing.assert_allclose(found, right, rtol=1e-8, atol=1e-10)
+
+
+def failing(folder, tests, *more):
+    """Which of some tests fail, and all that was said of them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *more]
+    path = f"{Path(multimm.__file__).parents[1]}:{folder}"
+    done = subprocess.run(
+        [*command, *tests],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    failed = sorted(x[1].split("/")[-1] for x in lines if x and x[0] in ("FAILED", "ERROR"))
+    return failed, done.stdout
+
+
+@pytest.mark.slow
+def test_dasks_own_tests_of_products_give_what_they_give_without(tmp_path):
+    (tmp_path / "around.py").write_text(PLUGIN)
+    files = [str(TESTS_OF_DASK / name) for name in ("test_routines.py", "test_linalg.py")]
+    names = "matmul or dot or einsum or svd or solve or inv or cholesky or lu or lstsq or qr"
+    failed, said = failing(tmp_path, files, "-k", names, "-p", "around")
+    assert " passed" in said, said
+    again = [str(TESTS_OF_DASK / name) for name in failed]
+    assert not failed or failing(tmp_path, again)[0] == failed, said
