@@ -39,11 +39,30 @@ class ClusterError(MultimmError, RuntimeError):
 
 
 class FileFormatError(MultimmError, ValueError):
-    """A matrix file that cannot be read or written as asked."""
+    """A matrix file that cannot be read or written as asked.
+
+    Names and attributes come from files of others, so the message is made `printable`.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class KernelError(MultimmError, RuntimeError):
     """A CUDA kernel that cannot be built or launched as asked."""
+
+
+def printable(text: str) -> str:
+    r"""A text without characters that steer a terminal: each as its escape sequence in Python.
+
+    >>> print(printable("red: \x1b[31m"))
+    red: \x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
 
 
 def integer(value: Any) -> int | None:

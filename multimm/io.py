@@ -26,7 +26,7 @@ from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, target
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.operands import as_array, check_waits, current_client
+from multimm.operands import as_array, check_query_planning, check_waits, current_client
 
 logger = logging.getLogger(__name__)
 
@@ -39,23 +39,32 @@ def open_array(
     dataset: str | None = None,
     chunks: int | Sequence[Any] | str | None = None,
     gpu: bool = False,
+    outside: bool = False,
 ) -> da.Array:
     """A matrix file as a lazy Dask array.
+
+    What is computed later is what was opened: a task that meets a file, or a chunk, that changed
+    since then raises `FileFormatError`.
 
     Parameters
     ----------
     path : str or path-like
         ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
         or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
-        absolute path.
+        absolute path. Addresses such as ``s3://bucket/x.zarr`` and ``https://host/x.npy`` are
+        read through fsspec, where that is installed.
     dataset : str, optional
-        Array inside a ``.zarr`` group or an HDF5 file; ``"file.h5:/name"`` says the same.
-        Default: the only matrix in there.
+        Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
+        ``"file.h5:/name"`` and ``"store.zarr/group/name"`` say the same. Default: the only matrix
+        in there.
     chunks : int, tuple, "auto" or None
         Blocks, as in `dask.array`. Default: the chunks of the file, whole multiples of them
         where they are small, up to Dask's ``array.chunk-size``.
     gpu : bool
         Blocks are CuPy arrays: each reading task moves its block to its own GPU.
+    outside : bool
+        Read raw data (external storage) and virtual sources of an HDF5 file that lie outside its
+        folder. Say so only of files that you trust: they may name any file that you can read.
 
     Returns
     -------
@@ -67,8 +76,11 @@ def open_array(
     ------
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
-        package for this format is missing, or the numbers stand for others: attributes
+        package for this format or address is missing, sources of an HDF5 dataset are missing or
+        lie outside its folder, or the numbers stand for others: times, or attributes
         ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
+    ArrayTypeError
+        Dask's array query planning is switched on.
     ShapeError
         `chunks` that do not fit the matrix.
 
@@ -78,7 +90,8 @@ def open_array(
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
         that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
     """
-    matrix = files.inspect(files.locate(path, dataset))
+    check_query_planning("what open_array gives")
+    matrix = files.inspect(files.locate(path, dataset, outside=outside))
     return graph.lazy(matrix, graph.blocks(matrix, chunks), gpu)
 
 
@@ -108,6 +121,7 @@ def save_array(
     ClusterError
         In the event loop of an asynchronous client, where nothing may wait.
     """
+    check_query_planning("what save_array writes")
     check_waits("save_array", "multimm.io.save_array, array, path")
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
         compute(output.store(array))
@@ -238,7 +252,7 @@ class Output:
 
     def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
-        matrix = self._stored()
+        matrix = files.inspect(self._stored().place)
         return graph.lazy(matrix, graph.blocks(matrix, None), gpu)
 
     def _stored(self) -> StoredMatrix:

@@ -9,7 +9,7 @@ import functools
 import math
 import numbers
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import dask
 import dask.array as da
@@ -17,7 +17,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
-from multimm.shapes import check_result
+from multimm.shapes import auto_of_empty, check_result
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
@@ -86,13 +86,24 @@ def _is_dask_type(kind: type) -> bool:
     )
 
 
+def check_query_planning(name: str) -> None:
+    """Raise `ArrayTypeError` if Dask makes arrays of its other kind, which have no such graphs."""
+    if dask.config.get("array.query-planning", False):
+        _refuse_query_planning(name)
+
+
+def _refuse_query_planning(name: str) -> NoReturn:
+    raise ArrayTypeError(
+        f"{name} belongs to Dask's array query planning, which multimm does not support: "
+        "set `array.query-planning` to False (DASK_ARRAY__QUERY_PLANNING=False) before "
+        "importing dask.array"
+    )
+
+
 def _checked_dask(x: Any, name: str) -> Any:
-    if dask.config.get("array.query-planning", False) or not hasattr(x, "dask"):
-        raise ArrayTypeError(
-            f"{name} belongs to Dask's array query planning, which multimm does not support: "
-            "set `array.query-planning` to False (DASK_ARRAY__QUERY_PLANNING=False) before "
-            "importing dask.array"
-        )
+    if not hasattr(x, "dask"):
+        _refuse_query_planning(name)
+    check_query_planning(name)
     if any(math.isnan(size) for chunks in x.chunks for size in chunks):
         raise ShapeError(
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
@@ -164,7 +175,9 @@ def check_same_device(**operands: Array | None) -> None:
 
 def as_dask(x: Array) -> Any:
     """A Dask array of the operand; blocks of an array in memory are slices of it."""
-    return x if is_dask(x) else da.from_array(x, chunks="auto", asarray=False)
+    if is_dask(x):
+        return x
+    return da.from_array(x, chunks=auto_of_empty("auto", x.shape), asarray=False)
 
 
 def pair(a: Any, b: Any) -> tuple[Array, Array]:

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
     "checks": {"failures", "operands", "shapes", "gpu", "graph", "cluster"},
     "io": {"files", "operands"},
-    "files": {"failures", "gpu", "graph"},
+    "files": {"failures", "gpu", "graph", "shapes"},
     "cluster": {"graph", "gpu", "planning"},
     "graph": {"failures", "shapes", "planning", "gpu"},
     "gpu": {"shapes"},

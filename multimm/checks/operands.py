@@ -22,7 +22,7 @@ from multimm.operands import (
     on_gpu,
     plain_scalar,
 )
-from multimm.shapes import check_operands, check_result
+from multimm.shapes import auto_of_empty, check_operands, check_result
 
 DType = np.dtype[Any]
 #: Blocks that NumPy and CuPy operands are read in: bounds the float64 copies (arbitrary).
@@ -125,7 +125,9 @@ def as_blocks(array: Any, name: str) -> Any:
     array = as_array(array, name)
     rank(array.dtype, name)
     if not is_dask(array):
-        chunks = normalize_chunks("auto", array.shape, limit=BLOCK_BYTES, dtype=array.dtype)
+        chunks = normalize_chunks(
+            auto_of_empty("auto", array.shape), array.shape, limit=BLOCK_BYTES, dtype=array.dtype
+        )
         array = as_array(da.from_array(array, chunks=chunks, name=False, asarray=False), name)
     return _ones_joined(array)
 
