@@ -317,9 +317,8 @@ def plan(
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     check_beta(beta, c)
-    given_a = a if isinstance(a, MatrixSpec) else as_array(a, "a")
-    given_b = b if isinstance(b, MatrixSpec) else as_array(b, "b")
     a, b, c = products.as_multiplied(a, b, c)
+    given_a, given_b = a, b
     asked = a.shape, b.shape
     if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
         shapes = matrices(a, b, trans_a, trans_b)

@@ -40,7 +40,13 @@ class ClusterError(MultimmError, RuntimeError):
 
 
 class FileFormatError(MultimmError, ValueError):
-    """A matrix file that cannot be read or written as asked."""
+    """A matrix file that cannot be read or written as asked.
+
+    Names and attributes come from files of others, so the message is made `printable`.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class KernelError(MultimmError, RuntimeError):

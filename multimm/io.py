@@ -27,7 +27,7 @@ from multimm.files import FORMATS, commit, graph, hdf5_output, raw, target, zarr
 from multimm.files.modes import access_of
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
 from multimm.files.unfinished import Claim, remove
-from multimm.operands import as_array, as_dask, check_waits
+from multimm.operands import as_array, as_dask, check_query_planning, check_waits
 
 PathLike = str | os.PathLike[str]
 #: Times that a target may come or go just when an output gets its name; arbitrary.
@@ -40,23 +40,32 @@ def open_array(
     dataset: str | None = None,
     chunks: int | Sequence[Any] | str | None = None,
     gpu: bool = False,
+    outside: bool = False,
 ) -> da.Array:
     """A matrix file as a lazy Dask array.
+
+    What is computed later is what was opened: a task that meets a file, or a chunk, that changed
+    since then raises `FileFormatError`.
 
     Parameters
     ----------
     path : str or path-like
         ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
         or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
-        absolute path.
+        absolute path. Addresses such as ``s3://bucket/x.zarr`` and ``https://host/x.npy`` are
+        read through fsspec, where that is installed.
     dataset : str, optional
-        Array inside a ``.zarr`` group or an HDF5 file; ``"file.h5:/name"`` says the same.
-        Default: the only matrix in there.
+        Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
+        ``"file.h5:/name"`` and ``"store.zarr/group/name"`` say the same. Default: the only matrix
+        in there.
     chunks : int, tuple, "auto" or None
         Blocks, as in `dask.array`. Default: the chunks of the file, whole multiples of them
         where they are small, up to Dask's ``array.chunk-size``.
     gpu : bool
         Blocks are CuPy arrays: each reading task moves its block to its own GPU.
+    outside : bool
+        Read raw data (external storage) and virtual sources of an HDF5 file that lie outside its
+        folder. Say so only of files that you trust: they may name any file that you can read.
 
     Returns
     -------
@@ -68,8 +77,11 @@ def open_array(
     ------
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
-        package for this format is missing, or the numbers stand for others: attributes
+        package for this format or address is missing, sources of an HDF5 dataset are missing or
+        lie outside its folder, or the numbers stand for others: times, or attributes
         ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
+    ArrayTypeError
+        Dask's array query planning is switched on.
     ShapeError
         `chunks` that do not fit the matrix.
 
@@ -79,7 +91,8 @@ def open_array(
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
         that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
     """
-    matrix = files.inspect(files.locate(path, dataset))
+    check_query_planning("what open_array gives")
+    matrix = files.inspect(files.locate(path, dataset, outside=outside))
     return graph.lazy(matrix, graph.blocks(matrix, chunks), gpu)
 
 
@@ -109,6 +122,7 @@ def save_array(
     ClusterError
         In the event loop of an asynchronous client, where nothing may wait.
     """
+    check_query_planning("what save_array writes")
     check_waits("save_array", "multimm.io.save_array, array, path")
     with Output(path, dataset=dataset, overwrite=overwrite) as output:
         compute(output.store(array))

@@ -9,7 +9,7 @@ import functools
 import math
 import numbers
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import dask
 import dask.array as da
@@ -151,13 +151,24 @@ def _is_dask_type(kind: type) -> bool:
     )
 
 
+def check_query_planning(name: str) -> None:
+    """Raise `ArrayTypeError` if Dask makes arrays of its other kind, which have no such graphs."""
+    if dask.config.get("array.query-planning", False):
+        _refuse_query_planning(name)
+
+
+def _refuse_query_planning(name: str) -> NoReturn:
+    raise ArrayTypeError(
+        f"{name} belongs to Dask's array query planning, which multimm does not support: "
+        "set `array.query-planning` to False (DASK_ARRAY__QUERY_PLANNING=False) before "
+        "importing dask.array"
+    )
+
+
 def _checked_dask(x: Any, name: str) -> Any:
-    if dask.config.get("array.query-planning", False) or not hasattr(x, "dask"):
-        raise ArrayTypeError(
-            f"{name} belongs to Dask's array query planning, which multimm does not support: "
-            "set `array.query-planning` to False (DASK_ARRAY__QUERY_PLANNING=False) before "
-            "importing dask.array"
-        )
+    if not hasattr(x, "dask"):
+        _refuse_query_planning(name)
+    check_query_planning(name)
     if any(math.isnan(size) for chunks in x.chunks for size in chunks):
         raise ShapeError(
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"

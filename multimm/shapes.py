@@ -6,6 +6,7 @@ Every layer that takes matrices asks here, whatever kind of arrays they are.
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
 from multimm.errors import ShapeError
 
@@ -47,6 +48,19 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
 def _given(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> str:
     first = f"a has shape {a}{' and is transposed,' * trans_a}"
     return f"{first} and b has shape {b}{' and is transposed' * trans_b}"
+
+
+def auto_of_empty(chunks: Any, shape: Shape) -> Any:
+    """Chunks in which "auto" is a whole axis where the array is empty: Dask divides by zero.
+
+    >>> auto_of_empty("auto", (0, 40)), auto_of_empty(("auto", 8), (0, 40))
+    ((-1, -1), (-1, 8))
+    """
+    if 0 not in shape:
+        return chunks
+    if isinstance(chunks, str) or not isinstance(chunks, tuple | list):
+        chunks = (chunks,) * len(shape)
+    return tuple(-1 if isinstance(own, str) and own == "auto" else own for own in chunks)
 
 
 def check_result(name: str, shape: Shape, result: Shape) -> None:

@@ -20,6 +20,7 @@ from dask.array.core import Array, normalize_chunks, slices_from_chunks
 from dask.utils import SerializableLock
 
 from multimm.blocks import plain
+from multimm.shapes import auto_of_empty
 
 Where = tuple[slice, ...]
 
@@ -194,9 +195,9 @@ def in_memory(x: Any) -> Array:
     return cast("Array", da.from_array(x, chunks=_auto(x), asarray=False))
 
 
-def _auto(x: Any) -> str | int:
+def _auto(x: Any) -> Any:
     """Blocks of Dask's usual size, or one of Python objects, which have none."""
-    return -1 if x.dtype.hasobject else "auto"
+    return -1 if x.dtype.hasobject else auto_of_empty("auto", x.shape)
 
 
 def _is_mapped(x: Any) -> bool:

@@ -279,15 +279,6 @@ def test_netcdf_that_is_not_hdf5_says_what_to_do(tmp_path):
         io.open_array(path)
 
 
-@pytest.mark.parametrize("name", ["grp.zarr/t", "f.h5/deep/t", "f.nc/t"])
-def test_an_array_inside_that_is_named_as_a_path_is_told_its_name(tmp_path, name):
-    file, _, inside = name.partition("/")
-    with pytest.raises(FileFormatError, match=rf"for the array inside write {file}:/{inside}$"):
-        files.locate(name)
-    with pytest.raises(FileFormatError, match=r"supported are [.\w, ]+$"):
-        files.locate("folder/t")
-
-
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_the_only_matrix_needs_no_name(tmp_path, suffix):
     path = several(tmp_path / f"m.{suffix}")

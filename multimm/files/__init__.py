@@ -12,10 +12,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from multimm.errors import FileFormatError
-from multimm.files import hdf5, hdf5_output, npy, raw, zarr, zarr_output
+from multimm.files import hdf5, hdf5_output, identity, npy, raw, remote, zarr, zarr_output
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
+
+
+def whole(matrix: StoredMatrix, _: Where) -> StoredMatrix:
+    """All of it: the format keeps nothing by block."""
+    return matrix
 
 
 class Format(NamedTuple):
@@ -32,12 +38,20 @@ class Format(NamedTuple):
     regular: bool = False
     #: New files are made; others are read alone.
     written: bool = True
+    #: The matrix with no more than the reading of one block needs: what its task is given.
+    part: Callable[[StoredMatrix, Where], StoredMatrix] = whole
 
 
 _NPY = Format(npy.inspect, npy.read, npy.create, raw.write, raw.sync)
 _HDF5 = Format(hdf5.inspect, hdf5.read, hdf5_output.create, raw.write, raw.sync)
 _ZARR = Format(
-    zarr.inspect, zarr.read, zarr_output.create, zarr_output.write, zarr_output.sync, regular=True
+    zarr.inspect,
+    zarr.read,
+    zarr_output.create,
+    zarr_output.write,
+    zarr_output.sync,
+    regular=True,
+    part=zarr.part,
 )
 FORMATS: Mapping[str, Format] = {
     ".npy": _NPY,
@@ -47,12 +61,18 @@ FORMATS: Mapping[str, Format] = {
     ".nc": _HDF5._replace(written=False),
     ".nc4": _HDF5._replace(written=False),
 }
-#: A file that holds several arrays, and the name of one.
+#: What file systems and NumPy count up to.
+MOST_BYTES = 2**63 - 1
+#: A file that holds several arrays, and the name of one behind a colon or a slash.
 _NAMED = r"(.+\.(?:h5|hdf5|zarr|nc4?)){}(.+)"
 
 
-def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location:
-    """Split ``file.h5:/name`` and find the format, without looking at the disk.
+def locate(
+    path: str | os.PathLike[str], dataset: str | None = None, *, outside: bool = False
+) -> Location:
+    """Split ``file.h5:/name`` or ``store.zarr/name`` and find the format.
+
+    A local path that is there as it is given stands for itself; nothing else is looked up.
 
     Raises
     ------
@@ -60,27 +80,62 @@ def locate(path: str | os.PathLike[str], dataset: str | None = None) -> Location
         The suffix is none of those supported, or a dataset is named twice or where the
         format has none.
     """
-    text = os.fspath(path)
-    if match := re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE):
-        text, name = match.groups()
-        if dataset is not None and dataset.strip("/") != name.strip("/"):
-            raise FileFormatError(
-                f"{path}: the dataset is {name!r} in the path and {dataset!r} in the option; "
-                "name it once"
-            )
-        dataset = name
-    suffix = Path(text).suffix.lower()
+    given = os.fspath(path)
+    text = _local(given)
+    if not (suffix_of(text) in FORMATS and _whole(text)):
+        for between in ":", "/":
+            if match := re.fullmatch(_NAMED.format(between), text, re.IGNORECASE):
+                text, name = match.groups()
+                if dataset is not None and dataset.strip("/") != name.strip("/"):
+                    raise FileFormatError(
+                        f"{given}: the dataset is {name!r} in the path and {dataset!r} in the "
+                        "option; name it once"
+                    )
+                dataset = name
+                break
+    suffix = suffix_of(text)
     if suffix not in FORMATS:
-        inside = re.fullmatch(_NAMED.format("/"), text, re.IGNORECASE)
-        hint = "; for the array inside write {}:/{}".format(*inside.groups()) if inside else ""
         raise FileFormatError(
-            f"{path}: cannot tell a matrix format from the suffix {suffix!r}; "
-            f"supported are {', '.join(FORMATS)}{hint}"
+            f"{given}: cannot tell a matrix format from the suffix {suffix!r}; "
+            f"supported are {', '.join(FORMATS)}"
         )
     if suffix == ".npy" and dataset is not None:
-        raise FileFormatError(f"{path}: a .npy file holds one array; leave out the dataset")
+        raise FileFormatError(f"{given}: a .npy file holds one array; leave out the dataset")
     name_in_file = dataset.strip("/") or None if dataset else None
-    return Location(os.path.abspath(text), suffix, name_in_file)
+    if remote.is_remote(text):
+        return Location(text.rstrip("/"), suffix, name_in_file)
+    shown = "" if text == given or not remote.is_remote(given) else given
+    return Location(os.path.abspath(text), suffix, name_in_file, shown, outside)
+
+
+def _local(given: str) -> str:
+    """``file:///folder/name`` as a local path; others as they are."""
+    if not given.lower().startswith("file://"):
+        return given
+    parts = urlsplit(given)
+    if parts.netloc not in ("", "localhost"):
+        raise FileFormatError(
+            f"{given}: names a file on the host {parts.netloc!r}; a local file has three slashes, "
+            f"file:///{parts.netloc}{parts.path}"
+        )
+    return unquote(given[len("file://") + len(parts.netloc) :])
+
+
+def suffix_of(text: str) -> str:
+    """The end of a path, or of an address without its query, that names the format."""
+    if remote.is_remote(text) and text.lower().startswith(("http:", "https:")):
+        text = urlsplit(text).path
+    return Path(text).suffix.lower()
+
+
+def _whole(text: str) -> bool:
+    """Whether a path with a format's suffix is a file of its own, and no array inside another."""
+    if remote.is_remote(text):
+        return not re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE)
+    if os.path.lexists(text):
+        return True
+    inside = re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE)
+    return inside is None and os.path.isdir(os.path.dirname(os.path.abspath(text)))
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -92,12 +147,14 @@ def inspect(place: Location) -> StoredMatrix:
         Nothing there, not readable, truncated, no such dataset, or not a numeric array of
         at least one dimension.
     """
-    if not os.path.exists(place.path):
-        raise FileFormatError(f"{place.path}: no such file or directory")
+    if not place.remote and identity.state(place.path) == identity.ABSENT:
+        raise FileFormatError(f"{place.name}: no such file or directory")
     try:
         found = FORMATS[place.suffix].inspect(place)
     except FileFormatError:
         raise
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{place.name}: no such file or directory") from error
     except Exception as error:  # parsers raise anything on a foreign file
         raise FileFormatError(
             f"{place}: not a readable {place.suffix} file ({reason(error)})"
@@ -106,4 +163,9 @@ def inspect(place: Location) -> StoredMatrix:
         raise FileFormatError(f"{place}: elements are {found.dtype}; {HOLDS}")
     if not found.shape:
         raise FileFormatError(f"{place}: holds a single value (0-d); a matrix is needed")
+    if max((*found.shape, found.nbytes)) > MOST_BYTES:
+        raise FileFormatError(
+            f"{place}: declares {found.dtype} {found.shape}, which is more than any file holds "
+            f"({MOST_BYTES:,} bytes): it is damaged, or was never written"
+        )
     return found

@@ -9,25 +9,34 @@ be, a warning says so.
 from __future__ import annotations
 
 import base64
+import re
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from multimm.errors import FileFormatError
+from multimm.errors import FileFormatError, printable
 from multimm.files.stored import Location
 
 #: What changes all values -> the number that changes none.
 CHANGES = {"scale_factor": 1.0, "add_offset": 0.0}
 #: What stands for a missing value.
 MISSING = ("_FillValue", "missing_value")
-#: Frames from the warning to whoever calls `multimm.io.open_array`.
-LEVEL = 5
+#: Units of points in time, as CF has them: a unit, since a date.
+_SINCE = re.compile(
+    r"\s*(nano|micro|milli)?(s|secs?|seconds?|min|mins|minutes?|h|hrs?|hours?|d|days?|weeks?|"
+    r"(common_|all_leap_|tropical_|sidereal_|leap_|julian_|gregorian_)?(years?|months?)|"
+    r"ns|us|ms|[µμ]s|msecs?)\s+since\s",
+    re.IGNORECASE,
+)
 
 
-def check_meaning(place: Location, dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> None:
-    """Raise where an array's numbers stand for others; warn where some may stand for none.
+def check_meaning(
+    place: Location, dtype: np.dtype[Any], attributes: Mapping[str, Any]
+) -> np.dtype[Any]:
+    """The dtype that is meant; warn where some numbers may stand for none.
 
     Parameters
     ----------
@@ -37,10 +46,16 @@ def check_meaning(place: Location, dtype: np.dtype[Any], attributes: Mapping[str
     attributes : Mapping
         Of h5py or Zarr: those of other names are not read.
 
+    Returns
+    -------
+    numpy.dtype
+        As stored, or bool where xarray has written booleans as integers.
+
     Raises
     ------
     FileFormatError
-        A scale or an offset, or integers that are to be read without their sign, or with one.
+        A scale or an offset, integers that are to be read without their sign, or with one, or
+        numbers that stand for times.
     """
     found = {name: attributes[name] for name in (*CHANGES, *MISSING) if name in attributes}
     signed = {"u": "false", "i": "true"}.get(dtype.kind)
@@ -54,14 +69,45 @@ def check_meaning(place: Location, dtype: np.dtype[Any], attributes: Mapping[str
             "stored; decode them, as xarray.open_dataset and xarray.open_zarr do with chunks={}, "
             "and multiply x.data, or write that with multimm.io.save_array and multiply the file"
         )
+    units, kind = (_text(attributes.get(name, "")) for name in ("units", "dtype"))
+    if dtype.kind in "iuf" and (
+        _SINCE.match(units) or kind.startswith(("datetime64", "timedelta64"))
+    ):
+        said = ", ".join(f"{name}={text!r}" for name, text in (("units", units), ("dtype", kind)))
+        raise FileFormatError(
+            f"{place}: its numbers stand for times ({said}): open it with xarray and multiply what "
+            'you make of x.data, such as (x.data - start) / numpy.timedelta64(1, "s")'
+        )
     missing = [name for name in found if name in MISSING and not _is(found[name], np.nan)]
     if missing:
-        warnings.warn(
+        warn(
             f"{place}: {_listed(found, missing)} stands for missing values, which are multiplied "
-            "as they are stored: if there are any, open it with xarray and multiply x.data",
-            UserWarning,
-            stacklevel=LEVEL,
+            "as they are stored: if there are any, open it with xarray and multiply x.data"
         )
+    return np.dtype(bool) if kind == "bool" and dtype.kind in "iu" else dtype
+
+
+def warn(text: str) -> None:
+    """Warn whoever calls multimm, in a text that may have names from files."""
+    warnings.warn(printable(text), UserWarning, stacklevel=_level())
+
+
+def _level() -> int:
+    """Frames from the caller of this to whoever calls multimm."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _ours(name: str) -> bool:
+    return name.partition(".")[0] == "multimm"
+
+
+def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of an array's attributes that `check_meaning` looks at, for when the file is closed."""
+    names = (*CHANGES, *MISSING, "_Unsigned", "units", "dtype")
+    return {name: attributes[name] for name in names if name in attributes}
 
 
 def _listed(found: Mapping[str, Any], names: list[str]) -> str:

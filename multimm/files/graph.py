@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,26 +19,40 @@ from dask.utils import parse_bytes
 
 from multimm.errors import FileFormatError, ShapeError
 from multimm.failures import named
-from multimm.files import FORMATS, raw, zarr
+from multimm.files import FORMATS, raw
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.host import to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.declared import as_declared
 from multimm.graph.layers import TaskLayer
+from multimm.shapes import auto_of_empty
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
 ZARR_CHUNK_BYTES = 256 * 2**20
+#: Tasks of one graph, arbitrary: Dask takes minutes for as many.
+MOST_BLOCKS = 10**6
 #: Of what errors call blocks that are written.
 WRITTEN = "what is written"
 
 
 @named
 def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
-    """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
-    block = FORMATS[matrix.place.suffix].read(matrix, index)
-    block = np.asarray(block, dtype=block.dtype.newbyteorder("="))
+    """One block of a stored matrix, as a NumPy (or CuPy) array of its own.
+
+    Raises
+    ------
+    FileFormatError
+        What is read is not what was opened, or cannot be read.
+    """
+    try:
+        block = FORMATS[matrix.place.suffix].read(matrix, index)
+    except (FileFormatError, MemoryError):
+        raise
+    except Exception as error:  # parsers raise anything
+        raise FileFormatError(f"{matrix.place}: cannot be read ({reason(error)})") from error
+    block = np.asarray(block, dtype=matrix.dtype.newbyteorder("="))
     return to_device(block) if gpu else block
 
 
@@ -75,6 +88,29 @@ def write_block(
     return np.ones((1,) * len(index), dtype=bool)
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The function that reads any rectangle of a stored matrix, by a tuple of slices.
+
+    Parameters
+    ----------
+    matrix : StoredMatrix
+    gpu : bool
+        Blocks are CuPy arrays.
+    """
+
+    matrix: StoredMatrix
+    gpu: bool
+
+    def __call__(self, index: Where) -> Any:
+        """Read one rectangle."""
+        return read_block(self.matrix, index, self.gpu)
+
+    def part(self, index: Where) -> Reader:
+        """The same with no more than that rectangle needs, for the task that reads it."""
+        return Reader(FORMATS[self.matrix.place.suffix].part(self.matrix, index), self.gpu)
+
+
 class ReadLayer(TaskLayer):
     """The reading tasks, with the function that reads any other rectangle as well.
 
@@ -100,9 +136,12 @@ class ReadLayer(TaskLayer):
 
 def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
     """The array whose blocks are read when they are needed."""
-    name = f"read-{tokenize(matrix, _state(matrix.path), chunks, gpu)}"
+    states = sorted(matrix.states.items()) if matrix.states is not None else None
+    told = str(matrix.place), matrix.shape, matrix.dtype, matrix.inside, matrix.sources
+    name = f"read-{tokenize(repr(told), repr(states), chunks, gpu)}"
+    part = FORMATS[matrix.place.suffix].part
     layer: dict[Any, Task] = {
-        (name, *position): Task((name, *position), read_block, matrix, index, gpu)
+        (name, *position): Task((name, *position), read_block, part(matrix, index), index, gpu)
         for position, index in _indices(chunks)
     }
     meta = np.empty((0,) * len(matrix.shape), matrix.dtype.newbyteorder("="))
@@ -110,8 +149,7 @@ def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
         import cupy
 
         meta = cupy.asarray(meta)
-    reader = partial(read_block, matrix, gpu=gpu)
-    graph = HighLevelGraph.from_collections(name, ReadLayer(layer, reader))
+    graph = HighLevelGraph.from_collections(name, ReadLayer(layer, Reader(matrix, gpu)))
     return da.Array(graph, name, chunks, meta=meta)
 
 
@@ -145,24 +183,15 @@ def _indices(chunks: Chunks) -> list[tuple[tuple[int, ...], Where]]:
     return list(zip(positions, product(*slices), strict=True))
 
 
-def _state(path: str) -> list[tuple[str, int, int]]:
-    """Modification times and sizes that change when the file, or any chunk of it, does."""
-    paths = [path]
-    if os.path.isdir(path):
-        # Chunk files are replaced by renaming, which shows in their directory's time.
-        for folder, _, files in os.walk(path):
-            paths.append(folder)
-            paths += [os.path.join(folder, file) for file in files if file in zarr.METADATA]
-    states = ((entry, os.stat(entry)) for entry in paths)
-    return sorted((entry, state.st_mtime_ns, state.st_size) for entry, state in states)
-
-
 def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
     """Block sizes per dimension, as Dask writes them."""
-    if chunks is None or chunks == "auto":
+    if chunks is None or (isinstance(chunks, str) and chunks == "auto"):
         chunks = _grouped(matrix) if matrix.chunks else "auto"
+    _check_count(matrix, chunks)
     try:
-        blocks = normalize_chunks(chunks, matrix.shape, dtype=matrix.dtype)
+        blocks = normalize_chunks(
+            auto_of_empty(chunks, matrix.shape), matrix.shape, dtype=matrix.dtype
+        )
         if any(size < 0 for sizes in blocks for size in sizes):
             raise ValueError("a size below 0")
     except (ValueError, TypeError, ZeroDivisionError) as error:
@@ -170,6 +199,20 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
             f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)})"
         ) from error
     return tuple(tuple(map(int, sizes)) for sizes in blocks)
+
+
+def _check_count(matrix: StoredMatrix, chunks: Any) -> None:
+    """Raise for more blocks than a graph can have tasks, before they are listed."""
+    sizes = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(matrix.shape)
+    counts = [
+        math.ceil(size / chunk) if isinstance(chunk, int | float) and chunk >= 1 else 1
+        for size, chunk in zip(matrix.shape, sizes, strict=False)
+    ]
+    if math.prod(counts) > MOST_BLOCKS:
+        raise ShapeError(
+            f"{matrix.place}: shape {matrix.shape} in chunks={chunks!r} makes "
+            f"{math.prod(counts):,} blocks; at most {MOST_BLOCKS:,} are allowed: give larger chunks"
+        )
 
 
 def _grouped(matrix: StoredMatrix) -> tuple[int, ...]:

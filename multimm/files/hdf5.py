@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from multimm.errors import FileFormatError
-from multimm.files.coded import check_meaning
-from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
+from multimm.files.coded import carried, check_meaning
+from multimm.files.hdf5_links import Search
+from multimm.files.identity import check, settled
+from multimm.files.remote import file_system, is_remote
+from multimm.files.stored import (
+    HOLDS,
+    Inside,
+    Location,
+    StoredMatrix,
+    Where,
+    choose_dataset,
+    package,
+)
 
 #: In an error's text: what failed, and the system's number and sentence.
 _CAUSE = re.compile(r"\(([^(:,]+)[:,].*?errno = (\d+), error message = '([^']*)'", re.DOTALL)
 
+#: HDF5 opens a dataset a second time only with the same folder for its raw files.
+RAW_FILES = threading.RLock()
+
 
 @contextmanager
-def _opened(path: str, mode: str) -> Iterator[Any]:
-    """An open file. Of the system's errors HDF5 makes texts of buffers, times and numbers."""
+def _opened(path: Any, mode: str) -> Iterator[Any]:
+    """An open file, by its path or, of a remote one, what fsspec has opened."""
+    with _told(path), package("h5py").File(path, mode) as file:
+        yield file
+
+
+@contextmanager
+def _told(path: Any) -> Iterator[None]:
+    """Of the system's errors HDF5 makes texts of buffers, times and numbers."""
     try:
-        with package("h5py").File(path, mode) as file:
-            yield file
+        yield
     except (OSError, RuntimeError) as error:
         found = _CAUSE.search(str(error))
         if found is None:
@@ -31,21 +53,114 @@ def _opened(path: str, mode: str) -> Iterator[Any]:
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
-    _refuse_netcdf3(place.path)
-    with _opened(place.path, "r") as file:
-        name = choose_dataset(place, _shapes(file))
-        item, found = file[name], replace(place, dataset=name)
-        check_meaning(found, item.dtype, item.attrs)
-        return StoredMatrix(found, item.shape, item.dtype, item.chunks)
+    _refuse_netcdf3(place)
+    matrix, attributes = _found(place)
+    if not settled(matrix.sources):
+        matrix, attributes = _found(place)
+    return replace(matrix, dtype=check_meaning(matrix.place, matrix.dtype, attributes))
 
 
-def _refuse_netcdf3(path: str) -> None:
-    with open(path, "rb") as file:
-        if file.read(3) == b"CDF":
+def _found(place: Location) -> tuple[StoredMatrix, dict[str, Any]]:
+    """The matrix as it is stored, and what its attributes say of it."""
+    h5py = package("h5py")
+    with RAW_FILES, ExitStack() as stack:
+        search = Search(place, stack)
+        file = _open_first(search, stack)
+        if place.dataset is None:
+            name = choose_dataset(place, _listed(file, search))
+        else:
+            name = "/".join(part for part in place.dataset.split("/") if part not in ("", "."))
+        found = replace(place, dataset=name)
+        try:
+            item, path = search.walk(file, place.path, name)
+        except KeyError:
+            choose_dataset(replace(place, dataset=name), _listed(file, search))
+            raise
+        if not isinstance(item, h5py.Dataset):
+            choose_dataset(replace(place, dataset=name), _listed(file, search))
+        _refuse_kinds(found, item)
+        inside = Inside(path, item.name) if place.remote else search.dataset(item, path)
+        if place.remote and (item.is_virtual or item.external):
             raise FileFormatError(
-                f"{path}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it with "
-                "xarray and multiply x.data"
+                f"{found}: its values lie in other files, which HDF5 cannot reach behind an "
+                "address; copy them all to a local folder"
             )
+        known = tuple(search.sources.values())
+        matrix = StoredMatrix(
+            found, item.shape, item.dtype, item.chunks, sources=known, inside=inside
+        )
+        return matrix, carried(item.attrs)
+
+
+def _open_first(search: Search, stack: ExitStack) -> Any:
+    """The file that was named."""
+    place = search.place
+    if not place.remote:
+        with _told(place.path):
+            return search.file(place.path)
+    search.add(place.path)
+    system, name = file_system(place.path)
+    content = stack.enter_context(system.open(name, "rb"))
+    search.files[place.path] = stack.enter_context(package("h5py").File(content, "r"))
+    return search.files[place.path]
+
+
+def _refuse_kinds(place: Location, item: Any) -> None:
+    """Raise for elements that h5py gives as numbers, or as objects, though they are others."""
+    h5py = package("h5py")
+    if item.shape is None:
+        raise FileFormatError(f"{place}: an empty dataset, without a shape")
+    of_netcdf = place.suffix in (".nc", ".nc4")
+    if of_netcdf and item.dtype.kind != "b" and h5py.check_enum_dtype(item.dtype) is not None:
+        names = ", ".join(list(h5py.check_enum_dtype(item.dtype))[:4])
+        raise FileFormatError(f"{place}: elements are of an enumeration ({names}, ...); {HOLDS}")
+    if h5py.check_string_dtype(item.dtype) is not None:
+        raise FileFormatError(f"{place}: elements are texts; {HOLDS}")
+    if h5py.check_vlen_dtype(item.dtype) is not None:
+        raise FileFormatError(f"{place}: elements are lists of any length; {HOLDS}")
+
+
+def _listed(file: Any, search: Search) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all datasets, each once, also behind links at the top level."""
+    h5py = package("h5py")
+    shapes = _shapes(file)
+    seen = {_identity(file[name]) for name in shapes}
+    for name in file:
+        if isinstance(file.get(name, getlink=True), h5py.HardLink):
+            continue
+        try:
+            item, _ = search.walk(file, search.place.path, name)
+        except (KeyError, OSError, FileFormatError) as error:
+            if isinstance(error, FileFormatError) and not shapes and len(file) == 1:
+                raise  # all that there is
+            continue
+        inner = _shapes(item) if isinstance(item, h5py.Group) else {"": item.shape}
+        for part, shape in inner.items():
+            one = item[part] if part else item
+            if shape is not None and _identity(one) not in seen:
+                seen.add(_identity(one))
+                shapes[f"{name}/{part}".rstrip("/")] = shape
+    return shapes
+
+
+def _identity(item: Any) -> tuple[int, int]:
+    """What two names of one object have in common."""
+    info = package("h5py").h5o.get_info(item.id)
+    return info.fileno, info.addr
+
+
+def _refuse_netcdf3(place: Location) -> None:
+    if place.remote:
+        system, name = file_system(place.path)
+        start = system.cat_file(name, start=0, end=3)
+    else:
+        with open(place.path, "rb") as file:
+            start = file.read(3)
+    if start == b"CDF":
+        raise FileFormatError(
+            f"{place.name}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
+            "with xarray and multiply x.data"
+        )
 
 
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
@@ -61,6 +176,26 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
 
 
 def read(matrix: StoredMatrix, index: Where) -> Any:
-    """A copy of one block."""
-    with _opened(matrix.path, "r") as file:
-        return file[matrix.dataset][index]
+    """A copy of one block, of the files that were opened."""
+    h5py = package("h5py")
+    inside = matrix.inside or Inside(matrix.path, matrix.dataset or "")
+    check(matrix.sources)
+    with ExitStack() as stack:
+        content: Any = inside.path
+        if is_remote(inside.path):
+            system, name = file_system(inside.path)
+            content = stack.enter_context(system.open(name, "rb"))
+        file = stack.enter_context(_opened(content, "r"))
+        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+        if inside.raw and inside.raw != os.getcwd():
+            stack.enter_context(RAW_FILES)
+            access.set_efile_prefix(os.fsencode(inside.raw))
+        item = h5py.Dataset(h5py.h5d.open(file.id, inside.name.encode(), access))
+        if item.shape != matrix.shape:
+            raise FileFormatError(
+                f"{matrix.place}: has shape {item.shape} by now, and {matrix.shape} when it was "
+                "opened; open it again"
+            )
+        block = item[index]
+    check(matrix.sources)  # written to meanwhile
+    return block

@@ -5,57 +5,113 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from multimm.errors import FileFormatError
+from multimm.files.identity import Source, of_stat, same, settled, state
+from multimm.files.remote import file_system, is_remote
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
-    with open(place.path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        headers = np.lib.format
-        read_header = (
-            headers.read_array_header_1_0 if version == (1, 0) else headers.read_array_header_2_0
+    with _opened(place.path) as file:
+        source = _source(place.path, file)
+        if not settled([source]):
+            source = _source(place.path, file)
+        shape, fortran, dtype = _header(file)
+        found = StoredMatrix(
+            place, shape, dtype, offset=file.tell(), fortran=fortran, sources=(source,)
         )
-        shape, fortran, dtype = read_header(file)
-        fortran = fortran and len(shape) > 1
-        found = StoredMatrix(place, shape, dtype, offset=file.tell(), fortran=fortran)
-        held = os.fstat(file.fileno()).st_size - found.offset
+        held = file.seek(0, os.SEEK_END) - found.offset
     if held < found.nbytes and dtype.kind in NUMERIC_KINDS:
         raise FileFormatError(
-            f"{place.path}: truncated: {found.nbytes:,} bytes of {dtype} {shape} promised, "
+            f"{place.name}: truncated: {found.nbytes:,} bytes of {dtype} {shape} promised, "
             f"{held:,} there"
         )
     return found
 
 
-def _map(matrix: StoredMatrix, index: Where, mode: Any) -> np.ndarray[Any, Any]:
-    """A view of one block that maps only the rows (or columns) it lies in."""
+def _opened(path: str) -> Any:
+    if is_remote(path):
+        system, name = file_system(path)
+        return system.open(name, "rb")
+    return open(path, "rb")
+
+
+def _source(path: str, file: Any) -> Source:
+    """The state of the file that was opened, whatever has its name by now."""
+    return Source(path, state(path) if is_remote(path) else of_stat(path, os.fstat(file.fileno())))
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns are contiguous, and dtype; the file stands at the first element."""
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    headers = np.lib.format
+    read_header = (
+        headers.read_array_header_1_0 if version == (1, 0) else headers.read_array_header_2_0
+    )
+    shape, fortran, dtype = read_header(file)
+    return shape, fortran and len(shape) > 1, dtype
+
+
+def _window(matrix: StoredMatrix, index: Where) -> tuple[int, tuple[int, ...], Where]:
+    """The rows (or columns) that a block lies in: where they begin, their shape, and it in them."""
     axis = len(matrix.shape) - 1 if matrix.fortran else 0
     others = math.prod(matrix.shape[:axis] + matrix.shape[axis + 1 :])
     start, stop, _ = index[axis].indices(matrix.shape[axis])
     window = (*matrix.shape[:axis], stop - start, *matrix.shape[axis + 1 :])
     inside = (*index[:axis], slice(None), *index[axis + 1 :])
+    return matrix.offset + start * others * matrix.dtype.itemsize, window, inside
+
+
+def _map(matrix: StoredMatrix, index: Where, mode: Any, file: Any = None) -> np.ndarray[Any, Any]:
+    """A view of one block that maps only the rows (or columns) it lies in."""
+    offset, window, inside = _window(matrix, index)
     if math.prod(window) == 0:  # nothing can be mapped in an empty file
         return np.empty(window, matrix.dtype)[inside]
     rows: np.ndarray[Any, Any] = np.memmap(
-        matrix.path,
+        file or matrix.path,
         dtype=matrix.dtype,
         mode=mode,
-        offset=matrix.offset + start * others * matrix.dtype.itemsize,
+        offset=offset,
         shape=window,
         order="F" if matrix.fortran else "C",
     )
     return rows[inside]
 
 
+def _received(matrix: StoredMatrix, index: Where, file: Any) -> np.ndarray[Any, Any]:
+    """A view of one block in the bytes of the rows (or columns) it lies in."""
+    offset, window, inside = _window(matrix, index)
+    size = math.prod(window) * matrix.dtype.itemsize
+    file.seek(offset)
+    content = file.read(size) if size else b""
+    if len(content) < size:
+        raise FileFormatError(f"{matrix.place}: truncated: {len(content):,} of {size:,} bytes came")
+    order: Any = "F" if matrix.fortran else "C"
+    return np.frombuffer(content, matrix.dtype).reshape(window, order=order)[inside]
+
+
 def read(matrix: StoredMatrix, index: Where) -> Any:
-    """A copy of one block."""
-    return np.array(_map(matrix, index, "r"), order="K")
+    """A copy of one block, of the file that was opened."""
+    with _opened(matrix.path) as file:
+        for path, before in matrix.sources:
+            same(path, before, _source(path, file).state)
+        described = matrix.shape, matrix.fortran, matrix.dtype
+        if _header(file) != described:
+            raise FileFormatError(
+                f"{matrix.place}: its header is another than when it was opened; open it again"
+            )
+        view = _received if matrix.place.remote else partial(_map, mode="r")
+        block = np.array(view(matrix, index, file=file), order="K")
+        for path, before in matrix.sources:  # written to meanwhile
+            same(path, before, _source(path, file).state)
+    return block
 
 
 def create(matrix: StoredMatrix) -> StoredMatrix:

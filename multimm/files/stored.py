@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import FileFormatError
+from multimm.files import remote
+from multimm.files.identity import Source
 
 Where = tuple[slice, ...]
 
@@ -30,20 +32,55 @@ class Location:
     Parameters
     ----------
     path : str
-        Absolute path of the file or directory.
+        Absolute path of the file or directory, or its address (``s3://...``).
     suffix : str
         The format: a key of `FORMATS`. Kept apart from `path` because an unfinished output
         does not carry its final name.
     dataset : str or None
         The array inside the file, for formats that hold several.
+    given : str, optional
+        What messages call the file, where that is not its path: the address ``file://...``.
+    outside : bool
+        An HDF5 file may have values read from other folders than its own.
     """
 
     path: str
     suffix: str
     dataset: str | None
+    given: str = field(default="", compare=False)
+    outside: bool = field(default=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The file as messages call it."""
+        return self.given or self.path
+
+    @property
+    def remote(self) -> bool:
+        """Whether it lies behind fsspec."""
+        return remote.is_remote(self.path)
 
     def __str__(self) -> str:
-        return self.path if self.dataset is None else f"{self.path}:{self.dataset}"
+        return self.name if self.dataset is None else f"{self.name}:{self.dataset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Where HDF5 has a dataset, behind all links.
+
+    Parameters
+    ----------
+    path : str
+        The file that it lies in.
+    name : str
+        Its path in there.
+    raw : str
+        Folder that relative paths of its raw files begin at; empty where there are none.
+    """
+
+    path: str
+    name: str
+    raw: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +99,12 @@ class StoredMatrix:
         Bytes before the first element, where all lie in one piece (.npy, HDF5 outputs).
     fortran : bool
         Columns are contiguous (.npy).
+    sources : tuple of Source
+        The files that any block is read from, as they were when the matrix was opened.
+    states : mapping, optional
+        Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
+    inside : Inside, optional
+        The dataset itself (HDF5).
     """
 
     place: Location
@@ -70,6 +113,9 @@ class StoredMatrix:
     chunks: tuple[int, ...] | None = None
     offset: int = 0
     fortran: bool = False
+    sources: tuple[Source, ...] = ()
+    states: Mapping[tuple[int, ...], int] | None = field(default=None, hash=False)
+    inside: Inside | None = None
 
     @property
     def path(self) -> str:
@@ -133,12 +179,12 @@ def choose_dataset(place: Location, shapes: Mapping[str, tuple[int, ...]]) -> st
     listed = listing(shapes) or "none"
     if place.dataset is not None:
         if place.dataset not in shapes:
-            raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")
+            raise FileFormatError(f"{place.name}: no dataset {place.dataset!r}; it holds: {listed}")
         return place.dataset
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 or len(shapes) == 1]
     if len(matrices) != 1:
         raise FileFormatError(
-            f"{place.path}: holds {len(matrices)} matrices, so one must be named, as in "
+            f"{place.name}: holds {len(matrices)} matrices, so one must be named, as in "
             f"{Path(place.path).name}:/NAME; datasets: {listed}"
         )
     return matrices[0]

@@ -43,7 +43,8 @@ def reader_of(array: Any) -> Reader | None:
     """How to read any rectangle of the array from its source, if its layer can tell.
 
     `multimm.io.open_array` makes such layers: a `reader` attribute holds a picklable function
-    from a tuple of slices to a block.
+    from a tuple of slices to a block. Its method ``part``, if it has one, gives the reader that a
+    task for such a tuple is sent.
     """
     reader: Reader | None = getattr(array.dask.layers.get(array.name), "reader", None)
     return reader
@@ -126,7 +127,15 @@ class Operand:
 
         C is read as it comes: nobody holds its reads back until they are needed.
         """
-        found = None if self.role == "c" else reader_of(self.array)
+        return self._uploads(None if self.role == "c" else reader_of(self.array))
+
+    def reader_at(self, where: tuple[slice, ...]) -> Reader | None:
+        """The reader for one rectangle: with no more than that needs, where it can tell."""
+        found = reader_of(self.array)
+        part = getattr(found, "part", None)
+        return self._uploads(found if part is None else part(where))
+
+    def _uploads(self, found: Reader | None) -> Reader | None:
         return partial(_read_and_upload, found) if found and self.uploaded else found
 
     @property

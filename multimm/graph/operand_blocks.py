@@ -91,7 +91,7 @@ class OperandBlocks:
     ) -> None:
         """A task that reads an operand block from its source, or brings it from host memory."""
         verb: Callable[..., Any] = read
-        source: tuple[Any, ...] = operand.reader, where
+        source: tuple[Any, ...] = operand.reader_at(where), where
         inputs: Inputs = ()
         if operand.from_host:
             parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)

@@ -1,0 +1,102 @@
+"""What was opened, so that what is read later can be told from it: the state of each file.
+
+A state is the inode, the size and the times of the last change of contents and of the entry, in
+nanoseconds. The last one tells of contents that were written in place and of times set back. Of a
+remote object it is what its file system says: a tag, a size, times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from multimm.errors import FileFormatError
+from multimm.files import remote
+
+State = tuple[int | str, ...]
+#: Seconds in which a file system may give two changes the same time: a tick of Linux's clock of
+#: 100 Hz, doubled.
+TICK = 0.02
+#: State of what is not there.
+ABSENT: State = ()
+
+
+class Source(NamedTuple):
+    """A file that is read, and its state when the matrix was opened."""
+
+    path: str
+    state: State
+
+
+def of_stat(path: str, found: os.stat_result) -> State:
+    """The state of a file, or folder; `FileFormatError` for what may never end."""
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise FileFormatError(
+            f"{path}: no regular file but {_kind(found.st_mode)}, whose end nobody knows; "
+            "write the matrix to a file first"
+        )
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a named pipe (FIFO)"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def state(path: str) -> State:
+    """The state of what is there now; `ABSENT` if nothing is."""
+    if remote.is_remote(path):
+        return remote.state(path)
+    try:
+        return of_stat(path, os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+
+
+def sources(paths: Iterable[str]) -> tuple[Source, ...]:
+    """The files with their states, each once."""
+    return tuple(Source(path, state(path)) for path in dict.fromkeys(paths))
+
+
+def settled(found: Iterable[Source]) -> bool:
+    """Whether a change from now on will show; wait for a moment and give False where not.
+
+    Files that were written a moment ago could be written again without another time.
+    """
+    newest = max((times[3] for _, times in found if len(times) == 4), default=0)
+    if isinstance(newest, int) and 0 <= time.time() - newest / 1e9 < TICK:
+        time.sleep(TICK)
+        return False
+    return True
+
+
+def check(opened: Iterable[Source]) -> None:
+    """Raise `FileFormatError` for the first file that is not what was opened."""
+    for path, before in opened:
+        same(path, before, state(path))
+
+
+def same(path: str, before: State, now: State) -> None:
+    """Raise `FileFormatError` unless a file's state is that of when it was opened."""
+    if now == before:
+        return
+    if now == ABSENT:
+        what = "is gone"
+    elif before == ABSENT:
+        what = "came into being"
+    else:
+        what = "changed"
+    raise FileFormatError(
+        f"{path}: {what} after the matrix was opened; open it again "
+        "(multimm.io.open_array) and compute with that"
+    )
+
+
+def mark(found: State) -> int:
+    """A state in 64 bits, for many of them."""
+    return int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,91 @@
+"""Files under addresses such as ``s3://bucket/name``, read through fsspec where it is installed."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any
+
+from multimm.errors import FileFormatError
+
+#: ``s3://...``, and chains such as ``simplecache::s3://...``.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+#: Protocol -> what fsspec needs for it, where that is not named like it.
+_NEEDS = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "hdfs": "pyarrow",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+#: What file systems say of an object that changes when its content does.
+_TELLING = (
+    *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "generation", "VersionId"),
+    *("size", "mtime", "LastModified", "last_modified", "Last-Modified", "created", "modified"),
+)
+
+
+def is_remote(text: str) -> bool:
+    """Whether this is an address, and no local path; ``file://`` is one until it is located."""
+    return _ADDRESS.match(text) is not None
+
+
+def file_system(address: str) -> tuple[Any, str]:
+    """fsspec's file system for an address, and the path in there.
+
+    Raises
+    ------
+    FileFormatError
+        fsspec, or what it needs for the protocol, is missing, or there is no such protocol.
+    """
+    protocol = re.split("::|://", address)[0].lower()
+    needed = _NEEDS.get(protocol)
+    install = " ".join(["pip install fsspec", *([needed] if needed else [])])
+    try:
+        url_to_fs = import_module("fsspec.core").url_to_fs
+    except ImportError:
+        raise FileFormatError(
+            f"{address}: remote addresses are read with the package fsspec, which is not "
+            f"installed: {install}"
+        ) from None
+    try:
+        found: tuple[Any, str] = url_to_fs(address, use_listings_cache=False)
+    except ImportError as error:
+        raise FileFormatError(f"{address}: {_sentence(error)}: {install}") from None
+    except ValueError as error:
+        raise FileFormatError(
+            f"{address}: fsspec cannot use this address ({_sentence(error)}); give a local path or "
+            "an address such as s3://, https:// or memory://"
+        ) from None
+    return found
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def state(address: str) -> tuple[str, ...]:
+    """What the file system says of an object that changes with it; nothing if it is not there."""
+    system, path = file_system(address)
+    try:
+        return telling(system, path, system.info(path))
+    except FileNotFoundError:
+        return ()
+
+
+def telling(system: Any, path: str, info: dict[str, Any]) -> tuple[str, ...]:
+    """What of an object's description changes with its content."""
+    said = tuple(f"{name}={info[name]}" for name in _TELLING if info.get(name) is not None)
+    if info.get("type") == "file" and len(said) < 2:
+        try:
+            return (*said, f"modified={system.modified(path)}")
+        except (NotImplementedError, OSError):
+            return said
+    return said
