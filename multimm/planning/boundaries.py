@@ -96,9 +96,9 @@ def choose_side(
     """
     spec = problem.a if axis == -2 else problem.b
     hints = [spec.chunks[axis]]
-    if problem.chunks:
-        hints.insert(1 if keep else 0, problem.chunks[axis])
     ordered = problem.rows if axis == -2 else problem.columns
+    if problem.chunks and not ordered:
+        hints.insert(1 if keep else 0, problem.chunks[axis])
     size = problem.m if axis == -2 else problem.n
     result = not (problem.chunks or ordered)
     return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
