@@ -209,7 +209,7 @@ def test_products_of_sides_in_any_order_are_right(
         MatrixSpec(x.shape, chunks=(sorted_m, sorted_k)),
         MatrixSpec(y.shape, chunks=(sorted_k, sorted_n)),
         c=MatrixSpec(z.shape, chunks=(sorted_m, sorted_n)) if added else None,
-        order=tuple(terms), rows=tuple(rows), columns=tuple(columns),
+        order=tuple(terms), rows=tuple(rows), columns=tuple(columns), chunks=(m, n),
     )  # fmt: skip
     plan = plan_matmul(problem, gpus(workers), options=Options(p_k=1))
     layout, _ = lay_out(problem, gpus(workers), Grid(workers, 1, 1), Options())
@@ -238,7 +238,8 @@ def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, wor
     own = owners if kind == "own" else ()
     problem = Problem(MatrixSpec(x.shape, chunks=a.chunks, owners=owners),
                       MatrixSpec(y.shape, chunks=b.chunks, owners=own),
-                      c=MatrixSpec(z.shape, chunks=c.chunks) if added else None)  # fmt: skip
+                      c=MatrixSpec(z.shape, chunks=c.chunks) if added else None,
+                      chunks=(sizes, (4,), (5,)))  # fmt: skip
     other = stack_where_it_lies(problem, workers)
     layout = in_place._whole_matrices(other, gpus(workers))
     assert as_stored(layout.batch_blocks[0], other.stack) == sizes

@@ -96,9 +96,9 @@ def choose_side(
     """
     spec = problem.a if axis == -2 else problem.b
     hints = [spec.chunks[axis]]
-    if problem.chunks:
-        hints.insert(1 if keep else 0, problem.chunks[axis])
     ordered = problem.rows if axis == -2 else problem.columns
+    if problem.chunks and not ordered:
+        hints.insert(1 if keep else 0, problem.chunks[axis])
     size = problem.m if axis == -2 else problem.n
     result = not (problem.chunks or ordered)
     return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
@@ -122,19 +122,22 @@ def choose(
     if fixed is not None:
         return regular(size, fixed)
 
-    def join(chunks: Blocks, target: int) -> Blocks:
-        return group_regular(chunks, target, workers) if result else group(chunks, target)
-
     if keep and min(2, workers) <= len(hints[0]) <= MOST_CHUNKS:  # one block serves one worker
-        return join(hints[0], keep)
+        return group_regular(hints[0], keep, workers) if result else group(hints[0], keep)
     blocks = _evenly(size, count, workers)
     if result and not is_regular(blocks):
         blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
-    for chunks in hints:
-        joined = join(chunks, max(blocks))
+
+    def serves(joined: Blocks) -> bool:
         few_enough = len(joined) <= 2 * len(blocks)
         small_enough = max(joined) <= 1.5 * max(blocks)
-        fair = largest_share(joined, workers) <= IMBALANCE * largest_share(blocks, workers)
-        if few_enough and small_enough and fair:
-            return joined
+        share = largest_share(blocks, workers)
+        return few_enough and small_enough and largest_share(joined, workers) <= IMBALANCE * share
+
+    for chunks in hints:
+        joined = group(chunks, max(blocks))
+        if not serves(joined):
+            continue
+        other = group_regular(chunks, max(blocks), workers) if result else joined
+        return other if serves(other) else joined
     return blocks

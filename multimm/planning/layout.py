@@ -134,6 +134,10 @@ class Layout(Homes):
     @cached_property
     def hands_out(self) -> bool:
         """Whether chunks of the result are others than its blocks: see `planning.handing`."""
+        p = self.problem
+        orders = ((p.rows, self.m_blocks), (p.columns, self.n_blocks))
+        if any(order and len(order) != len(blocks) for order, blocks in orders):
+            return False  # nobody takes it: its blocks are not those that an order is of
         return self.chunks != self.own_chunks
 
     @property
@@ -160,10 +164,10 @@ class Layout(Homes):
 
         Counted, but for many chunks of which some are joined: at most.
         """
-        chunks, blocks = self.chunks, self.own_chunks
-        count, parts = prod(map(len, chunks)), prod(map(len, blocks))
         if not self.hands_out:
             return 0, 0
+        chunks, blocks = self.chunks, self.own_chunks
+        count, parts = prod(map(len, chunks)), prod(map(len, blocks))
         if all(map(within, chunks, blocks)):
             return count, 0
         if count + parts > COUNTED:
