@@ -311,8 +311,9 @@ def test_integers_of_numpy_are_integers():
     x = da.ones((8, 8), chunks=4)
     options = {"blocks": (np.int64(2), np.uint8(4)), "slabs": np.int32(2), "p_k": np.int8(1)}
     assert multimm.matmul(x, x, **options).chunks == ((2,) * 4, (4, 4))
-    edge = multimm.plan(x, x, blocks=np.int64(2), cluster=multimm.cluster.local())
-    assert edge == multimm.plan(x, x, blocks=2, cluster=multimm.cluster.local())
+    here = multimm.cluster.local()
+    edge = multimm.plan(x, x, blocks=np.int64(2), cluster=here)
+    assert edge == multimm.plan(x, x, blocks=2, cluster=here)
 
 
 def test_unknown_options_are_pythons_own_error():

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -428,6 +429,21 @@ def test_local_describes_this_process():
     assert (spec.workers, spec.threads, spec.link) == (1, dask.system.CPU_COUNT, SHARED_MEMORY)
     assert spec.devices[0].kind == "cpu"
     assert 0 < spec.devices[0].memory_bytes <= psutil.virtual_memory().total
+
+
+def test_local_leaves_out_what_the_process_holds():
+    before = mc.local().devices[0].budget_bytes
+    held = np.ones(2**27)
+    assert mc.local().devices[0].budget_bytes < before - held.nbytes // 2
+
+
+def test_local_has_no_more_memory_than_its_address_space():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2);"
+        "import multimm; print(multimm.cluster.local().devices[0].budget_bytes)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(run.stdout) < 2 * 2**30
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+
 from multimm.cluster import rates
 from multimm.cluster.devices import cpu_device, current_gpu
-from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.devices import SHARED_MEMORY, DeviceSpec
 from multimm.planning.workers import ClusterSpec
 
 #: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
@@ -12,10 +14,16 @@ from multimm.planning.workers import ClusterSpec
 LOCAL_TASK_OVERHEAD_S = 1e-4
 #: Seconds of a product without tasks there; arbitrary, of the order seen.
 LOCAL_CALL_S = 2e-3
+#: Memory is counted in so many parts of all that there is. What is free changes all the time, and a
+#: plan is made anew for any other number. Arbitrary otherwise.
+STEPS = 128
 
 
 def local(*, gpu: bool = False) -> ClusterSpec:
     """This process as a cluster of one worker, for Dask's threaded and synchronous schedulers.
+
+    It has the memory that is free, and no more than its address space is limited to (``ulimit
+    -v``); what the process holds already is left out.
 
     As many tasks run at the same time as Dask's configuration says at the call: one where
     ``scheduler`` is the synchronous one, else ``num_workers``, or one per core. What is passed to
@@ -26,13 +34,8 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     gpu : bool
         Describe the current CUDA device (imports CuPy) instead of the CPU.
     """
-    from dask.system import CPU_COUNT
-    from distributed.system import memory_limit
-
     # Nothing spills without distributed.
-    device = (
-        current_gpu(spills=False) if gpu else cpu_device(memory_limit(), CPU_COUNT, spills=False)
-    )
+    device = current_gpu(spills=False) if gpu else _cpu()
     spec = ClusterSpec(
         (device,),
         SHARED_MEMORY,
@@ -41,6 +44,27 @@ def local(*, gpu: bool = False) -> ClusterSpec:
         call_s=LOCAL_CALL_S,
     )
     return rates.applied(spec, rates.stored())
+
+
+def _cpu() -> DeviceSpec:
+    """The cores of this process, and the memory that it can still have."""
+    import psutil  # type: ignore[import-untyped]
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    own = psutil.Process().memory_info()
+    limit = min(memory_limit(), own.rss + psutil.virtual_memory().available)
+    held = own.rss
+    bound = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if bound != resource.RLIM_INFINITY and bound - own.vms < limit - held:
+        limit, held = bound, own.vms  # code and stacks count, too
+    step = max(1, memory_limit() // STEPS)
+    return cpu_device(
+        limit // step * step or limit,
+        CPU_COUNT,
+        spills=False,
+        process_bytes=min(limit, -(-held // step) * step),
+    )
 
 
 def _threads() -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task
 from dask.blockwise import Blockwise
 
-from multimm.graph.block_task import Key
+from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.layers import TaskLayer
+from multimm.graph.tasks import wait_for
 
 
 class ProductLayer(TaskLayer):
@@ -36,6 +37,42 @@ class ProductLayer(TaskLayer):
     ) -> ProductLayer:
         """The copies are made where the originals are."""
         return ProductLayer(tasks, self.owners, self.workers)
+
+    def cull(
+        self, keys: Collection[Key], all_hlg_keys: Collection[Key]
+    ) -> tuple[TaskLayer, dict[Key, set[Key]]]:
+        """What some blocks of C need, and no more.
+
+        Gates order the tasks of a product; what they wait for is no operand of who waits for them.
+        So of a slice of C they wait for those of its tasks alone.
+        """
+        kept: dict[Key, Task] = {}
+        gates: dict[Key, BlockTask] = {}
+        needed = {key for key in keys if key in self.mapping}
+        while needed:
+            key = needed.pop()
+            task = self.mapping[key]
+            if task.func is wait_for:
+                gates[key] = task
+            else:
+                kept[key] = task
+                needed.update(
+                    dep
+                    for dep in task.dependencies
+                    if dep in self.mapping and dep not in kept and dep not in gates
+                )
+        kept |= {key: _of_what_is_kept(gate, kept) for key, gate in gates.items()}
+        return TaskLayer(kept, self.annotations), {
+            key: self.get_dependencies(key, all_hlg_keys) & set(task.dependencies)
+            for key, task in kept.items()
+        }
+
+
+def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
+    if all(key in kept for key in gate.dependencies):
+        return gate
+    waits = [ref for ref in gate.args if ref.key in kept]
+    return BlockTask(gate.key, gate.func, *waits, place=gate.place)
 
 
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _UNDECIDED = ("released", "waiting", "no-worker")
 
 #: Behind a task's order: what makes its operand blocks has the same, and comes before it; what that
-#: needs comes before both.
-_UPSTREAM, _MAKER, _OWN = -1, 0, 1
+#: needs comes before both. Consumers of its block come behind it, a step each: what else a consumer
+#: needs, then the consumer.
+_UPSTREAM, _MAKER, _OWN, _STEP = -1, 0, 1, 2
+
+Order = dict["TaskState", tuple[int, ...]]  #: smaller first
 
 Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
 
@@ -73,7 +76,7 @@ def pin_tasks(
     scheduler: Scheduler, product: Product, places: dict[TaskState, Place], owners: Owners
 ) -> None:
     """Pin and order tasks of a product, and what makes their operand blocks."""
-    order: dict[TaskState, tuple[int, ...]] = {}
+    order: Order = {}
     operands: dict[TaskState, Coordinate] = {}
     for ts, place in places.items():
         order[ts] = (*place.order, _OWN)
@@ -92,6 +95,7 @@ def pin_tasks(
     for maker, home in operands.items():
         _pin(product, maker, home, owners)
     _pin_upstream(product, list(operands), order, owners)
+    _follow(list(places), order)
     _reorder(order)
 
 
@@ -113,7 +117,7 @@ def _pin(product: Product, ts: TaskState, at: Coordinate, owners: Owners) -> boo
 def _pin_upstream(
     product: Product,
     made: list[TaskState],
-    order: dict[TaskState, tuple[int, ...]],
+    order: Order,
     owners: Owners,
 ) -> None:
     """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
@@ -135,7 +139,53 @@ def _pin_upstream(
                     level.append(dts)
 
 
-def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
+def _follow(product: list[TaskState], order: Order) -> None:
+    """Put what uses blocks of a product, such as a sum, right behind the last block it needs.
+
+    So a block that is used once is gone before the next one is made: C need not fit in memory. What
+    else only consumers need, X of ``a @ b - X``, comes right before the first of them.
+    """
+    consumers: list[TaskState] = []
+    level = product
+    left: dict[TaskState, int] = {}  # what a consumer waits for among consumers and products
+    seen = set(product)
+    while level:
+        found = []
+        for ts in level:
+            for user in ts.dependents:
+                if user in order or place_of(user) is not None:
+                    continue
+                left[user] = left.get(user, 0) + 1
+                if user not in seen:
+                    seen.add(user)
+                    found.append(user)
+        level = found
+    ready = product
+    while ready:
+        behind = []
+        for ts in ready:
+            for user in ts.dependents:
+                if user not in left:
+                    continue
+                left[user] -= 1
+                if not left[user]:
+                    last = max(order[dts] for dts in user.dependencies if dts in order)
+                    order[user] = (*last[:-1], last[-1] + _STEP)
+                    behind.append(user)
+        consumers += behind
+        ready = behind
+    level = consumers
+    while level:
+        found = []
+        for dts in {dts for ts in level for dts in ts.dependencies if dts not in order}:
+            if place_of(dts) is None and all(user in order for user in dts.dependents):
+                first = min(order[user] for user in dts.dependents)
+                order[dts] = (*first[:-1], first[-1] + _UPSTREAM)
+                found.append(dts)
+        level = found
+
+
+def _reorder(order: Order) -> None:
     """Deal the tasks' own priorities out again, in the product's order.
 
     The numbers stay among those that `dask.order` gave these tasks, so that they compare
@@ -145,5 +195,6 @@ def _reorder(order: dict[TaskState, tuple[int, ...]]) -> None:
         ts for ts in order if ts.state == "released" and ts.priority is not None
     ]  # others may sit in a sorted queue
     numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
-    for ts, number in zip(sorted(fresh, key=lambda ts: order[ts]), numbers, strict=True):
+    sooner = sorted(fresh, key=lambda ts: (order[ts], cast("Any", ts.priority)))
+    for ts, number in zip(sooner, numbers, strict=True):
         ts.priority = number
