@@ -8,7 +8,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from multimm.errors import FileFormatError
+from multimm.files.boxes import boxes, within
 from multimm.files.coded import check_meaning, warn
 from multimm.files.identity import ABSENT, check, mark, same, settled, sources, state
 from multimm.files.remote import file_system, is_remote, telling
@@ -210,9 +213,20 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
             "opened; open it again"
         )
     _check_chunks(matrix, array, index)
-    block = array[index]
+    block = _decoded(array, index)
     _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
+    return block
+
+
+def _decoded(array: Any, index: Where) -> Any:
+    """A copy of one block, with few storage chunks in memory beside it."""
+    parts = list(boxes(index, array.chunks, array.dtype.itemsize))
+    if len(parts) == 1:
+        return np.asarray(array[index])
+    block = np.empty([at.stop - at.start for at in index], array.dtype)
+    for part in parts:
+        block[within(part, index)] = array[part]
     return block
 
 

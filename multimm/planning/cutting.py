@@ -182,9 +182,10 @@ class Cutting(Partition):
     def padding(self) -> float:
         """By how much packed blocks are larger than their sources, at most."""
         rows = max(
-            1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size
+            (1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size),
+            default=1.0,
         )
-        return rows * max(1 + -size % PACKED_K / size for size in set(self.slabs))
+        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.slabs))
 
     @property
     def in_use(self) -> dict[str, int]:

@@ -42,7 +42,8 @@ def refuse_the_hopeless(problem: Problem, cluster: ClusterSpec, options: Options
             "matrices or more workers"
         )
     least = _few_tasks(problem, options, EDGE[cluster.slowest.kind])
-    if least > HOPELESS * MOST_TASKS:
+    # Of given blocks the tasks are known, and no others are looked for.
+    if least > (1 if options.given else HOPELESS) * MOST_TASKS:
         given = " in the given blocks" if options.given else ""
         raise MemoryBudgetError(
             f"{product} takes some {least:.2g} tasks{given}, and Dask's scheduler survives "

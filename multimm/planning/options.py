@@ -7,6 +7,9 @@ from typing import Any
 
 from multimm.errors import OptionError, integer
 
+#: Parts of k, at most: arbitrary, more than anybody has workers.
+MOST_PARTS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -41,6 +44,11 @@ class Options:
         object.__setattr__(self, "blocks", blocks)
         object.__setattr__(self, "slabs", _positive("slabs", self.slabs))
         object.__setattr__(self, "p_k", _positive("p_k", self.p_k))
+        if (self.p_k or 1) > MOST_PARTS:
+            raise OptionError(
+                f"p_k={self.p_k}: at most {MOST_PARTS} parts of k are planned for; give about as "
+                "many as there are workers"
+            )
 
     @property
     def given(self) -> bool:

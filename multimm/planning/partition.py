@@ -95,8 +95,8 @@ class Partition:
     @cached_property
     def first_slab(self) -> Blocks:
         """The slab that each part of k begins with, and behind the last the slab count."""
-        starts = [self.part_of.index(part) for part in range(self.parts)]
-        return (*starts, len(self.slabs))
+        starts = dict(zip(reversed(self.part_of), reversed(range(len(self.part_of))), strict=True))
+        return (*sorted(starts.values()), len(self.slabs))
 
     @property
     def parts(self) -> int:
