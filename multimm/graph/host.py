@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from operator import itemgetter
@@ -38,6 +38,39 @@ from multimm.planning.memory import AT_ONCE
 #: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
 _waiting = threading.BoundedSemaphore(32)
 _going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
+
+
+class Room:
+    """Bytes of blocks that leave the GPU, of all products of this process together."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def room(self, nbytes: int, most: int | None) -> Iterator[None]:
+        """Wait until a block makes no more than `most` bytes with all others; alone it may.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of the block.
+        most : int or None
+            None: wait for nothing, but count.
+        """
+        with self._changed:
+            if most is not None:
+                self._changed.wait_for(lambda: not self._bytes or self._bytes + nbytes <= most)
+            self._bytes += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._bytes -= nbytes
+                self._changed.notify_all()
+
+
+_leaving = Room()
 
 
 def upload(block: Block, *, dtype: DType = None) -> Block:
@@ -87,20 +120,21 @@ def download(block: Block, *, most: int | None = None) -> Block:
     block : array
     most : int, optional
         So many that are on their way, or wait for it, do so beside other tasks. Before one more
-        does, the worker's thread waits: what it would multiply meanwhile had no room.
+        does, the worker's thread waits: what it would multiply meanwhile had no room. Blocks of
+        other products count by their bytes.
     """
     if not is_cupy(block):
         return block
     from multimm.gpu.host import to_host
 
-    room = nullcontext() if most is None else _room_for(most)
-    with room, _beside_other_tasks(), _coming_back, stream_for(block):
+    most_bytes = None if most is None else most * block.nbytes
+    with (
+        _leaving.room(block.nbytes, most_bytes),
+        _beside_other_tasks(),
+        _coming_back,
+        stream_for(block),
+    ):
         return to_host(block)
-
-
-@cache
-def _room_for(most: int) -> threading.BoundedSemaphore:
-    return threading.BoundedSemaphore(most)
 
 
 def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
