@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -25,11 +28,9 @@ _NEEDS = {
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
-#: What file systems say of an object that changes when its content does.
-_TELLING = (
-    *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "generation", "VersionId"),
-    *("size", "mtime", "LastModified", "last_modified", "Last-Modified", "created", "modified"),
-)
+#: What file systems call a tag of an object's content, and the time of its last change.
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "generation")
+_TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "created")
 
 
 def is_remote(text: str) -> bool:
@@ -80,12 +81,26 @@ def state(address: str) -> tuple[str, ...]:
         return ()
 
 
-def telling(system: Any, path: str, info: dict[str, Any]) -> tuple[str, ...]:
-    """What of an object's description changes with its content."""
-    said = tuple(f"{name}={info[name]}" for name in _TELLING if info.get(name) is not None)
-    if info.get("type") == "file" and len(said) < 2:
-        try:
-            return (*said, f"modified={system.modified(path)}")
-        except (NotImplementedError, OSError):
-            return said
-    return said
+def telling(system: Any, path: str, info: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of an object's description changes with its content: its size, and a tag or a time.
+
+    Listings describe objects in other words than questions for one: what both have is taken.
+    """
+    size = f"size={info.get('size', info.get('Size'))}"
+    for name in _TAGS:
+        if info.get(name) is not None:
+            return size, f"tag={info[name]}"
+    for name in _TIMES:
+        if info.get(name) is not None:
+            return size, f"time={_seconds(info[name])}"
+    if info.get("type") == "file":
+        with suppress(NotImplementedError, OSError):
+            return size, f"time={_seconds(system.modified(path))}"
+    return (size,)
+
+
+def _seconds(when: Any) -> str:
+    """A time as text, whether it comes as a datetime, as seconds or as text."""
+    if isinstance(when, datetime):
+        when = when.timestamp()
+    return f"{when:.6f}" if isinstance(when, int | float) else str(when)

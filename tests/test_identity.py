@@ -1,0 +1,278 @@
+"""What is read is what was opened: files, what they refer to, and what their numbers mean."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import multimm
+from multimm import io
+from multimm.errors import FileFormatError
+
+A = np.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(path, **how):
+    return io.open_array(path, **how).compute(scheduler="sync")
+
+
+def npy(data=A):
+    np.save("x.npy", data)
+
+
+def hdf5(data=A):
+    with h5py.File("x.h5", "w") as file:
+        file["x"] = data
+
+
+def link():
+    hdf5()
+    with h5py.File("link.h5", "w") as file:
+        file["x"] = h5py.ExternalLink("x.h5", "/x")
+
+
+def virtual():
+    link()
+    layout = h5py.VirtualLayout(shape=A.shape, dtype="f8")
+    layout[...] = h5py.VirtualSource("link.h5", "x", shape=A.shape)
+    with h5py.File("virtual.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+
+
+def raw():
+    A.tofile("x.raw")
+    with h5py.File("raw.h5", "w") as file:
+        file.create_dataset("x", A.shape, "f8", external=[("x.raw", 0, A.nbytes)])
+
+
+def store(data=A, **more):
+    zarr.create_array("x.zarr", data=data, chunks=(1, 4), compressors=None, overwrite=True, **more)
+
+
+def rewritten():
+    with h5py.File("x.h5", "r+") as file:
+        file["x"][...] = A + 1
+
+
+def in_place(path):
+    """Other contents of the same size, with the times put back."""
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        content = file.read()
+        file.seek(0)
+        file.write(content[:-8] + np.float64(77).tobytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = {
+    "npy in place": (npy, "x.npy", lambda: in_place("x.npy")),
+    "npy of another order": (npy, "x.npy", lambda: npy(np.asfortranarray(A * 2))),
+    "npy of another shape": (npy, "x.npy", lambda: npy(A.reshape(4, 3))),
+    "npy gone": (npy, "x.npy", lambda: os.remove("x.npy")),
+    "npy cut off": (npy, "x.npy", lambda: os.truncate("x.npy", 140)),
+    "hdf5": (hdf5, "x.h5", rewritten),
+    "target of a link": (link, "link.h5", rewritten),
+    "source of a virtual dataset": (virtual, "virtual.h5", rewritten),
+    "raw data": (raw, "raw.h5", lambda: (A + 1).tofile("x.raw")),
+    "zarr chunk": (store, "x.zarr", lambda: in_place("x.zarr/c/0/0")),
+    "zarr chunk gone": (store, "x.zarr", lambda: os.remove("x.zarr/c/1/0")),
+    "zarr resized": (store, "x.zarr", lambda: zarr.open_array("x.zarr").resize((2, 4))),
+    "zarr chunk that was missing": (
+        lambda: zarr.create_array("x.zarr", shape=A.shape, chunks=(1, 4), dtype="f8"),
+        "x.zarr",
+        lambda: zarr.open_array("x.zarr").__setitem__(0, 7.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_after_opening_is_named_before_numbers_are_used(what):
+    make, path, change = CHANGES[what]
+    make()
+    opened = io.open_array(path)
+    product = multimm.matmul(opened, np.eye(4))
+    change()
+    with pytest.raises(FileFormatError, match=r"open it again|gone|truncated|cannot be read"):
+        product.compute(scheduler="sync")
+    with pytest.raises(FileFormatError):
+        io.save_array(opened, "out.npy")
+    assert not [name for name in os.listdir() if name.startswith((".", "out"))]
+
+
+@pytest.mark.parametrize("what", ["npy in place", "target of a link", "raw data", "zarr chunk"])
+def test_a_file_that_is_opened_again_is_another_array(what):
+    make, path, change = CHANGES[what]
+    make()
+    first = io.open_array(path)
+    assert io.open_array(path).name == first.name
+    change()
+    assert io.open_array(path).name != first.name
+
+
+def test_names_in_hdf5_are_asked_of_the_file():
+    hdf5()
+    with h5py.File("x.h5", "r+") as file:
+        file["runs/first/x"] = A + 1
+        file["hard"], file["soft"] = file["runs/first/x"], h5py.SoftLink("/runs/first/x")
+        file["latest"], file["lost"] = h5py.SoftLink("/runs/first"), h5py.SoftLink("/nowhere")
+    for name in ("runs/first/x", "hard", "soft", "latest/x", "runs//first/./x", "/hard"):
+        np.testing.assert_array_equal(read(f"x.h5:{name}"), A + 1)
+    np.testing.assert_array_equal(read("x.h5/soft"), A + 1)
+    for name in ("lost", "runs", "runs/second"):
+        with pytest.raises(FileFormatError, match=r"x\.h5"):
+            io.open_array("x.h5", dataset=name)
+
+
+def test_a_virtual_dataset_needs_its_sources():
+    virtual()
+    np.testing.assert_array_equal(read("virtual.h5"), A)
+    os.remove("x.h5")
+    with pytest.raises(FileFormatError, match=r"x\.h5"):
+        io.open_array("virtual.h5")
+
+
+def test_values_outside_the_files_folder_need_consent(tmp_path):
+    (tmp_path / "inner").mkdir()
+    A.tofile("secret.raw")
+    with h5py.File("inner/raw.h5", "w") as file:
+        path = os.path.abspath("secret.raw")
+        file.create_dataset("x", A.shape, "f8", external=[(path, 0, A.nbytes)])
+    with pytest.raises(FileFormatError, match="outside"):
+        io.open_array("inner/raw.h5")
+    np.testing.assert_array_equal(read("inner/raw.h5", outside=True), A)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_consolidated_metadata_that_are_older_are_not_used(zarr_format):
+    group = zarr.create_group("g.zarr", zarr_format=zarr_format)
+    group.create_array("x", data=A, chunks=(1, 4))
+    zarr.consolidate_metadata("g.zarr")
+    zarr.open_array("g.zarr", path="x", mode="r+").append(A + 1)
+    zarr.open_group("g.zarr", use_consolidated=False).create_array("y", data=A, chunks=(3, 4))
+    np.testing.assert_array_equal(read("g.zarr", dataset="x"), np.vstack([A, A + 1]))
+    np.testing.assert_array_equal(read("g.zarr/y"), A)
+
+
+def test_booleans_of_netcdf_are_booleans_and_times_are_refused():
+    with h5py.File("x.nc", "w") as file:
+        file["mask"], file["time"] = (A > 5).astype("i1"), A.astype("i8")
+        file["mask"].attrs["dtype"] = "bool"
+        file["time"].attrs["units"] = "days since 2000-01-01"
+    found = read("x.nc:mask")
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, A > 5)
+    with pytest.raises(FileFormatError, match="days since"):
+        io.open_array("x.nc:time")
+
+
+# ------------------------------------------------------------------ addresses
+
+
+def test_addresses_are_read_through_fsspec():
+    memory = fsspec.filesystem("memory")
+    store()
+    for folder, _, names in os.walk("x.zarr"):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                memory.pipe(f"/{folder}/{name}", file.read())
+    npy()
+    memory.put("x.npy", "/x.npy")
+    hdf5()
+    memory.put("x.h5", "/x.h5")
+    for address in ("memory://x.zarr", "memory://x.npy", "memory://x.h5", "memory://x.h5:x"):
+        np.testing.assert_array_equal(read(address), A)
+    opened = io.open_array("memory://x.zarr")
+    time.sleep(0.01)
+    memory.pipe("/x.zarr/c/0/0", memory.cat("/x.zarr/c/1/0"))
+    with pytest.raises(FileFormatError, match=r"memory://x\.zarr/c/0/0"):
+        opened.compute(scheduler="sync")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_http_is_read(tmp_path):
+    npy()
+    store()
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        for name in ("x.npy", "x.zarr"):
+            np.testing.assert_array_equal(read(f"{root}/{name}"), A)
+        with pytest.raises(FileFormatError, match=rf"{root}/none\.npy"):
+            io.open_array(f"{root}/none.npy")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("address", ["nothing://bucket/x.zarr", "file://elsewhere/x.npy"])
+def test_an_address_is_named_as_it_was_given(address):
+    with pytest.raises(FileFormatError) as caught:
+        io.open_array(address)
+    assert address in str(caught.value)
+
+
+def test_a_file_address_is_a_local_path(tmp_path):
+    npy()
+    np.testing.assert_array_equal(read(f"file://{tmp_path}/x.npy"), A)
+
+
+# -------------------------------------------------------------------- hostile
+
+
+@pytest.mark.parametrize("name", ["pipe.npy", "pipe.h5"])
+def test_a_pipe_is_refused_and_not_waited_for(name):
+    os.mkfifo(name)
+    with pytest.raises(FileFormatError, match="pipe"):
+        io.open_array(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"zarr_format":3,"shape":[' + "9" * 5000 + "]}", "\x00", "{}"]
+)
+def test_damaged_metadata_are_an_error_that_names_the_file(text, tmp_path):
+    (tmp_path / "bad.zarr").mkdir()
+    (tmp_path / "bad.zarr" / "zarr.json").write_text(text)
+    with pytest.raises(FileFormatError, match=r"bad\.zarr"):
+        io.open_array("bad.zarr")
+
+
+def test_a_store_that_declares_more_than_any_disk_holds_is_refused_at_once():
+    store()
+    with open("x.zarr/zarr.json", "r+") as file:
+        said = json.load(file)
+        said["shape"] = [10**12, 10**12]
+        file.seek(0)
+        json.dump(said, file)
+        file.truncate()
+    begun = time.monotonic()
+    with pytest.raises(FileFormatError, match="more than any file holds"):
+        io.open_array("x.zarr")
+    assert time.monotonic() - begun < 1
+
+
+def test_names_in_files_do_not_reach_the_terminal():
+    with h5py.File("x.h5", "w") as file:
+        file["red \x1b[31m"], file["other"] = A, A
+    with pytest.raises(FileFormatError) as caught:
+        io.open_array("x.h5")
+    assert "\x1b" not in str(caught.value)
