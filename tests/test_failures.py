@@ -16,7 +16,7 @@ from distributed import Client
 import multimm
 from multimm.checks import judge
 from multimm.checks import tasks as checks
-from multimm.errors import ArrayTypeError, ShapeError
+from multimm.errors import ArrayTypeError, FileFormatError, ShapeError
 from multimm.failures import named, note, told
 from multimm.graph import tasks
 from multimm.io import Output, open_array, save_array
@@ -157,10 +157,11 @@ def test_a_block_that_cannot_be_read_or_written(client, tmp_path):
     a = open_array(path, chunks=20)
     c = multimm.matmul(a, da.ones((40, 40), chunks=20, dtype="float32"), blocks=20, slabs=20)
     path.unlink()
-    line = failure(c, FileNotFoundError)
+    line = failure(c, FileFormatError)
     assert line.startswith("block (")
     assert ") of A failed on" in line
-    assert failure(a, FileNotFoundError).startswith("task ('read-")
+    assert str(path) in line
+    assert failure(a, FileFormatError).startswith("task ('read-")
     with Output(tmp_path / "b.npy") as output:
         line = failure(output.store(spoil(low)), ShapeError)
         assert line.startswith("task ('spoilt-low-write-")  # Dask has made one task of both

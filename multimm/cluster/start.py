@@ -71,9 +71,9 @@ def start(
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
     Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
-    libraries' tasks (`overlap`). A full collection of garbage would halt the scheduler,
-    which runs in this process: until the client is closed they come when nothing is computed, and
-    what this process holds now is exempt from them.
+    libraries' tasks (`overlap`). A full collection of garbage halts the scheduler,
+    which runs in this process: until the client is closed Python looks for garbage a tenth as
+    often. ``dask.config.set({"multimm.seldom-collect-garbage": False})`` leaves it as it is.
 
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
