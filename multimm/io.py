@@ -23,11 +23,12 @@ from dask.utils import format_bytes
 
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
-from multimm.files import FORMATS, commit, graph, hdf5_output, raw, target, zarr_output
+from multimm.files import FORMATS, commit, graph, hdf5_output, identity, raw, target, zarr_output
 from multimm.files.modes import access_of
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
 from multimm.files.unfinished import Claim, remove
 from multimm.operands import as_array, as_dask, check_query_planning, check_waits
+from multimm.planning.grid import is_regular
 
 PathLike = str | os.PathLike[str]
 #: Times that a target may come or go just when an output gets its name; arbitrary.
@@ -183,7 +184,7 @@ class Output:
         self._matrix: StoredMatrix | None = None
         self._unfinished: Path | None = None
         self._made: os.stat_result | None = None
-        self._copied: hdf5_output.State = ()
+        self._copied: identity.State = ()
 
     def _find(self) -> target.Target:
         return target.find(self._named, overwrite=self.overwrite)
@@ -230,7 +231,7 @@ class Output:
             )
         if array.ndim == 0:
             raise ShapeError("cannot write an array of shape (): it needs at least one dimension")
-        if self.regular and not all(map(graph.regular, array.chunks)):
+        if self.regular and not all(map(is_regular, array.chunks)):
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)

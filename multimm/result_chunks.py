@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 from itertools import zip_longest
-from math import prod
 from typing import Any
 
 import numpy as np
 from dask.array.core import common_blockdim, normalize_chunks
 
-from multimm.errors import OptionError, integer
+from multimm.errors import OptionError
 from multimm.operands import is_dask
 from multimm.planning.dry_run import MOST_TASKS
-from multimm.planning.grid import Blocks, ceil_div
+from multimm.planning.grid import Blocks
 from multimm.planning.matrix import MatrixSpec
+from multimm.shapes import chunk_count
 
 AUTO, OPERANDS = "auto", "operands"
 #: Dask takes no more tasks than so many, and each chunk is one.
@@ -95,9 +95,7 @@ def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[B
 
 def _check_few(chunks: Any, shape: tuple[int, ...]) -> None:
     """Raise where sizes would make so many chunks that to list them takes all memory."""
-    each = chunks if isinstance(chunks, tuple | list) else [chunks] * len(shape)
-    sizes = [size if (size := integer(x)) and size > 0 else None for x in each]
-    count = prod(1 if x is None else ceil_div(n, x) for n, x in zip(shape, sizes, strict=False))
+    count = chunk_count(chunks, shape)
     if count > MOST_CHUNKS:
         raise OptionError(
             f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "

@@ -5,10 +5,11 @@ Every layer that takes matrices asks here, whatever kind of arrays they are.
 
 from __future__ import annotations
 
+import math
 from itertools import zip_longest
 from typing import Any
 
-from multimm.errors import ShapeError
+from multimm.errors import ShapeError, integer
 
 Shape = tuple[int, ...]
 
@@ -61,6 +62,20 @@ def auto_of_empty(chunks: Any, shape: Shape) -> Any:
     if isinstance(chunks, str) or not isinstance(chunks, tuple | list):
         chunks = (chunks,) * len(shape)
     return tuple(-1 if isinstance(own, str) and own == "auto" else own for own in chunks)
+
+
+def chunk_count(chunks: Any, shape: Shape) -> int:
+    """How many chunks sizes make of a shape, without listing them; other spellings count as one.
+
+    >>> chunk_count((4, "auto"), (10, 7)), chunk_count(2, (10, 7))
+    (3, 20)
+    """
+    each = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(shape)
+    lengths = [x if isinstance(x, float) else integer(x) for x in each]
+    return math.prod(
+        int(-(-size // length)) if length is not None and length >= 1 else 1
+        for size, length in zip(shape, lengths, strict=False)
+    )
 
 
 def check_result(name: str, shape: Shape, result: Shape) -> None:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from distributed import Worker, WorkerPlugin
 
 from multimm.cluster.answers import by_dask_cuda
+from multimm.graph.departed import after_removal
 
 logger = logging.getLogger(__name__)
 
@@ -73,19 +74,16 @@ class PeerMemory(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Hear of lost workers, after distributed has closed the connections to them."""
         self.mapped = {}
-        first = worker.stream_handlers["remove-worker"]
 
-        def remove_worker(**message: Any) -> None:
-            first(**message)
-            if (found := self.mapped.pop(message["worker"], None)) is not None:
+        def let_go(address: str) -> None:
+            if (found := self.mapped.pop(address, None)) is not None:
                 worker._ongoing_background_tasks.call_soon(_let_go, *found)
 
-        worker.stream_handlers["remove-worker"] = remove_worker
-        self._first = first
+        self._undo = after_removal(worker, let_go)
 
     def teardown(self, worker: Worker) -> None:
         """Leave distributed's own answer; the mappings end with the process."""
-        worker.stream_handlers["remove-worker"] = self._first
+        self._undo()
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Find out where this process has mapped the pool of a peer on this host."""

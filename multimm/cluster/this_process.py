@@ -52,13 +52,13 @@ def _cpu() -> DeviceSpec:
     from dask.system import CPU_COUNT
     from distributed.system import memory_limit
 
-    own = psutil.Process().memory_info()
-    limit = min(memory_limit(), own.rss + psutil.virtual_memory().available)
+    own, every = psutil.Process().memory_info(), memory_limit()
+    limit = min(every, own.rss + psutil.virtual_memory().available)
     held = own.rss
     bound = resource.getrlimit(resource.RLIMIT_AS)[0]
     if bound != resource.RLIM_INFINITY and bound - own.vms < limit - held:
         limit, held = bound, own.vms  # code and stacks count, too
-    step = max(1, memory_limit() // STEPS)
+    step = max(1, every // STEPS)
     return cpu_device(
         limit // step * step or limit,
         CPU_COUNT,

@@ -26,7 +26,7 @@ from multimm.gpu.host import to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.declared import as_declared
 from multimm.graph.layers import TaskLayer
-from multimm.shapes import auto_of_empty
+from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
@@ -203,15 +203,11 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
 
 def _check_count(matrix: StoredMatrix, chunks: Any) -> None:
     """Raise for more blocks than a graph can have tasks, before they are listed."""
-    sizes = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(matrix.shape)
-    counts = [
-        math.ceil(size / chunk) if isinstance(chunk, int | float) and chunk >= 1 else 1
-        for size, chunk in zip(matrix.shape, sizes, strict=False)
-    ]
-    if math.prod(counts) > MOST_BLOCKS:
+    count = chunk_count(chunks, matrix.shape)
+    if count > MOST_BLOCKS:
         raise ShapeError(
-            f"{matrix.place}: shape {matrix.shape} in chunks={chunks!r} makes "
-            f"{math.prod(counts):,} blocks; at most {MOST_BLOCKS:,} are allowed: give larger chunks"
+            f"{matrix.place}: shape {matrix.shape} in chunks={chunks!r} makes {count:,} blocks; at "
+            f"most {MOST_BLOCKS:,} are allowed: give larger chunks"
         )
 
 
@@ -231,11 +227,6 @@ def _grouped(matrix: StoredMatrix) -> tuple[int, ...]:
             return tuple(block)
         axis = min(open_axes, key=lambda candidate: block[candidate])
         block[axis] = min(2 * block[axis], matrix.shape[axis])
-
-
-def regular(sizes: tuple[int, ...]) -> bool:
-    """All of one size, save a smaller last one: what storage chunks can follow."""
-    return all(size == sizes[0] for size in sizes[:-1]) and sizes[-1] <= sizes[0]
 
 
 def storage_chunks(array: da.Array) -> tuple[int, ...]:

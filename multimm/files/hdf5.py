@@ -33,7 +33,7 @@ RAW_FILES = threading.RLock()
 
 
 @contextmanager
-def _opened(path: Any, mode: str) -> Iterator[Any]:
+def opened(path: Any, mode: str) -> Iterator[Any]:
     """An open file, by its path or, of a remote one, what fsspec has opened."""
     with _told(path), package("h5py").File(path, mode) as file:
         yield file
@@ -185,7 +185,7 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
         if is_remote(inside.path):
             system, name = file_system(inside.path)
             content = stack.enter_context(system.open(name, "rb"))
-        file = stack.enter_context(_opened(content, "r"))
+        file = stack.enter_context(opened(content, "r"))
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         if inside.raw and inside.raw != os.getcwd():
             stack.enter_context(RAW_FILES)

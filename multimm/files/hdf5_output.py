@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from multimm.errors import FileFormatError
-from multimm.files.hdf5 import _opened
+from multimm.files import identity
+from multimm.files.hdf5 import opened
+from multimm.files.identity import State
 from multimm.files.stored import Location, StoredMatrix, allocate, few, package
 
 #: Linux's ioctl that has two files share their blocks until one is written to.
 FICLONE = 0x40049409
 #: Where nobody names the dataset.
 DEFAULT = "C"
-
-State = tuple[int, ...]
 
 
 def create(matrix: StoredMatrix) -> StoredMatrix:
@@ -36,7 +36,7 @@ def create(matrix: StoredMatrix) -> StoredMatrix:
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # blocks come, everywhere
-    with _opened(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
+    with opened(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
         if matrix.dataset in file:
             del file[matrix.dataset]
         made = file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
@@ -44,8 +44,8 @@ def create(matrix: StoredMatrix) -> StoredMatrix:
         written = replace(matrix, dtype=made.dtype, offset=offset)
     # A file that a full disk keeps from being closed stays locked, and the next error would
     # speak of that alone: so the space is taken when it is closed.
-    with open(matrix.path, "rb+") as opened:
-        allocate(opened.fileno(), os.fstat(opened.fileno()).st_size)
+    with open(matrix.path, "rb+") as raw:
+        allocate(raw.fileno(), os.fstat(raw.fileno()).st_size)
     return written
 
 
@@ -58,7 +58,7 @@ def holds(path: Path, dataset: str) -> bool:
         The name is a group's or a link's, or leads through a dataset or a link.
     """
     h5py = package("h5py")
-    with _opened(str(path), "r") as file:
+    with opened(str(path), "r") as file:
         names = dataset.split("/")
         for depth in range(1, len(names) + 1):
             name = "/".join(names[:depth])
@@ -109,7 +109,7 @@ def held(path: Path) -> tuple[list[str], list[str]]:
                 seen.append(item)
                 look(inside, item)
 
-    with _opened(str(path), "r") as file:
+    with opened(str(path), "r") as file:
         seen = [file["/"]]
         look("", file["/"])
     return arrays, others
@@ -141,8 +141,7 @@ def check_replaced(path: Path, shown: Path) -> None:
 
 def state(path: str | Path) -> State:
     """What changes when a file does."""
-    found = os.stat(path)
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return identity.of_stat(str(path), os.stat(path))
 
 
 def copy(source: Path, unfinished: Path) -> State:
@@ -153,7 +152,7 @@ def copy(source: Path, unfinished: Path) -> State:
     OSError
         Somebody writes it, or there is no space.
     """
-    with _opened(str(source), "r"):  # a writer that uses HDF5 has it locked
+    with opened(str(source), "r"):  # a writer that uses HDF5 has it locked
         before = state(source)
         with open(source, "rb") as old, open(unfinished, "rb+") as new:
             try:

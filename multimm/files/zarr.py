@@ -107,10 +107,8 @@ def _members(group: Any) -> dict[str, Any]:
     }
 
 
-def _array(matrix: StoredMatrix, mode: str) -> Any:
+def _array(matrix: StoredMatrix) -> Any:
     store, name = _store(matrix.path), matrix.dataset or ""
-    if mode != "r":
-        return package("zarr").open_array(store, path=name, mode=mode)
     found = _array_at(store, name)
     return package("zarr").open_group(store, mode="r")[name] if found is None else found
 
@@ -206,7 +204,7 @@ def _touched(matrix: StoredMatrix, index: Where) -> list[range]:
 def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block, of the chunks that were there when the matrix was opened."""
     check(matrix.sources)
-    array = _array(matrix, "r")
+    array = _array(matrix)
     if (array.shape, array.shards or array.chunks) != (matrix.shape, matrix.chunks):
         raise FileFormatError(
             f"{matrix.place}: has shape {array.shape} by now, and {matrix.shape} when it was "

@@ -62,10 +62,8 @@ class ProductLayer(TaskLayer):
                     if dep in self.mapping and dep not in kept and dep not in gates
                 )
         kept |= {key: _of_what_is_kept(gate, kept) for key, gate in gates.items()}
-        return TaskLayer(kept, self.annotations), {
-            key: self.get_dependencies(key, all_hlg_keys) & set(task.dependencies)
-            for key, task in kept.items()
-        }
+        needs = {key: set(task.dependencies) for key, task in kept.items()}
+        return TaskLayer(kept, self.annotations), needs
 
 
 def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
