@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,11 @@ FOLDERS = ("docs", "benchmarks", "kernels", "cluster", "examples")
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
     for path in (*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md")))
+)
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "multimm").rglob("*.py")
+    if ">>> " in path.read_text("utf-8")
 )
 PAIR = ("measurements.md", "design.md")
 
@@ -90,3 +97,10 @@ def test_the_plan_in_the_readme_is_the_one_that_is_printed_now():
         y for _, y in pairs if not y.startswith("memory")
     ]
     assert len(made) == len(lines) - 1  # and what verify says
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_examples_print_what_they_say(module):
+    found = doctest.testmod(import_module(module))
+    assert found.attempted or module == "multimm.io"  # which writes a file
+    assert not found.failed

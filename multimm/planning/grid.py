@@ -152,8 +152,8 @@ def group_regular(chunks: Blocks, target: int, workers: int) -> Blocks:
 
     Of several ways, the one that gives the busiest worker least, and of these the fewest blocks.
 
-    >>> group_regular((4, 4, 4, 4, 4), 10, 1), group_regular((4, 4, 4, 4, 4), 10, 2)
-    ((12, 8), (8, 8, 4))
+    >>> group_regular((4, 4, 4, 4, 4, 4), 6, 1), group_regular((4, 4, 4, 4, 4, 4), 6, 2)
+    ((8, 8, 8), (4, 4, 4, 4, 4, 4))
     """
     usual = group(chunks, target)
     if is_regular(usual):
