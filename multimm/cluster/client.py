@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Client
 
-from multimm.cluster.garbage import as_usual, spare_products
+from multimm.cluster.garbage import UntilClosed, as_usual, spare_products
 
 logger = logging.getLogger(__name__)
 
@@ -100,3 +100,4 @@ def _get_ready(client: Client) -> None:
     wait_until_warm(client)
     if client.cluster is not None:
         spare_products(client)
+        client.register_plugin(UntilClosed(client))

@@ -16,6 +16,8 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from distributed.diagnostics.plugin import SchedulerPlugin
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -55,6 +57,26 @@ def spare_products(client: Client) -> None:
         gc.set_threshold(*_set)
     _open.add(id(client))
     weakref.finalize(client, _as_usual, id(client)).atexit = False
+
+
+class UntilClosed(SchedulerPlugin):
+    """Has garbage looked for as usual again when a cluster is closed, and not its client.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of a cluster whose scheduler runs in this process.
+    """
+
+    name = "multimm-garbage"
+    idempotent = True
+
+    def __init__(self, client: Client) -> None:
+        self.client = id(client)
+
+    async def close(self) -> None:
+        """Called by the scheduler when it ends."""
+        _as_usual(self.client)
 
 
 def as_usual(client: Client) -> None:

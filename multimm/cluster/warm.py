@@ -4,7 +4,8 @@ The first block between two GPU workers takes seconds: a connection is made, and
 pool of the one is mapped into the other's address space. So every worker fetches a small block
 from every other one, and has them fetch one from it, as soon as it is there: at the start, when it
 joins later, and when its nanny has started it again. Meanwhile its kernels are compiled, in
-another thread. Last, what has been imported until then is exempt from garbage collection.
+another thread. Last, what has been imported until then is exempt from garbage collection, where
+the process is the worker's own.
 """
 
 from __future__ import annotations
@@ -58,10 +59,9 @@ class WarmUp(WorkerPlugin):
         self._running = asyncio.get_running_loop().create_task(self._warm_up(worker))
 
     def teardown(self, worker: Worker) -> None:
-        """Stop, if it is not over, and let garbage collection see everything again."""
+        """Stop, if it is not over."""
         if self._running is not None:
             self._running.cancel()
-        gc.unfreeze()
 
     async def finished(self) -> None:
         """Wait until it is over."""
@@ -77,10 +77,7 @@ class WarmUp(WorkerPlugin):
         except OSError as error:
             logger.info("no scheduler to ask for peers: %r", error)
         await compiling
-        # A full collection stops a process for as long as it has objects to look at: 50 to 120 ms
-        # with all that is imported by now, a third of a product of 32768 x 32768. These stay.
-        gc.collect()
-        gc.freeze()
+        _exempt_what_is_imported(worker)
         logger.info("met %d workers in %.1f s", len(self.met), time.monotonic() - started)
 
     async def _meet(self, worker: Worker, peer: str) -> None:
@@ -105,6 +102,17 @@ class WarmUp(WorkerPlugin):
             memory = worker.plugins.get(PeerMemory.name)
             if isinstance(memory, PeerMemory):
                 await memory.meet(worker, peer)
+
+
+def _exempt_what_is_imported(worker: Worker) -> None:
+    """A full collection stops a process for as long as it has objects to look at.
+
+    That is 50 to 120 ms with all that is imported by now, a third of a product of 32768 x 32768.
+    Workers without a nanny may be threads of a user's process, which is left as it is.
+    """
+    if worker.nanny and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 async def _peers(worker: Worker) -> list[str]:
