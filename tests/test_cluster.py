@@ -723,6 +723,21 @@ def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):
     assert [gpu.ident for gpu in devices.visible_gpus()] == ["1"]
 
 
+def test_a_worker_comes_back_however_long_that_takes():
+    """Dask stops the nanny where a lost worker is not there again after a certain time."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
+        mc.start(workers=1, memory_limit=GIB) as client,
+    ):
+        ((lost, pid),) = client.run(os.getpid).items()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not listed(client) or lost in listed(client):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert client.submit(lambda: 42).result(timeout=60) == 42
+
+
 def test_a_worker_that_was_started_again_leaves_nothing_in_the_environment():
     """Its nanny writes the threads of its BLAS there; later clusters would take these."""
     before = {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES}

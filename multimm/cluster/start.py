@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,7 @@ def start(
     try:
         with fewer_messages(), private_scratch():
             cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
+        _leave_lost_workers_to_their_nannies(cluster)
     except Exception as error:
         # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
         raise ClusterError(
@@ -258,6 +260,18 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),
     }
+
+
+def _leave_lost_workers_to_their_nannies(cluster: Any) -> None:
+    """A cluster never stops the nanny of a lost worker.
+
+    distributed does, `distributed.deploy.lost-worker-timeout` (15 s) after a loss, where no worker
+    of that name is there at that moment: also one that was started again since, and lost again, or
+    one that waits longer for the memory of its GPU. Nobody would start it again.
+    """
+    from distributed.deploy.cluster import Cluster
+
+    cluster._update_worker_status = partial(Cluster._update_worker_status, cluster)
 
 
 def _missing_variables() -> tuple[str, ...]:
