@@ -20,11 +20,11 @@ from multimm.cluster.transfers import TransferCounter, received_bytes, reset_rec
 from multimm.graph.install import install
 
 
-def in_threads(workers: int = 4, **options: Any) -> LocalCluster:
-    """A cluster whose workers are threads of this process, each with one for its tasks."""
+def in_threads(workers: int = 4, threads: int = 1, **options: Any) -> LocalCluster:
+    """A cluster whose workers are threads of this process, each with so many for its tasks."""
     return LocalCluster(
         n_workers=workers,
-        threads_per_worker=1,
+        threads_per_worker=threads,
         processes=False,
         dashboard_address="127.0.0.1:0",
         **options,

@@ -45,11 +45,13 @@ def _taken(block):
 
 
 def at_rest(cluster):
-    """Whether no task runs on workers in threads, and none waits for its turn to copy."""
+    """Whether no task runs on workers in threads, and none copies, or waits for its turn to."""
     live = [x.state for x in cluster.workers.values() if x.status is Status.running]
     turns = host._waiting, host._going_up, host._coming_back
     busy = any(state.executing or state.long_running for state in live)
-    return not busy and all(turn._value == turn._initial_value for turn in turns)
+    return not (busy or host._leaving.blocks) and all(
+        turn._value == turn._initial_value for turn in turns
+    )
 
 
 class Link(WorkerPlugin):

@@ -1,60 +1,321 @@
-"""Blocks that leave a GPU: one bound in bytes for all products of a worker process."""
+"""Blocks that leave a GPU: in their turn, and within what the plans of all products allow."""
 
 from __future__ import annotations
 
+import pickle
+import random
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import dask.array as da
+import numpy as np
 import pytest
+from clusters import in_threads, soon
+from distributed import Client
+from linked import at_rest, link, plan_for
+from small import integers
 
-from multimm.graph.host import Room
-
-
-def most_at_once(products, threads=8):
-    """Bytes in the room at most, while products of (bytes of a block, most) send many each."""
-    room, lock, inside, seen = Room(), threading.Lock(), 0, []
-
-    def leave(nbytes, most):
-        nonlocal inside
-        with room.room(nbytes, most):
-            with lock:
-                inside += nbytes
-                seen.append(inside)
-            threading.Event().wait(0.001)
-            with lock:
-                inside -= nbytes
-
-    with ThreadPoolExecutor(threads) as pool:
-        sent = [pool.submit(leave, *product) for product in products * 20]
-        for one in sent:
-            one.result(timeout=30)
-    return seen
+import multimm
+from multimm.graph import host
+from multimm.graph.host import Room, download
+from multimm.planning.memory import download_limit
+from multimm.planning.spec import H200
 
 
-@pytest.mark.parametrize("other", [(10, 30), (7, 21), (5, 60), (40, 40)])
-def test_products_share_one_bound(other):
-    seen = most_at_once([(10, 30), other])
-    assert len(seen) == 40
-    assert max(seen) <= max(30, other[1])
+class Sent:
+    """Blocks that go through a room, a thread for each; each stays inside until it is let go."""
+
+    def __init__(self, pool):
+        self.room, self.done, self._pool = Room(), [], pool
+
+    def send(self, nbytes, limit, error=None):
+        """Send a block; it is inside, or has its place in the queue, when this returns."""
+        done = threading.Event()
+        self.done.append(done)
+
+        def leave():
+            with self.room.room(nbytes, limit):
+                assert done.wait(30)
+                if error is not None:
+                    raise error
+
+        before = len(blocks_of(self.room))
+        thread = self._pool.submit(leave)
+        soon(lambda: len(blocks_of(self.room)) > before)
+
+        def let_go():
+            done.set()
+            return thread.result(timeout=30)
+
+        return let_go
+
+    @property
+    def inside(self):
+        return [block.nbytes for block in blocks_of(self.room) if block.inside]
+
+    @property
+    def queue(self):
+        return [block.nbytes for block in blocks_of(self.room) if not block.inside]
 
 
-def test_a_block_beyond_its_bound_leaves_alone():
-    assert max(most_at_once([(50, 20), (1, 1)])) == 50
+def blocks_of(room):
+    """Those inside and those that wait, at a time at which nobody comes or goes."""
+    with room._changed:
+        return [replace(block) for block in room.blocks]
 
 
-def test_a_block_without_a_bound_waits_for_none_and_counts():
-    room, entered = Room(), threading.Event()
+@pytest.fixture
+def sent():
+    with ThreadPoolExecutor(8) as pool:
+        sent = Sent(pool)
+        yield sent
+        for done in sent.done:  # where a test has failed
+            done.set()
 
-    def leave():
-        with room.room(8, 12):
-            entered.set()
 
-    with ThreadPoolExecutor(1) as pool:
-        with room.room(10, 10), room.room(5, None):
-            waiting = pool.submit(leave)
-            assert not entered.wait(0.05)
-            with pytest.raises(ZeroDivisionError), room.room(1, None):
+def test_as_many_bytes_as_the_limit_leave_at_a_time(sent):
+    blocks = [sent.send(10, 30) for _ in range(5)]
+    assert (sent.inside, sent.queue) == ([10] * 3, [10] * 2)
+    for left, let_go in zip((1, 0, 0, 0, 0), blocks, strict=True):
+        let_go()
+        assert sent.queue == [10] * left
+    assert not sent.inside
+
+
+def test_a_small_product_has_its_turn_among_blocks_of_a_large_one(sent):
+    """Threads that send one large block after another don't keep a small one out."""
+    first, second = sent.send(50, 100), sent.send(51, 101)
+    small = sent.send(10, 20)
+    third = sent.send(52, 100)
+    first()
+    fourth = sent.send(53, 100)  # its thread comes back at once
+    assert (sent.inside, sent.queue) == ([51], [10, 52, 53])
+    second()
+    assert (sent.inside, sent.queue) == ([10], [52, 53])
+    small()
+    assert (sent.inside, sent.queue) == ([52], [53])
+    third()
+    fourth()
+
+
+def test_nobody_is_overtaken_by_one_that_would_fit(sent):
+    first = sent.send(6, 10)
+    large, small = sent.send(7, 10), sent.send(1, 10)
+    assert (sent.inside, sent.queue) == ([6], [7, 1])
+    first()
+    assert (sent.inside, sent.queue) == ([7, 1], [])
+    large()
+    small()
+
+
+def test_the_smallest_limit_inside_holds_for_all(sent):
+    """A product whose own limit is larger does not enter above it."""
+    first = sent.send(10, 20)
+    within, beyond = sent.send(9, 100), sent.send(8, 100)
+    assert (sent.inside, sent.queue) == ([10, 9], [8])
+    first()  # and with it the limit
+    assert (sent.inside, sent.queue) == ([9, 8], [])
+    within()
+    beyond()
+
+
+def test_a_block_beyond_its_limit_leaves_alone(sent):
+    first = sent.send(1, 100)
+    large, last = sent.send(50, 20), sent.send(1, 100)
+    assert (sent.inside, sent.queue) == ([1], [50, 1])
+    first()
+    assert (sent.inside, sent.queue) == ([50], [1])
+    large()
+    assert sent.inside == [1]
+    last()
+
+
+def test_a_block_without_a_limit_takes_no_part(sent):
+    first, second = sent.send(10, 10), sent.send(5, 10)
+    with sent.room.room(8, None), sent.room.room(8, None):
+        assert (sent.inside, sent.queue) == ([10], [5])
+        first()
+        assert (sent.inside, sent.queue) == ([5], [])
+    second()
+
+
+def test_an_error_on_the_way_gives_back_what_was_held(sent):
+    fails = sent.send(10, 10, ZeroDivisionError("on its way"))
+    other = sent.send(10, 10)
+    assert sent.queue == [10]
+    with pytest.raises(ZeroDivisionError, match="on its way"):
+        fails()
+    assert (sent.inside, sent.queue) == ([10], [])
+    other()
+    with pytest.raises(ZeroDivisionError), sent.room.room(10, None):
+        raise ZeroDivisionError
+    assert not sent.inside
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.fixture
+def interrupting():
+    """What interrupts this thread, wherever it waits."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("ahead", [[], [7]])
+def test_who_is_interrupted_leaves_the_queue_and_wakes_others(sent, interrupting, ahead):
+    first = sent.send(6, 10)
+    blocks = [sent.send(nbytes, 10) for nbytes in ahead]
+
+    def follow():
+        soon(lambda: sent.queue == [*ahead, 8])
+        blocks.append(sent.send(2, 10))  # which would fit
+        queues.append(sent.queue)
+        interrupting()
+
+    queues, follower = [], threading.Thread(target=follow)
+    follower.start()
+    with pytest.raises(Interrupted), sent.room.room(8, 10):
+        pytest.fail("it entered")
+    follower.join()
+    assert queues == [[*ahead, 8, 2]]
+    if ahead:
+        assert (sent.inside, sent.queue) == ([6], [7, 2])
+        first()
+        assert (sent.inside, sent.queue) == ([7, 2], [])
+    else:
+        assert (sent.inside, sent.queue) == ([6, 2], [])
+        first()
+    for let_go in blocks:
+        let_go()
+    assert not sent.inside
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_get_through_in_any_order_and_within_the_limits(seed):
+    """Blocks of seven products, some of which fail, in more threads than may be inside."""
+    blocks = [(10, 30), (7, 21), (5, 60), (40, 40), (50, 20), (0, 10), (1, None)] * 60
+    random.Random(seed).shuffle(blocks)
+    room, wrong = Room(), []
+
+    def leave(number, nbytes, limit):
+        with room.room(nbytes, limit):
+            inside = [block for block in blocks_of(room) if block.inside]
+            total = sum(block.nbytes for block in inside)
+            if len(inside) > 1 and total > min(block.limit for block in inside):
+                wrong.append(inside)
+            if not number % 9:
                 raise ZeroDivisionError
-            assert not entered.wait(0.05)
-        waiting.result(timeout=10)
-    assert entered.is_set()
+
+    with ThreadPoolExecutor(16) as pool:
+        threads = [pool.submit(leave, number, *block) for number, block in enumerate(blocks)]
+        failed = [thread.exception(timeout=60) for thread in threads]
+    assert [type(error) is ZeroDivisionError for error in failed] == [
+        not number % 9 for number in range(len(blocks))
+    ]
+    assert not wrong
+    assert not room.blocks
+
+
+def test_a_smaller_block_at_the_edge_has_the_limit_of_its_plan(monkeypatch):
+    """Not as many times its own size: beside a full block it would wait for nothing."""
+    opened = threading.Event()
+
+    def fetch(block):
+        assert opened.wait(30)
+        return block.copy()
+
+    link(monkeypatch, fetch=fetch)
+    monkeypatch.setattr(host, "_leaving", room := Room())
+    full, edge = np.ones((10, 10)), np.ones((10, 1))
+    with ThreadPoolExecutor(2) as pool:
+        copies = [pool.submit(download, block, limit=2 * full.nbytes) for block in (full, edge)]
+        try:
+            soon(lambda: len(blocks_of(room)) == 2)
+            assert all(block.inside for block in blocks_of(room))
+        finally:
+            opened.set()
+        for block, copy in zip((full, edge), copies, strict=True):
+            np.testing.assert_array_equal(copy.result(timeout=30), block)
+
+
+def in_waves(monkeypatch, n=700, blocks=200):
+    """A product of NumPy blocks that a GPU holds a part of at a time; its plan; and the result."""
+    small = replace(H200, memory_bytes=5 * 10**6, gflops=1e6)
+    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    x, y = integers((n, 1200), 5), integers((1200, n), 6)
+    a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
+    fixed = {"precision": "ieee", "blocks": blocks, "slabs": 200}
+    return multimm.matmul(a, b, **fixed), multimm.plan(a, b, **fixed), x @ y
+
+
+def downloads(c):
+    return [c.dask[(c.name, *at)] for at in np.ndindex(*c.numblocks)]
+
+
+def test_every_block_of_a_product_has_the_limit_of_its_plan(monkeypatch):
+    """Also the smaller ones at the edge, and after tasks were pickled."""
+    link(monkeypatch)
+    with in_threads(1) as cluster, Client(cluster):
+        c, plan, expected = in_waves(monkeypatch, 700, 200)
+        limit = download_limit(plan.layout, plan.cluster)
+        assert plan.layout.waves > 1
+        assert not limit % (200 * 200 * 4)  # of whole blocks
+        assert c.chunks == ((200, 200, 200, 100),) * 2
+        tasks = downloads(c)
+        tasks += pickle.loads(pickle.dumps(tasks))
+        assert {task.kwargs["limit"] for task in tasks} == {limit}
+        np.testing.assert_array_equal(c.compute(), expected)
+
+
+def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
+    opened = threading.Event()
+
+    def fetch(block):
+        assert opened.wait(60)
+        return block.copy()
+
+    link(monkeypatch, fetch=fetch)
+    monkeypatch.setattr(host, "_leaving", room := Room())
+    with in_threads(1, threads=3, memory_limit=0) as cluster, Client(cluster) as client:
+        products = [in_waves(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
+        limits = {task.kwargs["limit"] for c, _, _ in products for task in downloads(c)}
+        assert len(limits) == 2
+        assert None not in limits
+        try:
+            found = client.compute([c for c, _, _ in products])
+            soon(lambda: sum(not block.inside for block in blocks_of(room)) == 3)
+        finally:
+            opened.set()
+        for one, (_, _, expected) in zip(found, products, strict=True):
+            np.testing.assert_array_equal(one.result(timeout=60), expected)
+        soon(lambda: at_rest(cluster))
+
+
+FORKED = """
+import os, signal
+from multimm.graph import host
+with host._leaving.room(10, 10), host._coming_back, host._coming_back:
+    if not (child := os.fork()):
+        signal.alarm(20)
+        with host._leaving.room(10, 10), host._coming_back, host._coming_back:
+            os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_does_not_wait_for_threads_of_its_parent():
+    found = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60
+    )
+    assert found.stdout == "7\n", found.stderr

@@ -21,7 +21,7 @@ from multimm.graph.owners import ProductLayer
 from multimm.graph.tasks import Step, read
 from multimm.graph.uploads import uploads
 from multimm.planning.gathered import GatheredLayout
-from multimm.planning.memory import most_coming_back
+from multimm.planning.memory import download_limit
 from multimm.planning.plan import MatmulPlan
 
 
@@ -82,8 +82,7 @@ def build(
     high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
     result = da.Array(high, name, layout.chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
-        most = most_coming_back(layout, cluster)
-        return downloaded(result, keys.name("downloaded"), most)
+        return downloaded(result, keys.name("downloaded"), download_limit(layout, cluster))
     return result
 
 

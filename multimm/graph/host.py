@@ -11,10 +11,11 @@ what it held could not be spilled.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -35,42 +36,87 @@ from multimm.graph.streams import own_stream
 from multimm.graph.tasks import finished, stream_for
 from multimm.planning.memory import AT_ONCE
 
-#: Tasks of one process that wait for the link, each in a thread, while others run: arbitrary.
-_waiting = threading.BoundedSemaphore(32)
-_going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
+
+@dataclass(eq=False)
+class _Leaving:
+    """A block that leaves the GPU, and the limit of its product, in bytes."""
+
+    nbytes: int
+    limit: int
+    inside: bool = False  #: on its way; else it waits
 
 
 class Room:
-    """Bytes of blocks that leave the GPU, of all products of this process together."""
+    """Blocks that leave the GPU, of all products of this process: first in, first out.
+
+    Attributes
+    ----------
+    blocks : list of _Leaving
+        As they came: those inside, then those that wait.
+    """
 
     def __init__(self) -> None:
-        self._bytes = 0
+        self.blocks: list[_Leaving] = []
         self._changed = threading.Condition()
 
     @contextmanager
-    def room(self, nbytes: int, most: int | None) -> Iterator[None]:
-        """Wait until a block makes no more than `most` bytes with all others; alone it may.
+    def room(self, nbytes: int, limit: int | None) -> Iterator[None]:
+        """Wait for a block's turn, and let the next ones in when it is through.
+
+        The first of those that wait enters when nothing is inside, or when all together stay within
+        the smallest of their limits. Who is inside waits for nobody who is not: so there is no
+        deadlock, however many of a worker's threads wait here.
 
         Parameters
         ----------
         nbytes : int
             Of the block.
-        most : int or None
-            None: wait for nothing, but count.
+        limit : int or None
+            Bytes. None: the block waits for none, and none for it.
         """
-        with self._changed:
-            if most is not None:
-                self._changed.wait_for(lambda: not self._bytes or self._bytes + nbytes <= most)
-            self._bytes += nbytes
-        try:
+        if limit is None:
             yield
-        finally:
+            return
+        own = _Leaving(nbytes, limit)
+        try:
             with self._changed:
-                self._bytes -= nbytes
-                self._changed.notify_all()
+                self.blocks.append(own)
+                self._admit()
+                self._changed.wait_for(lambda: own.inside)
+            yield
+        finally:  # also of one that was interrupted while it waited
+            with self._changed:
+                self.blocks = [block for block in self.blocks if block is not own]
+                self._admit()
+
+    def _admit(self) -> None:
+        together = [block for block in self.blocks if block.inside]
+        for block in self.blocks[len(together) :]:
+            together.append(block)
+            total = sum(each.nbytes for each in together)
+            if len(together) > 1 and total > min(each.limit for each in together):
+                break
+            block.inside = True
+        self._changed.notify_all()
 
 
-_leaving = Room()
+#: Tasks of one process that wait for the link, each in a thread, while others run.
+_waiting: threading.BoundedSemaphore
+_going_up: threading.BoundedSemaphore
+_coming_back: threading.BoundedSemaphore
+_leaving: Room
+
+
+def _begin() -> None:
+    """With nobody waiting: a fork has none of its parent's threads."""
+    global _waiting, _going_up, _coming_back, _leaving
+    _waiting = threading.BoundedSemaphore(32)  # arbitrary
+    _going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
+    _leaving = Room()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
 
 
 def upload(block: Block, *, dtype: DType = None) -> Block:
@@ -112,24 +158,22 @@ class DownloadLayer(ProductLayer):
 
 
 @named
-def download(block: Block, *, most: int | None = None) -> Block:
+def download(block: Block, *, limit: int | None = None) -> Block:
     """A block in host memory.
 
     Parameters
     ----------
     block : array
-    most : int, optional
-        So many that are on their way, or wait for it, do so beside other tasks. Before one more
-        does, the worker's thread waits: what it would multiply meanwhile had no room. Blocks of
-        other products count by their bytes.
+    limit : int, optional
+        Bytes of blocks, of all products with a limit, that may be on their way beside other tasks.
+        Before more are, the worker's thread waits: what it would multiply meanwhile had no room.
     """
     if not is_cupy(block):
         return block
     from multimm.gpu.host import to_host
 
-    most_bytes = None if most is None else most * block.nbytes
     with (
-        _leaving.room(block.nbytes, most_bytes),
+        _leaving.room(block.nbytes, limit),
         _beside_other_tasks(),
         _coming_back,
         stream_for(block),
@@ -151,11 +195,11 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
         return to_numpy(func(*there[: len(given)], **named))
 
 
-def downloaded(array: da.Array, name: str, most: int | None) -> da.Array:
-    """The lazy array, of a name, of a product's blocks in host memory; `most` as for `download`."""
+def downloaded(array: da.Array, name: str, limit: int | None) -> da.Array:
+    """The lazy array, of a name, of a product's blocks in host memory; `limit` as in `download`."""
     made = {
-        (name, *index): OwnTask((name, *index), download, TaskRef((array.name, *index)), most=most)
-        for index in np.ndindex(*array.numblocks)
+        (name, *at): OwnTask((name, *at), download, TaskRef((array.name, *at)), limit=limit)
+        for at in np.ndindex(*array.numblocks)
     }
     product = array.dask.layers[array.name]
     layer = DownloadLayer(made, array.name, product.owners, product.workers)
@@ -210,11 +254,12 @@ def _beside_other_tasks() -> Iterator[None]:
     """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
     from distributed import secede
 
-    if beside := _waiting.acquire(blocking=False):
-        # No worker of distributed's; or one that does so already, in the same task.
-        with suppress(ValueError, KeyError):
-            secede()
+    beside = _waiting.acquire(blocking=False)
     try:
+        if beside:
+            # No worker of distributed's; or one that does so already, in the same task.
+            with suppress(ValueError, KeyError):
+                secede()
         yield
     finally:
         if beside:

@@ -45,15 +45,17 @@ def _coming_back(layout: Layout, each: int) -> Terms:
     return {"C coming back": size} if layout.waves > 1 else {}
 
 
-def most_coming_back(layout: Layout, cluster: ClusterSpec) -> int | None:
-    """How many blocks of C may leave a worker while it multiplies; None: any number.
+def download_limit(layout: Layout, cluster: ClusterSpec) -> int | None:
+    """Bytes of C that may be on their way from a worker while it multiplies; None: any number.
 
-    Each of its threads may have begun another one by the time at which they are that many.
+    Of the blocks of a wave, for which `held` has room, each of its threads may have made one more
+    by then.
     """
     if layout.waves == 1:
         return None
-    wave = crowd(layout, cluster) * layout.wave_sums // _block(layout)
-    return max(1, wave - cluster.threads)
+    block = _block(layout)
+    most = max(1, crowd(layout, cluster) * layout.wave_sums // block - cluster.threads)
+    return most * block * layout.problem.out_bytes
 
 
 def excess(held: Held, cluster: ClusterSpec) -> float:
