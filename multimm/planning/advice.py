@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, log10
-from time import monotonic
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning.counts import LEAST_EDGE
@@ -20,11 +19,9 @@ from multimm.planning.workers import ClusterSpec
 DOUBLINGS = 10
 #: No more workers than so many are looked at, unless there are: each takes longer to plan for.
 MOST_WORKERS = 256
-#: Plans between the last two of these: what is advised is a quarter too much, at most.
+#: Plans between the last two of these: what is advised is a quarter too much, at most. No clock
+#: ends the search, so that the same plan is refused in the same words on any machine.
 HALVINGS = 2
-#: Seconds for each of the searches, one of memory and one of workers; a plan of millions of tasks
-#: takes up to one. Arbitrary.
-PATIENCE = 5.0
 #: Blocks that are tried where the planner has found none: parts of its shortest edge, or as many
 #: times the longest of a plan with too many tasks.
 OTHER_EDGES = (4, 16)
@@ -85,21 +82,20 @@ def _advice(plan: MatmulPlan) -> str:
         found.append(f"use about {count} such workers")
     found += _blocks_that_fit(plan)
     if not found:
-        return f"nothing that would do was found in {PATIENCE:.0f} s: use smaller matrices"
+        return "nothing that would do was found: use smaller matrices"
     return ", or ".join(found)
 
 
 def _least(have: int, most: int, fits: Fits) -> int | None:
-    """About the least number that fits, more than `have`; None where none was found in time."""
-    end = monotonic() + PATIENCE
+    """About the least number that fits, more than `have`; None where none up to `most` does."""
     low, high = have, have
     while not (high > have and fits(high)):
         low, high = high, 2 * high
-        if high > most or monotonic() > end:
+        if high > most:
             return None
     for _ in range(HALVINGS):
         middle = _rounded((low + high) // 2)
-        if not low < middle < high or monotonic() > end:
+        if not low < middle < high:
             break
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
