@@ -19,7 +19,8 @@ Made = TypeVar("Made")
 
 #: Blocks of an operand that an error names: arbitrary.
 NAMED = 4
-GIVEN_UP = " was given up"
+#: What is said of a task whose workers died, and of these where Dask's nannies ended them.
+GIVEN_UP, ENDED = " was given up", "Dask ended workers"
 
 
 def cause(error: BaseException) -> str:
@@ -75,13 +76,13 @@ def note_given_up(error: BaseException, key: Key, died: int, held: Sequence[str]
     """
     if held:
         why = (
-            f"Dask ended {len(held)} of them for their memory, the last when it held {held[-1]}: "
-            "give each worker more memory, run fewer tasks at a time on it, or make blocks smaller"
+            f"{ENDED} for their memory, the last when it held {held[-1]}: give each worker more "
+            "memory, run fewer tasks at a time on it, or make blocks smaller"
         )
     else:
         why = (
-            "Dask did not end them for their memory limit: the system killed them (its log says "
-            "so where it was out of memory), or they crashed; see their logs"
+            "as far as the scheduler was told, not for their memory limit: the system killed them "
+            "(its log says so where it was out of memory), or they crashed; see their logs"
         )
     workers = "worker" if died == 1 else "workers"
     error.add_note(f"{_block(key)}{GIVEN_UP}, for {died} {workers} died while running it; {why}")

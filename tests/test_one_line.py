@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,8 +109,8 @@ def test_workers_that_are_killed_for_their_memory(tmp_path, monkeypatch):
     preload(tmp_path, monkeypatch, HOG)
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
     line = end_of(product(tmp_path, "--workers", 1, "--memory-limit", "300MB"), 1)
-    assert "1 worker died while running it; Dask ended 1 of them for their memory" in line
-    assert "of its 300 MB" in line
+    assert "worker died while running it" in line
+    assert re.search(r"ended .* held \d+ MB", line)
     assert "(--memory-limit, --threads, --workers, --blocks)" in line
     assert "the plan foresaw" in line
     assert names(tmp_path) == ["a.npy", "lib"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli import FAILED_RUN
-from multimm.failures import GIVEN_UP, told
+from multimm.failures import ENDED, told
 from multimm.planning.dry_run import human
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: Seconds without a single worker before a run is given up; a killed worker process is
 #: replaced within a few.
 NO_WORKERS_SECONDS = 60.0
+#: And without one that takes or runs a task: they are paused while they spill to disk, which takes
+#: a while. Arbitrary.
+PAUSED_SECONDS = 300.0
 #: Seconds between two looks; arbitrary.
 GLANCE = 0.5
 #: What nannies tell the scheduler of a worker that they end for its memory.
@@ -72,15 +75,15 @@ def failed_run(client: Client, plan: MatmulPlan | None = None) -> Iterator[None]
 
 def _of_memory(client: Client, why: str, ended: Sequence[Any], plan: MatmulPlan | None) -> str:
     """Which workers were ended for their memory, what the plan foresaw, and which options help."""
-    if not ended:
-        return ""
     text = ""
-    if GIVEN_UP not in why:
+    if ended and ENDED not in why:
         event = ended[0][1]
         text = (
             f"; worker {event['worker']} was ended when its process held {human(event['rss'])}, "
-            "for Dask ends workers at 0.95 of their memory limit: give each more, or use fewer"
+            "for Dask ends workers at 0.95 of their memory limit: give each more memory"
         )
+    if "more memory" not in why + text:
+        return ""
     context = click.get_current_context(silent=True)
     known = {name for param in context.command.params for name in param.opts} if context else set()
     fit = REMEDIES if client.cluster is not None else REMEDIES[ABOUT_OWN:]
@@ -107,12 +110,13 @@ def _ended_without_workers(client: Client) -> Iterator[list[str]]:
     over = threading.Event()
 
     def watch() -> None:
-        seen = time.monotonic()
+        some = able = time.monotonic()  # when a worker was seen, and one that takes or runs tasks
         while not over.wait(GLANCE):
             with suppress(Exception):  # the client says itself that the scheduler is gone
-                if client.scheduler_info()["workers"]:
-                    seen = time.monotonic()
-                elif reason := _no_workers(client, time.monotonic() - seen):
+                there, at_work = client.run_on_scheduler(workers_at_work)
+                now = time.monotonic()
+                some, able = now if there else some, now if at_work or not there else able
+                if reason := _no_workers(client, now - some) or _all_paused(now - able):
                     reasons.append(reason)
                     client.loop.add_callback(_cancel_all, client)  # type: ignore[union-attr]
                     return
@@ -124,8 +128,14 @@ def _ended_without_workers(client: Client) -> Iterator[list[str]]:
         over.set()
 
 
+def workers_at_work(dask_scheduler: Any) -> tuple[int, int]:
+    """Runs on the scheduler: all workers, and those that take tasks or run some."""
+    there = dask_scheduler.workers.values()
+    return len(there), sum(ws.status.name == "running" or bool(ws.executing) for ws in there)
+
+
 def _no_workers(client: Client, seconds: float) -> str:
-    """Why to wait for workers no longer; empty where some may come."""
+    """Why not to wait any longer where there was no worker for so long; empty: some may come."""
     own = [] if client.cluster is None else list(client.cluster.workers.values())
     if own and all(nanny.status.name in ("closing", "closed", "failed") for nanny in own):
         return f"all workers died, and none could be started again: {DEBUG_SHOWS}"
@@ -133,6 +143,16 @@ def _no_workers(client: Client, seconds: float) -> str:
         logs = DEBUG_SHOWS if own else "look at their logs"
         return f"no worker left for {NO_WORKERS_SECONDS:.0f} s: {logs}"
     return ""
+
+
+def _all_paused(seconds: float) -> str:
+    """Why not to wait any longer where no worker took or ran a task for so long."""
+    if seconds <= PAUSED_SECONDS:
+        return ""
+    return (
+        f"no worker has taken a task for {PAUSED_SECONDS:.0f} s: Dask pauses workers that hold "
+        "more than 0.8 of their memory limit; give each more memory, or make blocks smaller"
+    )
 
 
 def _cancel_all(client: Client) -> None:
