@@ -9,7 +9,8 @@ from math import ceil, log10
 from time import monotonic
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.counts import LEAST_EDGE
+from multimm.planning import workers
+from multimm.planning.counts import LEAST_EDGE, LONGEST
 from multimm.planning.dry_run import MOST_TASKS, TASK_BYTES, human
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
@@ -24,7 +25,7 @@ MOST_WORKERS = 256
 HALVINGS = 2
 #: Seconds for each of the searches, one of memory and one of workers; a plan of millions of tasks
 #: takes up to one. Arbitrary.
-PATIENCE = 5.0
+PATIENCE = 1.0
 #: Blocks that are tried where the planner has found none: parts of its shortest edge, or as many
 #: times the longest of a plan with too many tasks.
 OTHER_EDGES = (4, 16)
@@ -66,6 +67,8 @@ def _worst(plan: MatmulPlan) -> int:
 
 def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
+    if plan.layout.longest > LONGEST:  # each plan would take long
+        return "use smaller matrices, or larger blocks if they were given"
     cluster, device = plan.cluster, plan.cluster.devices[_worst(plan)]
     found = []
 
@@ -80,7 +83,7 @@ def _advice(plan: MatmulPlan) -> str:
     most = device.memory_bytes * 2**DOUBLINGS
     if (size := _least(device.memory_bytes, most, of_memory)) is not None:
         found.append(f"give each worker {human(size)}")
-    most = max(MOST_WORKERS, 2 * cluster.workers)
+    most = min(max(MOST_WORKERS, 2 * cluster.workers), workers.MOST_WORKERS)
     if (count := _least(cluster.workers, most, of_workers)) is not None:
         found.append(f"use about {count} such workers")
     found += _blocks_that_fit(plan)
