@@ -170,10 +170,10 @@ class Output:
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
-        if "://" in os.fspath(path):
+        if "://" in os.fsdecode(path):
             raise FileFormatError(
-                f"{path}: remote addresses are read and not written; write to a local path and "
-                "copy it, or use dask.array.to_zarr(c, url)"
+                f"{os.fsdecode(path)}: remote addresses are read and not written; write to a local "
+                "path and copy it, or use dask.array.to_zarr(c, url)"
             )
         place = files.locate(path, dataset)
         # Through links, so that the unfinished file lies on the file system of the real target.

@@ -78,7 +78,39 @@ def in_place(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def linked(path, target):
+    if os.path.lexists(path):
+        os.remove(path)
+    os.symlink(target, path)
+
+
+def npy_behind_a_link():
+    np.save("one.npy", A)
+    np.save("other.npy", A + 1)
+    linked("x.npy", "one.npy")
+
+
+def store_behind_a_link():
+    for name, data in (("one.zarr", A), ("other.zarr", A + 1)):
+        zarr.create_array(name, data=data, chunks=(1, 4), compressors=None)
+    linked("x.zarr", "one.zarr")
+
+
+def chunk_of_another():
+    os.remove("one.zarr/c/0/0")
+    os.link("other.zarr/c/0/0", "one.zarr/c/0/0")
+
+
+def nested_v2():
+    encoding = {"name": "v2", "separator": "/"}
+    store(zarr_format=2, order="F", chunk_key_encoding=encoding)
+
+
 CHANGES = {
+    "npy link": (npy_behind_a_link, "x.npy", lambda: linked("x.npy", "other.npy")),
+    "zarr link": (store_behind_a_link, "x.zarr", lambda: linked("x.zarr", "other.zarr")),
+    "zarr chunk of another": (store_behind_a_link, "one.zarr", chunk_of_another),
+    "nested chunk gone": (nested_v2, "x.zarr", lambda: os.remove("x.zarr/1/0")),
     "npy in place": (npy, "x.npy", lambda: in_place("x.npy")),
     "npy of another order": (npy, "x.npy", lambda: npy(np.asfortranarray(A * 2))),
     "npy of another shape": (npy, "x.npy", lambda: npy(A.reshape(4, 3))),
@@ -229,6 +261,22 @@ def test_an_address_is_named_as_it_was_given(address):
     with pytest.raises(FileFormatError) as caught:
         io.open_array(address)
     assert address in str(caught.value)
+
+
+def test_a_link_in_a_remote_file_reads_no_local_one():
+    hdf5()
+    link()
+    fsspec.filesystem("memory").put("link.h5", "/link.h5")
+    np.testing.assert_array_equal(read("link.h5:x"), A)
+    with pytest.raises(FileFormatError, match=r"memory://link\.h5:x: the link x leads to another"):
+        io.open_array("memory://link.h5:x")
+
+
+def test_a_path_may_be_bytes_that_are_no_text():
+    name = b"caf\xe9.npy"
+    io.save_array(A, name)
+    assert os.listdir(b".") == [name]
+    np.testing.assert_array_equal(read(name), A)
 
 
 def test_a_file_address_is_a_local_path(tmp_path):

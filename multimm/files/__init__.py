@@ -81,7 +81,7 @@ def locate(
         The suffix is none of those supported, or a dataset is named twice or where the
         format has none.
     """
-    given = os.fspath(path)
+    given = os.fsdecode(path)
     text = _local(given)
     if not (suffix_of(text) in FORMATS and _whole(text)):
         for between in ":", "/":
