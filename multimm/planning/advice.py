@@ -8,7 +8,8 @@ from dataclasses import replace
 from math import ceil, log10
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.counts import LEAST_EDGE
+from multimm.planning import workers
+from multimm.planning.counts import LEAST_EDGE, LONGEST
 from multimm.planning.dry_run import MOST_TASKS, TASK_BYTES, human
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
@@ -63,6 +64,8 @@ def _worst(plan: MatmulPlan) -> int:
 
 def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
+    if plan.layout.longest > LONGEST:  # each plan would take long
+        return "use smaller matrices, or larger blocks if they were given"
     cluster, device = plan.cluster, plan.cluster.devices[_worst(plan)]
     found = []
 
@@ -77,7 +80,7 @@ def _advice(plan: MatmulPlan) -> str:
     most = device.memory_bytes * 2**DOUBLINGS
     if (size := _least(device.memory_bytes, most, of_memory)) is not None:
         found.append(f"give each worker {human(size)}")
-    most = max(MOST_WORKERS, 2 * cluster.workers)
+    most = min(max(MOST_WORKERS, 2 * cluster.workers), workers.MOST_WORKERS)
     if (count := _least(cluster.workers, most, of_workers)) is not None:
         found.append(f"use about {count} such workers")
     found += _blocks_that_fit(plan)
@@ -128,6 +131,8 @@ def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
 def _does(plan: MatmulPlan, cluster: ClusterSpec, options: Options | None = None) -> bool:
     """Whether the same product fits in these workers, in these blocks or those that were given."""
     problem, asked = plan.asked or (plan.layout.problem, Options())
+    # Half of C is dealt out block by block, which takes long; all of it needs about as much memory.
+    problem = replace(problem, gram=False)
     with suppress(MemoryBudgetError):
         made = plan_matmul(problem, cluster, precision=plan.precision, options=options or asked)
         return made.fits

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
 from multimm.planning.blocking import lay_out
-from multimm.planning.counts import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, usual_edges
+from multimm.planning.counts import AS_USUAL, EDGE, LONGEST, MOST_BLOCK_ROWS, Cut, usual_edges
 from multimm.planning.deal import FREE_PLACES
 from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
@@ -36,6 +36,8 @@ FINALISTS = 4
 #: Block rows of a Gram product, at most, for every block of its triangle is dealt out: arbitrary, a
 #: C of 17 TB on GPUs. Beyond, it is planned as any other product is.
 MOST_GRAM_ROWS = 128
+#: The same of blocks that the caller fixed: also arbitrary, 1000 rows take half a minute to plan.
+MOST_GIVEN_ROWS = 256
 #: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
 FAN_IN = (4, 8, 16)
 #: Share of a worker's memory that the slabs of one task may take: arbitrary.
@@ -58,7 +60,9 @@ class Rank(NamedTuple):
 def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
     halves: dict[Layout, Rank] = {}
-    if problem.gram and problem.m <= MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]:
+    given = options.edges[0]
+    most = MOST_GIVEN_ROWS * given if given else MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]
+    if problem.gram and problem.m <= most:
         found = _searched(problem, cluster, options)
         halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
@@ -94,6 +98,8 @@ def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterS
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
     ranks = cut_alike(problem, cluster, options)
+    if min(ranks, key=ranks.__getitem__).longest > LONGEST:
+        return ranks
     arrangements = [layout.grid for layout in ranks]
     finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
