@@ -26,6 +26,7 @@ from multimm.gpu.host import to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.declared import as_declared
 from multimm.graph.layers import TaskLayer
+from multimm.planning.storage import Storage
 from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -52,8 +53,16 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
         raise
     except Exception as error:  # parsers raise anything
         raise FileFormatError(f"{matrix.place}: cannot be read ({reason(error)})") from error
-    block = np.asarray(block, dtype=matrix.dtype.newbyteorder("="))
+    block = _native(np.asarray(block, dtype=matrix.dtype))
     return to_device(block) if gpu else block
+
+
+def _native(block: Any) -> Any:
+    """A block that nobody else has, in this machine's byte order: not beside the other one."""
+    native = block.dtype.newbyteorder("=")
+    if block.dtype == native or not (block.flags.owndata and block.flags.writeable):
+        return block.astype(native, copy=False)
+    return block.byteswap(inplace=True).view(native)
 
 
 class Writer(NamedTuple):
@@ -101,6 +110,11 @@ class Reader:
 
     matrix: StoredMatrix
     gpu: bool
+
+    @property
+    def storage(self) -> Storage | None:
+        """Storage chunks that are decoded as a whole, for plans."""
+        return self.matrix.storage
 
     def __call__(self, index: Where) -> Any:
         """Read one rectangle."""

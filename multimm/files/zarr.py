@@ -13,9 +13,13 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files.boxes import boxes, within
 from multimm.files.coded import check_meaning, warn
+from multimm.files.decoding import of_zarr
 from multimm.files.identity import ABSENT, check, mark, same, settled, sources, state
 from multimm.files.remote import file_system, is_remote, telling
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
+
+#: By place in the grid of chunks: `identity.mark` of its file, and bytes in it.
+ChunkFiles = dict[tuple[int, ...], tuple[int, int | None]]
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 
@@ -126,8 +130,14 @@ def _identified(matrix: StoredMatrix, node: Any) -> StoredMatrix:
     if all(found == ABSENT for _, found in described):
         index = "zarr.json" if node.metadata.zarr_format == 3 else ".zmetadata"
         described = sources([f"{matrix.path.rstrip('/')}/{index}"])
-    states = _remote_states if matrix.place.remote else _local_states
-    return replace(matrix, sources=described, states=states(folder, node))
+    files = _remote_files if matrix.place.remote else _local_files
+    found = files(folder, node)
+    if found is None:
+        return replace(matrix, sources=described, states=None, storage=of_zarr(node, None))
+    states = {place: marked for place, (marked, _) in found.items()}
+    sizes = [size for _, size in found.values() if size is not None]
+    largest = max(sizes, default=0) if len(sizes) == len(found) else None
+    return replace(matrix, sources=described, states=states, storage=of_zarr(node, largest))
 
 
 def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
@@ -143,28 +153,28 @@ def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _local_states(folder: str, node: Any) -> dict[tuple[int, ...], int]:
-    found: dict[tuple[int, ...], int] = {}
+def _local_files(folder: str, node: Any) -> ChunkFiles:
+    found: ChunkFiles = {}
     for at, _, files in os.walk(folder):
         for file in files:
             path = os.path.join(at, file)
             place = _grid_place(os.path.relpath(path, folder), node.ndim)
             if place is not None and (now := state(path)) != ABSENT:
-                found[place] = mark(now)
+                found[place] = mark(now), int(now[1])
     return found
 
 
-def _remote_states(address: str, node: Any) -> dict[tuple[int, ...], int] | None:
+def _remote_files(address: str, node: Any) -> ChunkFiles | None:
     """None where the file system cannot list: then nobody knows which chunks there are."""
     system, folder = file_system(address)
     if "http" in str(system.protocol):
         return None
     folder = folder.strip("/")
-    found: dict[tuple[int, ...], int] = {}
+    found: ChunkFiles = {}
     for path, info in system.find(folder, detail=True).items():
         place = _grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
         if place is not None:
-            found[place] = mark(telling(system, path, info))
+            found[place] = mark(telling(system, path, info)), info.get("size")
     return found
 
 
