@@ -32,7 +32,7 @@ def cpus(memory: float, workers: int = 1, threads: int = 1) -> ClusterSpec:
 def tall(shape=(200_000, 1000), chunk=(200_000, 50), codec="") -> MatrixSpec:
     """An operand in tall storage chunks, as it is read."""
     size = chunk[0] * chunk[1] * 4
-    return MatrixSpec(shape, storage=Storage(chunk, 4, size * (1 + bool(codec)), size, codec))
+    return MatrixSpec(shape, storage=Storage(chunk, 4, size * (1 + bool(codec)), size, codec=codec))
 
 
 def planned(a: MatrixSpec, b: MatrixSpec, cluster: ClusterSpec) -> MatmulPlan:
@@ -182,3 +182,20 @@ def test_a_product_says_so_at_the_call(tmp_path):
     lazy = multimm.io.open_array(tmp_path / "x.zarr")
     with pytest.raises(MemoryBudgetError, match="rechunk the store"):
         multimm.matmul(lazy, lazy)
+
+
+# ------------------------------------------------------- workers that a nanny ends at their limit
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("megabytes", "form", "codec"), [(40, "tall", "none"), (20, "wide", "zstd")]
+)
+def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, form, codec):
+    from benchmarks import storage_chunks
+
+    monkeypatch.setattr(storage_chunks, "LEAST", 80e6)
+    case = storage_chunks.Case(megabytes, form, codec, True, "<f4", 512_000_000, 1, 1)
+    found = storage_chunks.run(case, tmp_path)
+    assert found.fits
+    assert (found.killed, found.right) == (0, True), found.text

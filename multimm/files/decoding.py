@@ -42,11 +42,13 @@ def of_zarr(array: Any, stored: int | None) -> Storage:
     names = [_name(codec) for codec in (*(array.filters or ()), *(array.compressors or ()))]
     names = [name for name in names if name not in FREE]
     held = encoded if names else decoded
+    # Zarr's threads let go of a chunk when they run again: the next one is read meanwhile.
+    left = decoded + encoded * bool(names)
     if names:  # each is given what the one before returns
         held += decoded * (1 + (len(names) > 1 or names[0] not in DIRECT))
     if "gzip" in names:
         held += encoded
-    return Storage(chunk, itemsize, held, decoded, _speed(names))
+    return Storage(chunk, itemsize, held, decoded, left, _speed(names))
 
 
 def _name(codec: Any) -> str:
@@ -72,13 +74,12 @@ def of_hdf5(dataset: Any) -> Storage | None:
     itemsize = dataset.dtype.itemsize
     one = prod(dataset.chunks) * itemsize
     if filters == {CHECKSUM}:
-        return Storage(dataset.chunks, itemsize, one, 0, "other")
+        return Storage(dataset.chunks, itemsize, one, codec="other")
     return Storage(
         dataset.chunks,
         itemsize,
         min(one, _largest(dataset, one)) + 2 * one,
-        0,
-        "gzip" if DEFLATE in filters else "other",
+        codec="gzip" if DEFLATE in filters else "other",
     )
 
 

@@ -26,7 +26,7 @@ def read_in_chunks(layout: Layout) -> dict[str, Storage]:
 
 
 def held(layout: Layout, cluster: ClusterSpec) -> int:
-    """Bytes that the reading threads of a worker hold beside the blocks that they fill."""
+    """Bytes that the reading threads of a worker hold beside the blocks in flight."""
     stored = read_in_chunks(layout)
     if not stored or cluster.slowest.kind == "gpu":  # they hold host memory
         return 0

@@ -24,6 +24,8 @@ class Storage:
         Bytes that a read holds while it decodes: the chunk as it is stored, decoded, and between.
     copied : int
         Bytes of decoded elements that are copied into the block at a time, at most.
+    left : int
+        Bytes of the chunk before that may not be free by then.
     codec : str
         What the speed of decoding depends on: a key of `multimm.planning.reading.RATES`.
     """
@@ -32,6 +34,7 @@ class Storage:
     itemsize: int
     decoding: int
     copied: int = 0
+    left: int = 0
     codec: str = ""
 
     @property
@@ -45,8 +48,12 @@ class Storage:
         return replace(self, chunk=(*self.chunk[:-2], self.chunk[-1], self.chunk[-2]))
 
     def held(self, block: int) -> int:
-        """Bytes that the reading of a block of so many bytes takes beside it."""
-        return self.decoding + min(self.copied, block)
+        """Bytes that the reading of a block of so many bytes takes beside those in flight.
+
+        The block itself is among them: reads take long, and of unequal time on different workers,
+        so what one has done with is still held for another that is behind.
+        """
+        return self.decoding + self.left + min(self.copied, block) + block
 
     def decoded(self, blocks: Sequence[Blocks]) -> int:
         """How many chunks are decoded when each of these blocks is read once."""
