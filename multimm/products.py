@@ -18,7 +18,7 @@ from multimm.graph import tasks
 from multimm.graph.build import build
 from multimm.graph.host import below_download
 from multimm.graph.narrow import is_narrow, scheme_of
-from multimm.graph.operand import peel, reader_of
+from multimm.graph.operand import peel, reader_of, storage_of
 from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
 from multimm.operands import Array, arrays, as_dask, current_client, is_dask, named_dtype, on_gpu
 from multimm.planning.grid import Blocks
@@ -203,9 +203,11 @@ def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
 def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Held) -> MatrixSpec:
     if isinstance(x, MatrixSpec):
         return x
-    lazy = is_dask(x)
-    owners = _owners(x, cluster, held) if lazy else ()
-    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks if lazy else (), owners)
+    if not is_dask(x):
+        return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize)
+    owners = _owners(x, cluster, held)
+    dtype, stored = x.dtype, storage_of(x)
+    return MatrixSpec(x.shape, str(dtype), dtype.itemsize, x.chunks, owners, storage=stored)
 
 
 def _owners(x: Array, cluster: ClusterSpec, held: Held) -> tuple[int, ...]:

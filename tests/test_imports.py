@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "products": {"operands", "graph", "cluster", "planning", "gpu"},
     "checks": {"blocks", "failures", "operands", "shapes", "sources", "gpu", "graph", "cluster"},
     "io": {"files", "operands", "planning"},
-    "files": {"failures", "gpu", "graph", "shapes"},
+    "files": {"failures", "gpu", "graph", "planning", "shapes"},
     "cluster": {"graph", "gpu", "planning"},
     "graph": {"blocks", "failures", "shapes", "planning", "gpu"},
     "gpu": {"blocks", "shapes"},

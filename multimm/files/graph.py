@@ -27,6 +27,7 @@ from multimm.gpu.host import to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.declared import as_declared
 from multimm.graph.layers import TaskLayer
+from multimm.planning.storage import Storage
 from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -53,7 +54,7 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
         raise
     except Exception as error:  # parsers raise anything
         raise _unreadable(matrix, error) from error
-    block = np.asarray(block, dtype=matrix.dtype.newbyteorder("="))
+    block = _native(np.asarray(block, dtype=matrix.dtype))
     return to_device(block) if gpu else block
 
 
@@ -66,6 +67,14 @@ def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:
     except Exception:  # the server is gone, say, as the first error has it
         pass
     return FileFormatError(f"{matrix.place}: cannot be read ({reason(error)})")
+
+
+def _native(block: Any) -> Any:
+    """A block that nobody else has, in this machine's byte order: not beside the other one."""
+    native = block.dtype.newbyteorder("=")
+    if block.dtype == native or not (block.flags.owndata and block.flags.writeable):
+        return block.astype(native, copy=False)
+    return block.byteswap(inplace=True).view(native)
 
 
 class Writer(NamedTuple):
@@ -113,6 +122,11 @@ class Reader:
 
     matrix: StoredMatrix
     gpu: bool
+
+    @property
+    def storage(self) -> Storage | None:
+        """Storage chunks that are decoded as a whole, for plans."""
+        return self.matrix.storage
 
     def __call__(self, index: Where) -> Any:
         """Read one rectangle."""

@@ -13,6 +13,7 @@ from typing import Any
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.coded import carried, check_meaning
+from multimm.files.decoding import of_hdf5
 from multimm.files.hdf5_links import Search
 from multimm.files.identity import check, settled
 from multimm.files.stored import (
@@ -87,7 +88,13 @@ def _found(place: Location) -> tuple[StoredMatrix, dict[str, Any]]:
             )
         known = tuple(search.sources.values())
         matrix = StoredMatrix(
-            found, item.shape, item.dtype, item.chunks, sources=known, inside=inside
+            found,
+            item.shape,
+            item.dtype,
+            item.chunks,
+            sources=known,
+            inside=inside,
+            storage=of_hdf5(item),
         )
         return matrix, carried(item.attrs)
 

@@ -65,6 +65,12 @@ def states(paths: Sequence[str]) -> list[State]:
     return [state(path) for path in paths]
 
 
+def largest_file(found: Iterable[State]) -> int | None:
+    """Bytes of the largest of some files; None where that is not told of each."""
+    told = [str(x[0]).removeprefix("size=") if isinstance(x[0], str) else str(x[1]) for x in found]
+    return max(map(int, told), default=0) if all(map(str.isdecimal, told)) else None
+
+
 def sources(paths: Iterable[str]) -> tuple[Source, ...]:
     """The files with their states, each once."""
     return tuple(Source(path, state(path)) for path in dict.fromkeys(paths))

@@ -12,6 +12,7 @@ import numpy as np
 
 from multimm.errors import FileFormatError
 from multimm.files import remote
+from multimm.files.boxes import boxes, within
 from multimm.files.identity import Source, of_stat, same, settled, state
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
@@ -68,6 +69,12 @@ def _window(matrix: StoredMatrix, index: Where) -> tuple[int, tuple[int, ...], W
     return matrix.offset + start * others * matrix.dtype.itemsize, window, inside
 
 
+def _row(matrix: StoredMatrix) -> tuple[int, ...]:
+    """What is mapped or received as a whole: pages of a map count as memory of the process."""
+    axis = len(matrix.shape) - 1 if matrix.fortran else 0
+    return (*matrix.shape[:axis], 1, *matrix.shape[axis + 1 :])
+
+
 def _map(matrix: StoredMatrix, index: Where, mode: Any, file: Any = None) -> np.ndarray[Any, Any]:
     """A view of one block that maps only the rows (or columns) it lies in."""
     offset, window, inside = _window(matrix, index)
@@ -107,7 +114,14 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
                 f"{matrix.place}: its header is another than when it was opened; open it again"
             )
         view = _received if matrix.place.remote else partial(_map, mode="r")
-        block = np.array(view(matrix, index, file=file), order="K")
+        index = tuple(slice(*at.indices(n)) for at, n in zip(index, matrix.shape, strict=True))
+        block = np.empty(
+            [at.stop - at.start for at in index],
+            matrix.dtype,
+            order="F" if matrix.fortran else "C",
+        )
+        for part in boxes(index, _row(matrix), matrix.dtype.itemsize):
+            block[within(part, index)] = view(matrix, part, file=file)
         for path, before in matrix.sources:  # written to meanwhile
             same(path, before, _source(path, file).state)
     return block

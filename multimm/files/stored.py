@@ -16,6 +16,7 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.identity import Source
+from multimm.planning.storage import Storage
 
 Where = tuple[slice, ...]
 
@@ -105,6 +106,8 @@ class StoredMatrix:
         Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
     inside : Inside, optional
         The dataset itself (HDF5).
+    storage : Storage, optional
+        For plans, where storage chunks are decoded as a whole.
     """
 
     place: Location
@@ -116,6 +119,7 @@ class StoredMatrix:
     sources: tuple[Source, ...] = ()
     states: Mapping[tuple[int, ...], int] | None = field(default=None, hash=False)
     inside: Inside | None = None
+    storage: Storage | None = None
 
     @property
     def path(self) -> str:

@@ -14,10 +14,12 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files.boxes import boxes, within
 from multimm.files.coded import check_meaning, warn
+from multimm.files.decoding import of_zarr
 from multimm.files.identity import (
     ABSENT,
     State,
     check,
+    largest_file,
     mark,
     same,
     settled,
@@ -159,9 +161,12 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
         chunks = _listed(folder, node)
     else:
         chunks = _walked(folder, node)
-    marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
     every = [found for _, found in described] + list((chunks or {}).values())
-    return replace(matrix, sources=described, states=marks), every
+    if chunks is None:
+        return replace(matrix, sources=described, states=None, storage=of_zarr(node, None)), every
+    marks = {at: mark(found) for at, found in chunks.items()}
+    storage = of_zarr(node, largest_file(chunks.values()))
+    return replace(matrix, sources=described, states=marks, storage=storage), every
 
 
 def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ from multimm.graph.tasks import transpose as transpose_block
 from multimm.planning.grid import Blocks, Coordinate
 from multimm.planning.layout import Layout
 from multimm.planning.recut import Index, offsets
+from multimm.planning.storage import Storage
 
 Reader = Callable[[tuple[slice, ...]], Block]
 
@@ -44,10 +45,16 @@ def reader_of(array: Any) -> Reader | None:
 
     `multimm.io.open_array` makes such layers: a `reader` attribute holds a picklable function
     from a tuple of slices to a block. Its method ``part``, if it has one, gives the reader that a
-    task for such a tuple is sent.
+    task for such a tuple is sent; its attribute ``storage``, the file's storage chunks.
     """
     reader: Reader | None = getattr(array.dask.layers.get(array.name), "reader", None)
     return reader
+
+
+def storage_of(array: Any) -> Storage | None:
+    """Storage chunks of the file that the array's blocks are read from, if its reader tells."""
+    storage: Storage | None = getattr(reader_of(array), "storage", None)
+    return storage
 
 
 def peel(array: da.Array) -> tuple[da.Array, bool]:

@@ -55,14 +55,10 @@ def lay_out(
     while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
         if layout.longest > LONGEST:
             break
-        # 1. Read operands as they are needed, where they can be read again.
-        if all(problem.rereadable) and not layout.stream:
-            layout = replace(layout, stream=True)
-        # 2. Work on fewer block rows at once.
-        elif layout.band > 1:
-            layout = replace(layout, band=ceil_div(layout.band, 2))
-        # 3. Cut blocks and slabs.
-        else:
+        narrower = _narrower(layout)
+        if narrower is not None:
+            layout = narrower
+        else:  # cut blocks and slabs
             edge //= 2
             layout = replace(
                 _blocks(problem, cluster, grid, options, edge, cut),
@@ -71,6 +67,23 @@ def lay_out(
             )
         held = memory.held(layout, cluster)
     return layout, held
+
+
+def in_memory(layout: Layout, cluster: ClusterSpec) -> tuple[Layout, memory.Held]:
+    """The same blocks, of as many at once as fit in memory, and what they take."""
+    held = memory.held(layout, cluster)
+    while not _fits(layout, held, cluster) and (narrower := _narrower(layout)) is not None:
+        layout, held = narrower, memory.held(narrower, cluster)
+    return layout, held
+
+
+def _narrower(layout: Layout) -> Layout | None:
+    """The same blocks in less memory; None where all has been done."""
+    # 1. Read operands as they are needed, where they can be read again.
+    if all(layout.problem.rereadable) and not layout.stream:
+        return replace(layout, stream=True)
+    # 2. Work on fewer block rows at once.
+    return replace(layout, band=ceil_div(layout.band, 2)) if layout.band > 1 else None
 
 
 def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:

@@ -14,6 +14,7 @@ from multimm.planning.layout import Layout
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.memory import Terms, crowd
 from multimm.planning.problem import Problem
+from multimm.planning.reading import seconds as reading_seconds
 from multimm.planning.workers import ClusterSpec
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
@@ -80,6 +81,7 @@ IN_TURN = (
     "packing",
     "cutting",
     "launching",
+    "decoding",
     "sums between slabs",
     "between tasks",
 )
@@ -143,6 +145,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
         "packing": packing,
         "cutting": _cutting(layout, cluster),
         "launching": max(0, launches * LAUNCH_S - products - packing),
+        "decoding": reading_seconds(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,
         "sums between slabs": SUMS_BYTES * handed_on / copying,

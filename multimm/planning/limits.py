@@ -7,6 +7,7 @@ from math import isqrt
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning.counts import EDGE, MOST_ELEMENTS
+from multimm.planning.devices import MEMORY_SHARE
 from multimm.planning.dry_run import MOST_TASKS, human
 from multimm.planning.grid import ceil_div
 from multimm.planning.options import Options
@@ -54,6 +55,33 @@ def refuse_the_hopeless(problem: Problem, cluster: ClusterSpec, options: Options
         raise MemoryBudgetError(
             f"{product} takes some {least:.2g} tasks{given}, and Dask's scheduler survives "
             f"{MOST_TASKS}: use smaller matrices{', or larger blocks' * bool(given)}"
+        )
+
+
+def refuse_storage_chunks(problem: Problem, cluster: ClusterSpec) -> None:
+    """Raise where a worker cannot even decode the storage chunks that its threads read at once.
+
+    Raises
+    ------
+    MemoryBudgetError
+        Says how large they are, and what memory, or which chunks, would do.
+    """
+    least = min(cluster.devices, key=lambda device: device.budget_bytes)
+    if least.kind == "gpu":  # chunks are decoded in host memory
+        return
+    budget, threads = least.budget_bytes, cluster.threads
+    for role, spec in (("A", problem.a), ("B", problem.b), ("C", problem.c)):
+        stored = None if spec is None else spec.storage
+        if stored is None or threads * stored.decoding <= budget:
+            continue
+        needed, size = threads * stored.decoding, stored.chunk_bytes
+        memory = least.memory_bytes + (needed - budget) / MEMORY_SHARE[least.kind]
+        together = f"{threads} threads hold" if threads > 1 else "reading one holds"
+        raise MemoryBudgetError(
+            f"{role} is stored in chunks of {human(size)}, of which {together} {human(needed)}, "
+            f"and a worker may use {human(budget)} of its {human(least.memory_bytes)}: give each "
+            f"worker more than {human(memory)}{', or fewer threads' * (threads > 1)}, or rechunk "
+            f"the store to {human(size * budget / needed / 2)} or less"
         )
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from math import prod
 
 from multimm.errors import DTypeError, ShapeError, integer
+from multimm.planning.storage import Storage
 
 
 def _itemsize(dtype: str) -> int:
@@ -43,6 +44,9 @@ class MatrixSpec:
     hosted : bool
         Blocks lie in host memory, also where GPUs multiply them. For products on paper: of arrays
         their blocks say so.
+    storage : Storage, optional
+        How it lies in the file that products read it from, if in chunks that are decoded as a
+        whole.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +55,7 @@ class MatrixSpec:
     chunks: tuple[tuple[int, ...], ...] = ()
     owners: tuple[int, ...] = ()
     hosted: bool = False
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -114,4 +119,5 @@ class MatrixSpec:
             for col in range(cols)
             for owner in self.owners[start + col : start + rows * cols : cols]
         )
-        return replace(self, shape=shape, chunks=chunks, owners=owners)
+        storage = self.storage and self.storage.T
+        return replace(self, shape=shape, chunks=chunks, owners=owners, storage=storage)

@@ -8,6 +8,7 @@ from multimm.planning.grid import ceil_div
 from multimm.planning.handing import within
 from multimm.planning.layout import Layout
 from multimm.planning.partition import WINDOW
+from multimm.planning.reading import held as held_by_reading
 from multimm.planning.workers import ClusterSpec
 
 Terms = dict[str, float]
@@ -30,6 +31,8 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     slabs = _slabs(layout, each)
     stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
     stay |= _joined(layout) | _handed_out(layout)
+    if reading := held_by_reading(layout, cluster):
+        stay["reading storage chunks"] = reading
     finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
     if p.downloaded:  # all but those of a wave are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)

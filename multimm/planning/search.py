@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
+from multimm.planning.along_chunks import along_chunks
 from multimm.planning.blocking import lay_out
 from multimm.planning.counts import AS_USUAL, EDGE, LONGEST, MOST_BLOCK_ROWS, Cut, usual_edges
 from multimm.planning.deal import FREE_PLACES
@@ -130,7 +131,10 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
 def refined(
     ranks: dict[Layout, Rank], cluster: ClusterSpec, options: Options
 ) -> dict[Layout, Rank]:
-    """These and the best of them, with other tasks for the same blocks."""
+    """These and the best of them along storage chunks, and with other tasks for the same blocks."""
+    best = best_of_each_grid([*ranks], ranks, 1)[:FINALISTS]
+    along = dict.fromkeys(x for layout in best for x in along_chunks(layout, cluster, options))
+    ranks = ranks | ranked((x for x in along if x not in ranks), cluster)
     ranks = ranks | added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)

@@ -34,7 +34,7 @@ from multimm.planning.fewer import with_fewer
 from multimm.planning.grid import Grid
 from multimm.planning.in_place import InPlace, in_place, parts_in_place
 from multimm.planning.layout import Layout
-from multimm.planning.limits import refuse_the_hopeless
+from multimm.planning.limits import refuse_storage_chunks, refuse_the_hopeless
 from multimm.planning.options import Options
 from multimm.planning.order import by_owner
 from multimm.planning.plan import MatmulPlan
@@ -93,10 +93,12 @@ def plan_matmul(
     Raises
     ------
     MemoryBudgetError
-        If that is so by orders of magnitude: nothing is laid out then.
+        If that is so by orders of magnitude, or of the storage chunks that are read: nothing is
+        laid out then.
     """
     options = options or Options()
     refuse_the_hopeless(problem, cluster, options)
+    refuse_storage_chunks(problem, cluster)
     return replace(_best(problem, cluster, precision, options), asked=(problem, options))
 
 

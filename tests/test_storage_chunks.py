@@ -1,0 +1,201 @@
+"""Files whose storage chunks are decoded as a whole: what plans know of them, and do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import multimm
+from multimm.errors import MemoryBudgetError
+from multimm.graph.operand import storage_of
+from multimm.planning import reading
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.storage import Storage
+from multimm.planning.strategy import plan_matmul
+
+zarr = pytest.importorskip("zarr")
+h5py = pytest.importorskip("h5py")
+RNG = np.random.default_rng(0)
+X = RNG.integers(-3, 4, (600, 230)).astype("f4")
+
+
+def cpus(memory: float, workers: int = 1, threads: int = 1) -> ClusterSpec:
+    device = DeviceSpec("cpu", "cpu", int(memory), 60.0, 20.0, process_bytes=110_000_000)
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP, threads)
+
+
+def tall(shape=(200_000, 1000), chunk=(200_000, 50), codec="") -> MatrixSpec:
+    """An operand in tall storage chunks, as it is read."""
+    size = chunk[0] * chunk[1] * 4
+    return MatrixSpec(shape, storage=Storage(chunk, 4, size * (1 + bool(codec)), size, codec=codec))
+
+
+def planned(a: MatrixSpec, b: MatrixSpec, cluster: ClusterSpec) -> MatmulPlan:
+    return plan_matmul(Problem(a, b, rereadable=(True, True)), cluster)
+
+
+# ------------------------------------------------------- what files say
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk", "codec"),
+    [
+        ({"chunks": (100, 50), "compressors": None}, (100, 50), ""),
+        ({"chunks": (100, 50)}, (100, 50), "other"),
+        ({"chunks": (100, 50), "shards": (200, 100)}, (100, 50), "other"),
+        ({"chunks": (100, 50), "compressors": zarr.codecs.GzipCodec()}, (100, 50), "gzip"),
+        ({"chunks": (100, 50), "zarr_format": 2, "compressors": None, "order": "F"}, (100, 50), ""),
+    ],
+)
+def test_a_zarr_store_says_what_is_decoded_as_a_whole(tmp_path, options, chunk, codec):
+    zarr.create_array(tmp_path / "x.zarr", data=X, **options)
+    stored = storage_of(multimm.io.open_array(tmp_path / "x.zarr"))
+    assert (stored.chunk, stored.codec) == (chunk, codec)
+    decoded = min(X.nbytes * 1.1, 8e6)  # chunks at the edges are as large as others
+    assert stored.decoding <= (4 if codec else 1.1) * decoded
+    assert stored.copied <= 1.1 * decoded
+
+
+@pytest.mark.parametrize(
+    ("options", "codec"),
+    [
+        ({}, None),
+        ({"chunks": (100, 50)}, None),
+        ({"chunks": (100, 50), "compression": "gzip"}, "gzip"),
+        ({"chunks": (100, 50), "compression": "lzf", "shuffle": True}, "other"),
+        ({"chunks": (100, 50), "fletcher32": True}, "other"),
+    ],
+)
+def test_hdf5_decodes_chunks_behind_filters_alone(tmp_path, options, codec):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=X, **options)
+    stored = storage_of(multimm.io.open_array(tmp_path / "x.h5"))
+    if codec is None:
+        assert stored is None
+    else:
+        assert (stored.chunk, stored.codec) == ((100, 50), codec)
+        assert 100 * 50 * 4 <= stored.decoding <= 3 * 100 * 50 * 4
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4"])
+def test_an_npy_file_is_mapped_few_rows_at_a_time(tmp_path, monkeypatch, order, dtype):
+    from multimm.files import boxes, npy
+
+    monkeypatch.setattr(boxes.boxes, "__defaults__", (20_000,))
+    np.save(tmp_path / "x.npy", np.asarray(X, dtype, order=order))
+    mapped = []
+    map_part = npy._map
+
+    def counted(matrix, index, **options):
+        mapped.append(npy._window(matrix, index)[1])
+        return map_part(matrix, index, **options)
+
+    monkeypatch.setattr(npy, "_map", counted)
+    lazy = multimm.io.open_array(tmp_path / "x.npy", chunks=(333, 77))
+    assert storage_of(lazy) is None
+    found = lazy.compute(scheduler="sync")
+    np.testing.assert_array_equal(found, X)
+    assert found.dtype.isnative
+    assert max(rows * columns * 4 for rows, columns in mapped) <= 20_000
+
+
+# ------------------------------------------------------- what plans count
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("blocks", [(70, 64), (200, 100)])
+def test_as_many_chunks_are_decoded_as_planned(tmp_path, monkeypatch, trans_a, blocks):
+    stored = {"a": X.T if trans_a else X, "b": X.T[:, :120]}
+    for name, values in stored.items():
+        zarr.create_array(tmp_path / f"{name}.zarr", data=values, chunks=(100, 50))
+    a, b = (multimm.io.open_array(tmp_path / f"{name}.zarr") for name in stored)
+    lazy, options = (a.T if trans_a else a, b), {"blocks": blocks, "slabs": 90}
+    plan = multimm.plan(*lazy, **options)
+    read: Counter[str] = Counter()
+    get = zarr.storage.LocalStore.get
+
+    async def counted(self, key, *args, **kwargs):
+        if "/c/" in f"/{key}":
+            read[self.root.name[0]] += 1
+        return await get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
+    c = multimm.matmul(*lazy, **options).compute(scheduler="sync")
+    np.testing.assert_array_equal(c, X @ X.T[:, :120])
+    assert dict(read) == {role: reading.decodes(plan.layout, role) for role in "ab"}
+
+
+def test_plans_count_what_reading_holds_and_takes():
+    plan = planned(tall(), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
+    assert plan.memory_terms["reading storage chunks"] >= 2 * 40e6
+    assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""])
+    text = str(plan)
+    assert "reading storage chunks" in text
+    assert "decoding" in text
+    slow = planned(tall(codec="gzip"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
+    assert slow.time_terms["decoding"] > 2 * plan.time_terms["decoding"]
+
+
+def test_plans_of_other_files_know_nothing_of_it():
+    plan = planned(MatrixSpec((20_000, 1000)), MatrixSpec((1000, 1000)), cpus(0.5e9))
+    assert "reading storage chunks" not in plan.memory_terms
+    assert not plan.time_terms["decoding"]
+
+
+@pytest.mark.parametrize(("memory", "least"), [(0.512e9, 1.5), (1e9, 1.5)])
+def test_fewer_chunks_are_decoded_along_chunks(memory, least):
+    """As many as half, or fewer, than in the blocks of files in one piece."""
+    b, cluster = MatrixSpec((1000, 1000)), cpus(memory)
+    plan = planned(tall(), b, cluster)
+    usual = planned(MatrixSpec((200_000, 1000)), b, cluster).layout
+    as_usual = replace(usual, problem=replace(usual.problem, a=tall()))
+    assert plan.fits
+    assert least * reading.decodes(plan.layout, "a") <= reading.decodes(as_usual, "a")
+
+
+# ------------------------------------------------------- what is refused
+
+
+def test_storage_chunks_beyond_a_workers_memory_are_refused_in_one_line():
+    with pytest.raises(MemoryBudgetError) as refused:
+        planned(tall(chunk=(200_000, 500)), MatrixSpec((1000, 1000)), cpus(0.512e9))
+    text = str(refused.value)
+    assert "\n" not in text
+    assert "A is stored in chunks of 400 MB" in text
+    assert "241 MB of its 512 MB" in text
+    assert "rechunk the store to 121 MB or less" in text
+    needed = 0.512e9 + (400e6 - 241.2e6) / 0.6
+    assert f"more than {needed / 1e6:.0f} MB" in text
+    planned(tall(chunk=(200_000, 500)), MatrixSpec((1000, 100)), cpus(needed * 1.3))
+
+
+def test_a_product_says_so_at_the_call(tmp_path):
+    """Not when it is computed: a chunk may be far larger than the array."""
+    edge = 10**6
+    zarr.create_array(tmp_path / "x.zarr", shape=(60, 60), chunks=(edge, edge), dtype="f4")
+    lazy = multimm.io.open_array(tmp_path / "x.zarr")
+    with pytest.raises(MemoryBudgetError, match="rechunk the store"):
+        multimm.matmul(lazy, lazy)
+
+
+# ------------------------------------------------------- workers that a nanny ends at their limit
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("megabytes", "form", "codec"), [(40, "tall", "none"), (20, "wide", "zstd")]
+)
+def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, form, codec):
+    from benchmarks import storage_chunks
+
+    monkeypatch.setattr(storage_chunks, "LEAST", 80e6)
+    case = storage_chunks.Case(megabytes, form, codec, True, "<f4", 512_000_000, 1, 1)
+    found = storage_chunks.run(case, tmp_path)
+    assert found.fits
+    assert (found.killed, found.right) == (0, True), found.text
