@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +19,8 @@ Made = TypeVar("Made")
 
 #: Blocks of an operand that an error names: arbitrary.
 NAMED = 4
+#: What is said of a task whose workers died, and of these where Dask's nannies ended them.
+GIVEN_UP, ENDED = " was given up", "Dask ended workers"
 
 
 def cause(error: BaseException) -> str:
@@ -30,7 +32,8 @@ def cause(error: BaseException) -> str:
 def told(error: BaseException) -> str:
     """The line that a task has left of its failure, or the error's own type and text."""
     why = cause(error)
-    return next((note for note in getattr(error, "__notes__", ()) if note.endswith(why)), why)
+    notes = getattr(error, "__notes__", ())
+    return next((note for note in notes if note.endswith(why) or GIVEN_UP in note), why)
 
 
 def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> None:
@@ -57,6 +60,32 @@ def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> N
     made_of = f", from {' and '.join(own)}{more}," if own else ""
     where = "" if worker is None else f" on {worker.address}"
     error.add_note(f"{_block(key)}{made_of} failed{where}: {why}")
+
+
+def note_given_up(error: BaseException, key: Key, died: int, held: Sequence[str]) -> None:
+    """Have an error say which task it ends, why its workers died, and what to do.
+
+    Parameters
+    ----------
+    error : BaseException
+    key : Dask key
+    died : int
+        Workers that died while they ran the task.
+    held : sequence of str
+        Of those that Dask ended for their memory, how much of their limit each held.
+    """
+    if held:
+        why = (
+            f"{ENDED} for their memory, the last when it held {held[-1]}: give each worker more "
+            "memory, run fewer tasks at a time on it, or make blocks smaller"
+        )
+    else:
+        why = (
+            "as far as the scheduler was told, not for their memory limit: the system killed them "
+            "(its log says so where it was out of memory), or they crashed; see their logs"
+        )
+    workers = "worker" if died == 1 else "workers"
+    error.add_note(f"{_block(key)}{GIVEN_UP}, for {died} {workers} died while running it; {why}")
 
 
 def _few_of_each(inputs: Iterable[Key]) -> tuple[list[Key], int]:

@@ -54,7 +54,9 @@ def open_array(
         ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
         or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
         absolute path. Addresses such as ``s3://bucket/x.zarr`` and ``https://host/x.npy`` are
-        read through fsspec, where that is installed.
+        read through fsspec, where that is installed. It takes endpoints, credentials and
+        certificates from the environment of each process (``AWS_ENDPOINT_URL``,
+        ``SSL_CERT_FILE``, ``FSSPEC_S3_ANON=true``) or from its own configuration files.
     dataset : str, optional
         Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
         ``"file.h5:/name"`` and ``"store.zarr/group/name"`` say the same. Default: the only matrix
@@ -91,6 +93,8 @@ def open_array(
     UserWarning
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
         that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
+        Changes go unnoticed of remote objects without a tag or a time of their last change, and
+        of the chunks of a Zarr array over HTTP with more than 4096 of them.
     """
     check_query_planning("what open_array gives")
     matrix = files.inspect(files.locate(path, dataset, outside=outside))
@@ -166,10 +170,10 @@ class Output:
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
-        if "://" in os.fspath(path):
+        if "://" in os.fsdecode(path):
             raise FileFormatError(
-                f"{path}: remote addresses are read and not written; write to a local path and "
-                "copy it, or use dask.array.to_zarr(c, url)"
+                f"{os.fsdecode(path)}: remote addresses are read and not written; write to a local "
+                "path and copy it, or use dask.array.to_zarr(c, url)"
             )
         place = files.locate(path, dataset)
         # Through links, so that the unfinished file lies on the file system of the real target.

@@ -12,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
 
@@ -64,27 +65,23 @@ def counting_client(workers: int) -> Any:
 
 
 def scattered(
-    client: Client, x: np.ndarray, rows: int | tuple[int, int], owners: Sequence[int]
+    client: Client,
+    x: np.ndarray,
+    rows: int | tuple[int, int] | tuple[tuple[int, ...], ...],
+    owners: Sequence[int],
 ) -> da.Array:
     """A matrix, or a stack, in chunks on workers by number.
 
-    Of so many rows, or matrices; of a matrix also of so many rows and columns.
+    Of so many rows, or matrices; of a matrix also of so many rows and columns; or of these sizes.
     """
     addresses = sorted(listed(client))  # the client's own list lacks workers for a moment
     edges = rows if isinstance(rows, tuple) else (rows, *x.shape[1:])
-    chunks = tuple(
-        tuple(min(edge, size - start) for start in range(0, size, edge))
-        for edge, size in zip(edges, x.shape, strict=True)
-    )
-    at = product(*(range(len(sizes)) for sizes in chunks))
+    chunks = normalize_chunks(edges, x.shape)
+    numbers = product(*(range(len(sizes)) for sizes in chunks))
     name = f"scattered-{np.random.default_rng().integers(10**9)}"
     futures = {
-        (name, *index): client.scatter(
-            x[tuple(slice(i * edge, (i + 1) * edge) for i, edge in zip(index, edges, strict=True))],
-            workers=[addresses[owner]],
-            hash=False,
-        )
-        for index, owner in zip(at, owners, strict=True)
+        (name, *index): client.scatter(x[where], workers=[addresses[owner]], hash=False)
+        for index, where, owner in zip(numbers, slices_from_chunks(chunks), owners, strict=True)
     }
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, chunks, dtype=x.dtype)

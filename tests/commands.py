@@ -18,8 +18,6 @@ def command(*args, **options):
         [sys.executable, "-m", "multimm", *map(str, args)],
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )

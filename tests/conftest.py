@@ -80,6 +80,14 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return [f"left out {sum(reasons.values())} hardware tests: {details}"]
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests that pass have to say: a ``note`` that they record as a property."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "note":
+                terminalreporter.write_line(f"{report.nodeid}: {text}")
+
+
 def _missing(item: pytest.Item, gpus: int) -> str:
     """What `item` needs and this machine lacks; empty where it can run."""
     several = item.get_closest_marker("multigpu")

@@ -21,11 +21,6 @@ GB = 10**9
 CPU = DeviceSpec("CPU", "cpu", GB, 30.0, 10.0)
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch):
-    monkeypatch.setattr("multimm.planning.advice.PATIENCE", 120.0)
-
-
 def square(size: int) -> Problem:
     return Problem(MatrixSpec((size, size)), MatrixSpec((size, size)))
 
@@ -81,9 +76,10 @@ def test_blocks_shorter_than_any_that_are_planned_may_do():
 
 
 def test_nothing_is_advised_that_was_not_found_to_do(monkeypatch):
-    monkeypatch.setattr("multimm.planning.advice.PATIENCE", 0.0)
+    monkeypatch.setattr("multimm.planning.advice.DOUBLINGS", 0)
+    monkeypatch.setattr("multimm.planning.advice.MOST_WORKERS", 0)
     text = refusal(planned(square(300_000), 2 * GB))
-    assert text.endswith("nothing that would do was found in 0 s: use smaller matrices")
+    assert text.endswith("nothing that would do was found: use smaller matrices")
 
 
 def test_more_tasks_than_dask_can_take_are_refused():

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from itertools import product
 
 import dask.array as da
 import numpy as np
 import pytest
+from commands import command
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import multimm
-from multimm.errors import MemoryBudgetError, OptionError
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.cluster.devices import cpu_device
+from multimm.errors import MemoryBudgetError, MultimmError, OptionError
+from multimm.planning.grid import regular
+from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, MatrixSpec
 
 GPUS = ClusterSpec.homogeneous(H200, 8)
 SQUARE = MatrixSpec((3000, 3000))
@@ -34,6 +41,72 @@ def test_the_absurd_is_refused_within_a_second(shapes, options, error):
         multimm.plan(*map(MatrixSpec, shapes), **options)
     assert time.monotonic() - begun < 1
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("1x100", "100x99999999999"),
+        ("99999x99999", "99999x99999", "--chunks", "1"),
+        ("10x10", "10x10", "--gpus", "10000000000"),
+    ],
+)
+def test_the_command_refuses_the_absurd_in_one_line(words):
+    begun = time.monotonic()
+    run = command("plan", *words)
+    said, wrong = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert len(wrong.splitlines()) == 1
+    assert "nan" not in said
+    assert time.monotonic() - begun < 10  # most of it is Python's start
+
+
+#: Sizes of any order, the small ones often.
+sizes = st.one_of(
+    st.integers(0, 3), st.floats(0, 6).map(lambda x: int(10**x)), st.integers(0, 10**12)
+)
+edges = st.none() | st.integers(1, 10**13)
+
+
+@st.composite
+def clusters(draw):
+    workers, threads = draw(st.integers(1, 64)), draw(st.sampled_from([1, 2, 64]))
+    device = H200
+    if draw(st.booleans()):
+        memory = int(10 ** draw(st.floats(5, 13)))
+        device = cpu_device(memory, draw(st.sampled_from([1, 16])), spills=draw(st.booleans()))
+    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP, threads)
+
+
+@st.composite
+def matrices(draw, *shape):
+    chunks = [regular(size, max(1, -(-size // draw(st.integers(1, 50))))) for size in shape]
+    dtype = draw(st.sampled_from(["float32", "float64", "bool", "complex128"]))
+    return MatrixSpec(shape, dtype, chunks=tuple(chunks), hosted=draw(st.booleans()))
+
+
+@given(data=st.data(), m=sizes, k=sizes, n=sizes, cluster=clusters())
+@settings(max_examples=25)
+def test_whatever_is_asked_for_is_planned_or_refused_in_one_line(data, m, k, n, cluster):
+    a, b = data.draw(matrices(m, k)), data.draw(matrices(k, n))
+    options = {
+        "blocks": data.draw(edges),
+        "slabs": data.draw(edges),
+        "p_k": data.draw(st.sampled_from([None, None, 1, 3, 4096, 2**40])),
+        "chunks": data.draw(st.sampled_from(["auto", "operands", 1000, 1])),
+        "precision": data.draw(st.sampled_from(["float32", "ieee", "tf32"])),
+    }
+    said = ""
+    try:
+        plan = multimm.plan(a, b, cluster=cluster, **options)
+        figures = plan.seconds, plan.bytes_moved, plan.peak_bytes, plan.tasks, plan.bytes_spilled
+        assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
+        assert not re.search(r"(^|[ (])-\d|\bnan\b|\binf\b", str(plan))
+        plan.check()
+    except MultimmError as error:
+        said = str(error)
+    assert "\n" not in said
 
 
 def test_a_product_refuses_what_its_plan_does():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 import time
+from importlib import import_module
 
 import click
 import dask
@@ -17,14 +17,14 @@ import zarr
 from click.testing import CliRunner
 from commands import command
 from distributed import Client, LocalCluster
+from distributed.core import Status
 from foreign_files import get, names, put
 from small import integers
 
 import multimm
 from multimm import io
-from multimm.cli import Commands, main
+from multimm.cli import Commands, failed, main
 from multimm.cli import run as cli_run
-from multimm.cluster.describe import listed
 from multimm.errors import KernelError, MultimmError
 
 FORMATS = ["npy", "zarr", "h5"]
@@ -276,12 +276,12 @@ def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         multimm.cluster.start(workers=1, memory_limit="300MB") as client,
-        pytest.raises(cli_run.RunError) as caught,
+        pytest.raises(failed.RunError) as caught,
     ):
         cli_run.compute(client, da.ones(1, chunks=1).map_blocks(full, dtype=float), "x")
     held, *_ = map(float, re.findall(r"held (\d+) MB", str(caught.value)))
     assert 0.95 * 300 <= held <= 1000
-    assert "(--memory-limit)" in str(caught.value)
+    assert "more memory" in str(caught.value)
 
 
 def test_a_cluster_without_workers_is_refused(operands, cli, tmp_path):
@@ -422,21 +422,31 @@ def test_a_cancelled_task_is_waited_for(address):
         assert time.monotonic() - start > 1.4
 
 
-def test_a_run_without_workers_is_given_up(operands, tmp_path, cli, monkeypatch):
-    monkeypatch.setattr(cli_run, "NO_WORKERS_SECONDS", 0.5)
-    compute = cli_run.compute
-    with in_process(workers=1) as cluster:
+@pytest.mark.parametrize("during", ["compute", "verify"])
+@pytest.mark.parametrize("how", ["gone", "paused"])
+def test_a_run_whose_workers_take_no_tasks_is_given_up(
+    operands, tmp_path, cli, monkeypatch, during, how
+):
+    monkeypatch.setattr(failed, "NO_WORKERS_SECONDS", 0.5)
+    monkeypatch.setattr(failed, "PAUSED_SECONDS", 0.5)
+    of = import_module("multimm.cli.matmul") if during == "compute" else multimm
+    go_on = getattr(of, during)
+    with in_process(workers=1, memory_limit=0) as cluster:
 
-        def lose(client, array, label):
-            cluster.scale(0)
-            while listed(client):
+        def lose(*args, **options):
+            if how == "gone":
+                cluster.scale(0)
+            else:
+                cluster.workers[0].status = Status.paused
+            while cluster.scheduler.running:
                 time.sleep(0.05)
-            return compute(client, array, label)
+            return go_on(*args, **options)
 
-        monkeypatch.setattr(sys.modules["multimm.cli.matmul"], "compute", lose)
+        monkeypatch.setattr(of, during, lose)
         address = cluster.scheduler_address
         result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", address)
-    assert_one_line(result, 1, "no worker left")
+    text = "no worker left" if how == "gone" else "no worker has taken a task for"
+    assert_one_line(result, 1, text)
     assert names(tmp_path) == ["a.npy", "b.npy"]
 
 

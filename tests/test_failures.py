@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
-from distributed import Client
+from distributed import Client, KilledWorker, Scheduler, get_worker
 
 import multimm
 from multimm.checks import judge
@@ -281,3 +283,62 @@ def test_a_block_that_is_cut_names_the_block_that_it_is_for(client, batch):
     at = rf"\(({'[01], ' * len(batch)}[12], [12])\) of A"
     assert re.match(rf"(block {at}, joined|part of block {at}), from ", line), line
     assert on_a_worker(client, line)
+
+
+def end_worker(block, held, late=False):
+    """What a nanny does to a worker that holds too much, while a task runs there."""
+    worker = get_worker()
+    (scheduler,) = (s for s in Scheduler._instances if s.address == worker.scheduler.address)
+
+    async def end():
+        told = {"worker": worker.address, "pid": 1, "rss": held}
+        if held and not late:
+            scheduler.log_event("worker-restart-memory", told)
+        await scheduler.remove_worker(worker.address, stimulus_id="ended", close=False)
+        if held and late:
+            scheduler.log_event("worker-restart-memory", told)
+
+    worker.loop.add_callback(end)
+    time.sleep(0.5)
+    return block
+
+
+def given_up(held, way, workers=1, late=False):
+    """The line of a task whose workers were ended, all of them."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": workers - 1}),
+        in_threads(workers, memory_limit="2GB", silence_logs=50) as cluster,
+        Client(cluster),
+    ):
+        ones = da.ones((4, 4), chunks=4)
+        ending = ones.map_blocks(end_worker, held, late, name="ending", meta=ones._meta)
+        with pytest.raises(KilledWorker) as caught:
+            way(multimm.matmul(ending, ones))
+    return told(caught.value)
+
+
+@pytest.mark.parametrize("way", ["compute", "persist", "save_array", "to_zarr"])
+def test_workers_that_are_ended_for_their_memory_are_named(tmp_path, way):
+    ways = {
+        "compute": lambda c: c.compute(),
+        "persist": lambda c: c.persist().compute(),
+        "save_array": lambda c: save_array(c, tmp_path / "c.npy"),
+        "to_zarr": lambda c: c.to_zarr(tmp_path / "c.zarr"),
+    }
+    assert re.fullmatch(
+        r".+ was given up, for 1 worker died while running it; Dask ended workers for their "
+        r"memory, the last when it held 1\.95 GB of its 2 GB: give each worker more memory, .+",
+        given_up(1_950_000_000, ways[way]),
+    )
+
+
+def test_a_nanny_may_say_so_when_the_worker_is_gone():
+    line = given_up(1_950_000_000, lambda c: c.compute(), workers=2, late=True)
+    assert "for 2 workers died while running it; Dask ended workers for their memory" in line
+
+
+def test_workers_that_dask_did_not_end_are_named():
+    line = given_up(0, lambda c: c.compute())
+    assert (
+        "was given up, for 1 worker died while running it; as far as the scheduler was told" in line
+    )

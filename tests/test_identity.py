@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import threading
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import h5py
@@ -18,6 +15,7 @@ import zarr
 import multimm
 from multimm import io
 from multimm.errors import FileFormatError
+from multimm.files import identity
 
 A = np.arange(12.0).reshape(3, 4)
 
@@ -80,7 +78,39 @@ def in_place(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def linked(path, target):
+    if os.path.lexists(path):
+        os.remove(path)
+    os.symlink(target, path)
+
+
+def npy_behind_a_link():
+    np.save("one.npy", A)
+    np.save("other.npy", A + 1)
+    linked("x.npy", "one.npy")
+
+
+def store_behind_a_link():
+    for name, data in (("one.zarr", A), ("other.zarr", A + 1)):
+        zarr.create_array(name, data=data, chunks=(1, 4), compressors=None)
+    linked("x.zarr", "one.zarr")
+
+
+def chunk_of_another():
+    os.remove("one.zarr/c/0/0")
+    os.link("other.zarr/c/0/0", "one.zarr/c/0/0")
+
+
+def nested_v2():
+    encoding = {"name": "v2", "separator": "/"}
+    store(zarr_format=2, order="F", chunk_key_encoding=encoding)
+
+
 CHANGES = {
+    "npy link": (npy_behind_a_link, "x.npy", lambda: linked("x.npy", "other.npy")),
+    "zarr link": (store_behind_a_link, "x.zarr", lambda: linked("x.zarr", "other.zarr")),
+    "zarr chunk of another": (store_behind_a_link, "one.zarr", chunk_of_another),
+    "nested chunk gone": (nested_v2, "x.zarr", lambda: os.remove("x.zarr/1/0")),
     "npy in place": (npy, "x.npy", lambda: in_place("x.npy")),
     "npy of another order": (npy, "x.npy", lambda: npy(np.asfortranarray(A * 2))),
     "npy of another shape": (npy, "x.npy", lambda: npy(A.reshape(4, 3))),
@@ -123,6 +153,24 @@ def test_a_file_that_is_opened_again_is_another_array(what):
     assert io.open_array(path).name == first.name
     change()
     assert io.open_array(path).name != first.name
+
+
+def test_a_chunk_that_was_just_written_is_looked_at_again(monkeypatch):
+    store()
+    time.sleep(0.6)
+    monkeypatch.setattr(identity, "TICK", 0.5)  # the metadata are older, the chunk is not
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        in_place("x.zarr/c/0/0")
+
+    in_place("x.zarr/c/0/0")
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.time, "sleep", sleep)
+        opened = io.open_array("x.zarr")
+    assert waited == [0.5]
+    assert opened.compute(scheduler="sync")[0, 3] == 77
 
 
 def test_names_in_hdf5_are_asked_of_the_file():
@@ -205,30 +253,30 @@ def test_addresses_are_read_through_fsspec():
         opened.compute(scheduler="sync")
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-def test_http_is_read(tmp_path):
-    npy()
-    store()
-    handler = functools.partial(Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        root = f"http://127.0.0.1:{server.server_port}"
-        for name in ("x.npy", "x.zarr"):
-            np.testing.assert_array_equal(read(f"{root}/{name}"), A)
-        with pytest.raises(FileFormatError, match=rf"{root}/none\.npy"):
-            io.open_array(f"{root}/none.npy")
-        server.shutdown()
-
-
-@pytest.mark.parametrize("address", ["nothing://bucket/x.zarr", "file://elsewhere/x.npy"])
+@pytest.mark.parametrize(
+    "address",
+    ["nothing://bucket/x.zarr", "file://elsewhere/x.npy", "http://[::1/x.npy", "file://[/x.npy"],
+)
 def test_an_address_is_named_as_it_was_given(address):
     with pytest.raises(FileFormatError) as caught:
         io.open_array(address)
     assert address in str(caught.value)
+
+
+def test_a_link_in_a_remote_file_reads_no_local_one():
+    hdf5()
+    link()
+    fsspec.filesystem("memory").put("link.h5", "/link.h5")
+    np.testing.assert_array_equal(read("link.h5:x"), A)
+    with pytest.raises(FileFormatError, match=r"memory://link\.h5:x: the link x leads to another"):
+        io.open_array("memory://link.h5:x")
+
+
+def test_a_path_may_be_bytes_that_are_no_text():
+    name = b"\xe9t\xe9.npy"
+    io.save_array(A, name)
+    assert os.listdir(b".") == [name]
+    np.testing.assert_array_equal(read(name), A)
 
 
 def test_a_file_address_is_a_local_path(tmp_path):

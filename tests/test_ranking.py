@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multimm.planning import arrivals, cost, search, strategy
 from multimm.planning.grid import Grid
@@ -95,6 +97,29 @@ def test_plans_without_parts_of_k_are_preferred():
     assert prefer(1.11, 200) == prefer(1.05, 201) == "split"
     assert prefer(1.05, 200, too_large=True) == prefer(1.05, 90, parts=2) == "split"
     assert prefer(1.02, 90, parts=2) == "whole"  # moves less, nearly as fast
+
+
+RANKS = st.builds(
+    Rank,
+    st.just(False),
+    st.floats(1, 1.2),
+    st.integers(0, 9),
+    st.sampled_from([1, 1, 2]),
+    st.just(1),
+)
+
+
+@given(st.lists(RANKS, min_size=1, max_size=8), RANKS)
+def test_one_more_candidate_makes_no_choice_slower_by_more_than_the_rule_allows(ranks, more):
+    """2 % for fewer bytes; and 10 % more for fewer parts of k."""
+    before = dict(enumerate(ranks))
+    after = before | {len(ranks): more}
+    for choose, allowed in (
+        (strategy._cheapest, search.NEARLY),
+        (strategy._preferred, search.NEARLY * strategy.UNSPLIT),
+    ):
+        chosen = [found[choose(found)].seconds for found in (before, after)]
+        assert chosen[1] <= allowed * chosen[0]
 
 
 def test_the_transpose_of_an_arrangement_that_does_as_well_is_not_searched():

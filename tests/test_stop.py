@@ -19,6 +19,7 @@ from foreign_files import names
 
 from multimm.cli import Commands, stop
 from multimm.cli import run as cli_run
+from multimm.cli.failed import failed_run
 from multimm.cli.stop import STOP, Stopped
 
 pytestmark = pytest.mark.alone
@@ -183,11 +184,12 @@ def test_a_signal_that_is_held_back_is_raised_at_the_end(number):
 )
 def test_a_run_that_dies_of_the_signal_counts_as_stopped(number, code, text):
     def run():
-        with cli_run.failed_run(), STOP.held_back():
+        with failed_run(client), STOP.held_back():
             signal.raise_signal(number)
             raise OSError("the workers got it too")
 
-    assert exit_of(run) == (code, f"multimm: {text}")
+    with in_threads(1) as cluster, Client(cluster.scheduler_address) as client:
+        assert exit_of(run) == (code, f"multimm: {text}")
 
 
 def test_what_nohup_ignores_stays_ignored():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import multimm
 from multimm.cli import main
 from multimm.cli import run as cli_run
+from multimm.cli.options import Workers
 from multimm.cli.terminal import console, plain
 from multimm.cluster.answers import Answer
 from multimm.cluster.describe import spec_of
@@ -178,7 +179,7 @@ def noisy(block):
 
 
 def test_workers_of_our_own_share_the_terminal(capfd):
-    with multimm.cluster.start(workers=1, memory_limit="500MB") as client:
+    with Workers(workers=1, memory_limit="500MB").open() as client:
         cli_run.compute(client, da.ones((2, 2)).map_blocks(noisy, meta=np.ones((0, 0))), "")
         client.run(lambda: print(end="", flush=True))
     output, errors = capfd.readouterr()

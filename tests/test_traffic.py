@@ -1,16 +1,22 @@
-"""What travels: counted at the workers' transport, against the bound and against Dask."""
+"""What travels: counted at the workers' transport, against the plan, the bound and Dask."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import wait
+from clusters import counting, received, scattered
+from distributed import Client, wait
+from golden_plans import chunks_of, workers_of
+from small import integers
 
 import multimm
+from multimm.cluster import rates
+from multimm.cluster.describe import describe, listed
 from multimm.cluster.transfers import received_bytes, reset_received_bytes
-
-pytestmark = pytest.mark.alone
 
 SIZE, BLOCK = 1024, 128  # 8 x 8 blocks
 
@@ -28,6 +34,7 @@ def traffic(client, compute):
     return result, received_bytes(client)
 
 
+@pytest.mark.alone
 def test_a_product_moves_the_2d_bound_and_a_third_of_dask_s():
     with multimm.cluster.start(workers=4, memory_limit="1GB") as client:
         a, b = random_matrix(1), random_matrix(2)
@@ -45,3 +52,81 @@ def test_a_product_moves_the_2d_bound_and_a_third_of_dask_s():
         assert multimm.verify(a, b, c)
         x, y = da.compute(a, b)
         assert np.abs(c.compute() - x @ y).max() < 1e-3
+
+
+# ------------------------------------------------------------ planned is what is counted
+
+#: Shape and chunks of A and of B, as in `golden_plans`; arguments; and of C, if one is added.
+PRODUCTS = (
+    ("120x120 in 40x40", "120x120 in 40x40", {"blocks": 40, "slabs": 40}),
+    ("130x110 in ~5x~3", "110x90 in ~3x~4", {}),
+    ("6000x40 in 600x40", "40x8 in 40x8", {}),
+    ("6000x40 in ~20x20", "40x8 in 10x8", {}),
+    ("10x40 in 10x40", "6000x40 in 250x40", {"trans_b": True}),
+    ("6000x30 in 600x30", "6000x20 in 600x20", {"trans_a": True}),
+    ("6000x30 in ~10x30", "6000x20 in ~10x20", {"trans_a": True}),
+    ("6000x60 in 600x60", "a", {"trans_a": True}),
+    ("150x300 in ~4x100", "a", {"trans_b": True}),
+    ("12x30x30 in 1x30x30", "12x30x30 in 1x30x30", {}),
+    ("13x30x40 in 3x30x40", "13x40x20 in 2x40x20", {}),
+    ("120x120 in 40x60", "120x120 in 60x40", {"alpha": 2, "beta": 3, "c": "120x120 in 40x40"}),
+    ("120x120 in 40x60", "120x120 in 60x40", {"chunks": "operands"}),
+    ("120x120 in 40x60", "120x120 in 60x40", {"chunks": 50}),
+    ("120x120 in 40x60", "120x120 in 60x40", {"blocks": 30, "slabs": 40, "p_k": 2}),
+)
+WHERE = ("turn", "next", "bands", "random", "uneven", "one", "grid")
+#: Workers, a product, and where its A lies: every second of all.
+TABLE = [
+    (workers, of, where)
+    for workers, of, where in product((2, 3, 4), range(len(PRODUCTS)), range(len(WHERE)))
+    if (workers + of + where) % 2
+]
+
+
+@pytest.fixture(scope="module")
+def client(request, tmp_path_factory) -> Iterator[Client]:
+    """Workers so slow, by what was measured, that tiny products are worth sharing out."""
+    with pytest.MonkeyPatch.context() as patch, counting(request.param) as client:
+        patch.setenv("MULTIMM_CACHE_DIR", str(tmp_path_factory.mktemp("rates")))
+        rates.forget()
+        device = describe(client).devices[0]
+        slow = rates.DeviceRates(device.name, device.gflops, 0.003, (), "2026-01-01")
+        rates.keep(rates.Rates((slow,)))
+        yield client
+    rates.forget()
+
+
+def lying(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray, da.Array]:
+    """Small integers, and an array of them in chunks on workers."""
+    shape_text, _, edges = text.split()
+    shape = tuple(map(int, shape_text.split("x")))
+    chunks = tuple(chunks_of(x, size) for x, size in zip(edges.split("x"), shape, strict=True))
+    owners = workers_of(at, list(map(len, chunks)), len(listed(client)))
+    x = integers(shape, seed)
+    return x, scattered(client, x, chunks, owners)
+
+
+@pytest.mark.parametrize(("client", "of", "where"), TABLE, indirect=["client"])
+def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, where):
+    (text_a, text_b, arguments), at = PRODUCTS[of], WHERE[where]
+    x, a = lying(client, text_a, at, 0)
+    other = WHERE[(where + of + len(listed(client))) % len(WHERE)]
+    y, b = (x, a) if text_b == "a" else lying(client, text_b, other, 1)
+    arguments = dict(arguments)
+    expected = x.T if arguments.get("trans_a") else x
+    expected = expected @ (y.T if arguments.get("trans_b") else y)
+    if text_c := arguments.get("c"):
+        z, arguments["c"] = lying(client, text_c, at, 2)
+        expected = arguments["alpha"] * expected + arguments["beta"] * z
+    plan = multimm.plan(a, b, **arguments)
+    assert plan.tasks > 1
+    if {"trans_a", "trans_b", "c"} & {*arguments}:
+        lazy = multimm.gemm(arguments.pop("alpha", 1), a, b, **arguments)
+    else:
+        lazy = multimm.matmul(a, b, **arguments)
+    c, moved = received(client, lazy)
+    np.testing.assert_array_equal(c.compute(), expected)
+    if "at most" in str(plan):
+        assert moved <= plan.bytes_moved
+    else:
+        assert moved == plan.bytes_moved

@@ -1,18 +1,20 @@
 """The command line: one file per command, imported when it is asked for.
 
 Exit codes: 0, 1 for a run that failed, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM,
-129 after SIGHUP. Whatever goes wrong is one line on stderr; ``--debug`` adds the traceback. So is
-a warning.
+129 after SIGHUP, 141 (and silence) where nobody reads on what it prints. Whatever goes wrong is one
+line on stderr, and so is a warning. ``--debug`` adds the traceback, and what libraries and workers
+write there.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -21,7 +23,13 @@ import click
 
 from multimm.cli.options import DEBUG
 from multimm.cli.stop import STOP
-from multimm.cli.terminal import plain_stderr, say
+from multimm.cli.terminal import (
+    OutputError,
+    checked_stdout,
+    plain_stderr,
+    say,
+    stderr_held_back,
+)
 from multimm.errors import KernelError, MultimmError, printable
 
 #: Command -> the module in this package that holds a click command of the same name.
@@ -49,24 +57,34 @@ class Commands(click.Group):
         if not extra.pop("standalone_mode", True):
             return run(args, *rest, standalone_mode=False, **extra)
         given = list(sys.argv[1:] if args is None else args)
-        with STOP.heeded(), plain_stderr(), warnings_in_one_line():
+        # Who calls this from Python goes on afterwards, and keeps stderr.
+        hold = args is None and "--debug" not in given
+        with (
+            STOP.heeded(),
+            plain_stderr(),
+            stderr_held_back() if hold else nullcontext(),
+            warnings_in_one_line(),
+        ):
             try:
-                code = run(given, *rest, standalone_mode=False, **extra)
-            except click.exceptions.NoArgsIsHelpError as error:
-                error.show()
-                code = error.exit_code
-            except Exception as error:  # KeyboardInterrupt comes as click.Abort
+                with checked_stdout():
+                    code = run(given, *rest, standalone_mode=False, **extra)
+            except SystemExit:
+                raise
+            except BaseException as error:  # KeyboardInterrupt comes as click.Abort
                 text, code = explain(error)
                 with suppress(OSError):  # a terminal that was closed takes no text
                     if "--debug" in given:
                         traceback.print_exc()
-                    say(f"multimm: {printable(text)}", err=True)
-        sys.exit(code if isinstance(code, int) else 0)
+                    if text:
+                        say(text, err=True)
+            if isinstance(code, int) and code:
+                sys.exit(code)
+        sys.exit(0)
 
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Each warning once, without the source line that it comes from."""
+    """Each warning once, without the source line that it comes from; also those that we log."""
     said: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -76,17 +94,35 @@ def warnings_in_one_line() -> Iterator[None]:
             with suppress(OSError):
                 say(f"multimm: warning: {text}", err=True)
 
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
+    ours, log = logging.getLogger("multimm"), Log(logging.WARNING)
     with warnings.catch_warnings():
         warnings.showwarning = show
-        yield
+        ours.addHandler(log)
+        try:
+            yield
+        finally:
+            ours.removeHandler(log)
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """One line for the user, and the exit code."""
+def explain(error: BaseException) -> tuple[str, int]:
+    """One line for the user, or help, and the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message(), error.exit_code
+    text, code = _reason(error)
+    return f"multimm: {printable(text)}" if text else "", code
+
+
+def _reason(error: BaseException) -> tuple[str, int]:
     if STOP.signal is not None or isinstance(error, click.Abort):  # whatever else went wrong then
         number = STOP.signal or signal.SIGINT
         text = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
         return text, 128 + number
+    if isinstance(error, OutputError) and error.gone:
+        return "", 128 + signal.SIGPIPE
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "multimm"
         return f"error: {error.format_message()} (see {command} --help)", BAD_INPUT

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from multimm.cli.checkout import find_benchmarks
+from multimm.cli.failed import RunError
 from multimm.cli.options import DEBUG
-from multimm.cli.run import RunError
 from multimm.cli.terminal import console, say
 from multimm.errors import printable
 

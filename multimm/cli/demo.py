@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multimm.cli.failed import RunError, failed_run
 from multimm.cli.matmul import InputFiles, described, multiply
 from multimm.cli.options import DEBUG, KIND, Workers, add
-from multimm.cli.run import RunError, compute, failed_run
+from multimm.cli.run import compute
 from multimm.cli.terminal import say
 from multimm.errors import OptionError, printable
 
@@ -92,7 +93,7 @@ def similarity(client: Client, images: Any, labels: Any, folder: Path) -> float:
     with Output(paths[1], overwrite=True) as target:
         multiply(client, files, target, product, verify=True)
         target.commit()
-    with failed_run():
+    with failed_run(client):
         scores = open_array(paths[1]).compute()
     np.fill_diagonal(scores, -np.inf)  # an image is not its own neighbour
     return float(np.mean(labels[scores.argmax(axis=1)] == labels))
@@ -118,9 +119,9 @@ def random_product(client: Client, size: int) -> None:
     plan = multimm.plan(a, b)
     say(f"{plan}\n")
     plan.check()
-    c, seconds = compute(client, multimm.matmul(a, b), "multiplying")
+    c, seconds = compute(client, multimm.matmul(a, b), "multiplying", plan)
     say(f"computed  {seconds:.3g} s, {plan.flops / seconds / 1e9:.4g} GFLOP/s")
-    with failed_run():
+    with failed_run(client):
         result = multimm.verify(a, b, c)
     if not result:
         raise RunError(str(result))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multimm.cli.failed import RunError, failed_run
 from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
-from multimm.cli.run import RunError, compute, failed_run
+from multimm.cli.run import compute
 from multimm.cli.terminal import say
 from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError, printable
 
@@ -184,12 +185,12 @@ def multiply(
     say(f"{plan}\n")
     plan.check()
     written = target.store(multimm.gemm(a=a, b=b, **product))
-    _, seconds = compute(client, written, "multiplying")
+    _, seconds = compute(client, written, "multiplying", plan)
     rate = plan.flops / seconds / 1e9
     say(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
         said = {name: product[name] for name in ("alpha", "precision", "trans_a", "trans_b")}
-        with failed_run(), dask.config.set({"array.chunk-size": block_bytes(memory)}):
+        with failed_run(client), dask.config.set({"array.chunk-size": block_bytes(memory)}):
             result = multimm.verify(a, b, target.open(), **said)
         if not result:
             unseen = "" if result.worst > 1 else " (with --no-verify it is)"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.stop import STOP
-from multimm.errors import OptionError
+from multimm.cli.terminal import plain_streams
+from multimm.errors import ClusterError, OptionError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -33,7 +34,10 @@ def number(text: str) -> int | float:
 
 
 DEBUG = click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    help="Show the traceback of an error, and at once what libraries and workers write to stderr.",
 )
 PRODUCT = (
     click.option(
@@ -103,6 +107,18 @@ def interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _no_script() -> Iterator[None]:
+    """Leave what scripts must do out of an error."""
+    from multimm.cluster.start import MAIN_GUARD
+
+    try:
+        yield
+    except ClusterError as error:
+        text = str(error).replace(f"{MAIN_GUARD} Otherwise see", "--debug shows what they say; see")
+        raise ClusterError(text) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Where a command computes: a cluster of its own, or a running one."""
@@ -132,8 +148,10 @@ class Workers:
             if getattr(self, name) is not None
         }
         if self.scheduler is None:
-            with interrupts_held_back():
-                return cluster.start(**own)
+            with interrupts_held_back(), _no_script():
+                client = cluster.start(**own)
+            client.register_plugin(plain_streams())
+            return client
         if own:
             names = ", ".join("--" + name.replace("_", "-") for name in own)
             raise OptionError(

@@ -45,7 +45,5 @@ def report(output: Path, results: Path | None) -> None:
         raise OptionError(f"--results {folder}: no records there; multimm bench writes some")
     try:
         files.write(output, Runs(folder), say)
-    except BrokenPipeError:  # of who reads what this prints
-        raise
     except OSError as error:
         raise OptionError(f"--output {output}: {error}") from error

@@ -2,79 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from multimm.cli import FAILED_RUN
+from multimm.cli.failed import RunError, failed_run
 from multimm.cli.stop import STOP
-from multimm.cli.terminal import console, plain_streams_for_good
-from multimm.failures import told
+from multimm.cli.terminal import console
 
 if TYPE_CHECKING:
     import dask.array as da
     from distributed import Client, Future
 
+    from multimm.planning.plan import MatmulPlan
+
 #: Seconds between two looks at the workers; arbitrary.
 INTERVAL = 0.1
-#: Seconds without a single worker before a run is given up; a killed worker process is
-#: replaced within a few.
-NO_WORKERS_SECONDS = 60.0
 #: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
 SETTLE_SECONDS = 20.0
-#: What nannies tell the scheduler of a worker that they end for its memory.
-ENDED_FOR_MEMORY = "worker-restart-memory"
 OPEN_STATES = ("waiting", "processing", "queued", "no-worker")
 
 
-class RunError(click.ClickException):
-    """A run that was started and did not succeed."""
-
-    exit_code = FAILED_RUN
-
-
-@contextmanager
-def failed_run() -> Iterator[None]:
-    """Turn whatever a run dies of into exit code 1."""
-    try:
-        yield
-    except click.ClickException:
-        raise
-    except Exception as error:
-        raise RunError(f"the run failed: {told(error)}") from error
-
-
-@contextmanager
-def saying_who_was_ended(client: Client) -> Iterator[None]:
-    """Add to an error of a run that a worker was ended for its memory meanwhile."""
-    before = len(_ended(client))
-    try:
-        yield
-    except Exception as error:
-        if ended := _ended(client)[before:]:
-            event = ended[0][1]
-            why = error.message if isinstance(error, click.ClickException) else told(error)
-            raise RunError(
-                f"the run failed: {why}; worker {event['worker']} was ended when its process held "
-                f"{event['rss'] / 1e6:.0f} MB, for Dask ends workers at 0.95 of their memory "
-                "limit: give each more (--memory-limit), or use fewer"
-            ) from error
-        raise
-
-
-def _ended(client: Client) -> Sequence[Any]:
-    """When workers were ended for their memory, and which; empty where nobody answers."""
-    with suppress(Exception):
-        if client.status == "running":
-            return client.get_events(ENDED_FOR_MEMORY)  # type: ignore[no-any-return]
-    return ()
-
-
-def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, float]:
+def compute(
+    client: Client, array: da.Array, label: str, plan: MatmulPlan | None = None
+) -> tuple[da.Array, float]:
     """Persist an array on the workers, with a progress bar where stdout is a terminal.
 
     Parameters
@@ -83,6 +34,8 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     array : dask.array.Array
     label : str
         In front of the bar.
+    plan : MatmulPlan, optional
+        Of the product, for an error to name.
 
     Returns
     -------
@@ -97,22 +50,18 @@ def compute(client: Client, array: da.Array, label: str) -> tuple[da.Array, floa
     from distributed import futures_of
 
     start = time.perf_counter()
-    with failed_run(), saying_who_was_ended(client), STOP.held_back():
+    with failed_run(client, plan), STOP.held_back():
         names = {str(name) for name in array.dask.layers}
-        if client.cluster is not None:
-            client.run(leave_failures_to_us)
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
             _wait(client, futures, names, label)
         except BaseException:
-            client.cancel(futures, force=True)
-            if client.cluster is None:  # others' workers go on, our own end with the command
-                settle(client, names)
-            else:
-                be_quiet()
-                with suppress(Exception):  # workers that a signal ended too
-                    client.run(be_quiet)
+            with suppress(Exception):  # a scheduler that is lost as well
+                if client.status == "running":
+                    client.cancel(futures, force=True)
+                    if client.cluster is None:  # others' workers go on, our own end with this
+                        settle(client, names)
             raise
     return persisted, time.perf_counter() - start
 
@@ -124,13 +73,8 @@ def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: st
     columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         bar = progress.add_task(label, total=None)
-        seen = time.monotonic()
         while not _finished(futures):
             STOP.check()
-            if client.scheduler_info()["workers"]:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > NO_WORKERS_SECONDS:
-                raise RunError(f"no worker left for {NO_WORKERS_SECONDS:.0f} s: look at their logs")
             if out.is_terminal:
                 left, total = client.run_on_scheduler(tasks_left, names)
                 progress.update(bar, total=total, completed=total - left)
@@ -143,24 +87,8 @@ def _finished(futures: list[Future[Any]]) -> bool:
         if future.status == "error":
             future.result()
         if future.status in ("cancelled", "lost"):
-            raise RunError("the scheduler dropped the run: connection lost, or cancelled")
+            raise RunError("the run was cancelled on the scheduler, by somebody else: run it again")
     return all(future.status == "finished" for future in futures)
-
-
-def be_quiet() -> None:
-    """Runs here and on workers about to be closed: their complaints would hide the one line."""
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-
-
-def leave_failures_to_us() -> None:
-    """Runs on our own workers: they log each failed task with its traceback, before our line."""
-    plain_streams_for_good()
-    logging.getLogger("distributed.worker").addFilter(no_failed_task)
-
-
-def no_failed_task(record: logging.LogRecord) -> bool:
-    """Whether it tells of something else than a task's error, which comes to the client."""
-    return not str(record.msg).startswith("Compute Failed")
 
 
 def settle(client: Client, names: set[str]) -> None:

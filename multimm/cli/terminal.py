@@ -6,18 +6,26 @@ in brackets for colours.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from multimm.errors import printable
 
 if TYPE_CHECKING:
+    from distributed import WorkerPlugin
     from rich.console import Console
+
+
+#: Where the command's own lines go while stderr is held back.
+_own: int | None = None
 
 
 def plain(text: object) -> str:
@@ -27,7 +35,10 @@ def plain(text: object) -> str:
 
 def say(text: object, *, err: bool = False, **style: Any) -> None:
     """Print text in a line of its own, or in several."""
-    click.secho(plain(text), err=err, **style)
+    if err and _own is not None:
+        os.write(_own, f"{plain(text)}\n".encode(errors="backslashreplace"))
+    else:
+        click.secho(plain(text), err=err, **style)
 
 
 def console(width: int | None = None) -> Console:
@@ -84,8 +95,114 @@ def plain_stderr() -> Iterator[None]:
         sys.stderr = before
 
 
+@contextmanager
+def stderr_held_back() -> Iterator[None]:
+    """Inside, stderr shows what `say` says; all else comes when that ends well, else never.
+
+    When a run fails, its workers and libraries complain, too, from Python and from C, in this
+    process and in others. The one line that says what happened would be lost among theirs. So
+    they write to a file, also until the process ends if this ends with an exception.
+    """
+    global _own
+    if sys.stderr is None:
+        yield
+        return
+    with _file() as file:
+        _own = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        yield
+        sys.stderr.flush()
+        os.dup2(_own, 2)
+        os.close(_own)
+        _own = None
+        file.seek(0)
+        held = file.read().decode(errors="backslashreplace")
+    with suppress(OSError):  # a terminal that was closed takes no text
+        sys.stderr.write(held)
+        sys.stderr.flush()
+
+
+def _file() -> IO[bytes]:
+    with suppress(OSError):  # a full disk, or no folder for temporary files
+        return tempfile.TemporaryFile()
+    return open(os.devnull, "w+b")
+
+
+class OutputError(click.ClickException):
+    """Nobody takes what the command prints: the reader has gone, or the disk is full."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"stdout takes no more ({error.strerror}): free space where it goes, or send it "
+            "elsewhere"
+        )
+        self.gone = error.errno == errno.EPIPE
+
+
+class Stdout:
+    """stdout, whose errors are not taken for those of files and connections."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, and return how many characters were given."""
+        with self._checked():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what was buffered."""
+        with self._checked():
+            self._stream.flush()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Raise `OutputError` inside where stdout takes no more, and be silent about it afterwards."""
+    before = sys.stdout
+    if before is None:
+        yield
+        return
+    sys.stdout = Stdout(before)
+    try:
+        yield
+        sys.stdout.flush()
+    except OutputError:
+        with suppress(OSError, ValueError):  # what is buffered is written as Python ends
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, before.fileno())
+            os.close(nowhere)
+        raise
+    finally:
+        sys.stdout = before
+
+
+def plain_streams() -> WorkerPlugin:
+    """For workers of our own, which share our terminal; also for those that come later."""
+    from distributed import WorkerPlugin
+
+    class PlainStreams(WorkerPlugin):
+        name = "multimm-plain-streams"
+
+        def setup(self, worker: Any) -> None:
+            plain_streams_for_good()
+
+    return PlainStreams()
+
+
 def plain_streams_for_good() -> None:
-    """Runs on workers of our own, which share our terminal."""
+    """Runs on such a worker."""
     if isinstance(sys.stderr, PlainStream):
         return
     old = {id(stream): PlainStream(stream) for stream in (sys.stdout, sys.stderr)}

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from multimm.errors import FileFormatError
 from multimm.files import hdf5, hdf5_output, identity, npy, raw, remote, zarr, zarr_output
+from multimm.files.coded import warn
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
 
 
@@ -80,7 +81,7 @@ def locate(
         The suffix is none of those supported, or a dataset is named twice or where the
         format has none.
     """
-    given = os.fspath(path)
+    given = os.fsdecode(path)
     text = _local(given)
     if not (suffix_of(text) in FORMATS and _whole(text)):
         for between in ":", "/":
@@ -112,7 +113,7 @@ def _local(given: str) -> str:
     """``file:///folder/name`` as a local path; others as they are."""
     if not given.lower().startswith("file://"):
         return given
-    parts = urlsplit(given)
+    parts = _parts(given)
     if parts.netloc not in ("", "localhost"):
         raise FileFormatError(
             f"{given}: names a file on the host {parts.netloc!r}; a local file has three slashes, "
@@ -121,10 +122,17 @@ def _local(given: str) -> str:
     return unquote(given[len("file://") + len(parts.netloc) :])
 
 
+def _parts(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise FileFormatError(f"{address}: no address ({error})") from error
+
+
 def suffix_of(text: str) -> str:
     """The end of a path, or of an address without its query, that names the format."""
     if remote.is_remote(text) and text.lower().startswith(("http:", "https:")):
-        text = urlsplit(text).path
+        text = _parts(text).path
     return Path(text).suffix.lower()
 
 
@@ -156,13 +164,18 @@ def inspect(place: Location) -> StoredMatrix:
     except FileNotFoundError as error:
         raise FileFormatError(f"{place.name}: no such file or directory") from error
     except Exception as error:  # parsers raise anything on a foreign file
-        raise FileFormatError(
-            f"{place}: not a readable {place.suffix} file ({reason(error)})"
-        ) from error
+        what = "cannot be read" if place.remote else f"not a readable {place.suffix} file"
+        raise FileFormatError(f"{place}: {what} ({reason(error)})") from error
     if found.dtype.kind not in NUMERIC_KINDS:
         raise FileFormatError(f"{place}: elements are {found.dtype}; {HOLDS}")
     if not found.shape:
         raise FileFormatError(f"{place}: holds a single value (0-d); a matrix is needed")
+    if place.remote and not all(remote.is_known(told) for _, told in found.sources if told):
+        warn(
+            f"{place}: nothing says when it changed, neither a tag (ETag) nor a time: other "
+            "content of the same size goes unnoticed; leave it as it is until all is computed, or "
+            "copy it to a local folder"
+        )
     if max((*found.shape, found.nbytes)) > MOST_BYTES:
         raise FileFormatError(
             f"{place}: declares {found.dtype} {found.shape}, which is more than any file holds "

@@ -20,6 +20,7 @@ from dask.utils import parse_bytes
 from multimm.errors import FileFormatError, ShapeError
 from multimm.failures import named
 from multimm.files import FORMATS, raw
+from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.host import to_device
@@ -51,9 +52,20 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     except (FileFormatError, MemoryError):
         raise
     except Exception as error:  # parsers raise anything
-        raise FileFormatError(f"{matrix.place}: cannot be read ({reason(error)})") from error
+        raise _unreadable(matrix, error) from error
     block = np.asarray(block, dtype=matrix.dtype.newbyteorder("="))
     return to_device(block) if gpu else block
+
+
+def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:
+    """Why a block cannot be read: what was opened is gone or another, or what was raised."""
+    try:
+        check(matrix.sources)
+    except FileFormatError as changed:
+        return changed
+    except Exception:  # the server is gone, say, as the first error has it
+        pass
+    return FileFormatError(f"{matrix.place}: cannot be read ({reason(error)})")
 
 
 class Writer(NamedTuple):

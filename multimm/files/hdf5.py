@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from multimm.errors import FileFormatError
+from multimm.files import remote
 from multimm.files.coded import carried, check_meaning
 from multimm.files.hdf5_links import Search
 from multimm.files.identity import check, settled
-from multimm.files.remote import file_system, is_remote
 from multimm.files.stored import (
     HOLDS,
     Inside,
@@ -55,7 +55,7 @@ def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     _refuse_netcdf3(place)
     matrix, attributes = _found(place)
-    if not settled(matrix.sources):
+    if not settled(found for _, found in matrix.sources):
         matrix, attributes = _found(place)
     return replace(matrix, dtype=check_meaning(matrix.place, matrix.dtype, attributes))
 
@@ -99,8 +99,7 @@ def _open_first(search: Search, stack: ExitStack) -> Any:
         with _told(place.path):
             return search.file(place.path)
     search.add(place.path)
-    system, name = file_system(place.path)
-    content = stack.enter_context(system.open(name, "rb"))
+    content = stack.enter_context(remote.opened(place.path))
     search.files[place.path] = stack.enter_context(package("h5py").File(content, "r"))
     return search.files[place.path]
 
@@ -150,12 +149,8 @@ def _identity(item: Any) -> tuple[int, int]:
 
 
 def _refuse_netcdf3(place: Location) -> None:
-    if place.remote:
-        system, name = file_system(place.path)
-        start = system.cat_file(name, start=0, end=3)
-    else:
-        with open(place.path, "rb") as file:
-            start = file.read(3)
+    with remote.opened(place.path) if place.remote else open(place.path, "rb") as file:
+        start = file.read(3)
     if start == b"CDF":
         raise FileFormatError(
             f"{place.name}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
@@ -182,9 +177,8 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
     check(matrix.sources)
     with ExitStack() as stack:
         content: Any = inside.path
-        if is_remote(inside.path):
-            system, name = file_system(inside.path)
-            content = stack.enter_context(system.open(name, "rb"))
+        if remote.is_remote(inside.path):
+            content = stack.enter_context(remote.opened(inside.path))
         file = stack.enter_context(opened(content, "r"))
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         if inside.raw and inside.raw != os.getcwd():

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from multimm.errors import FileFormatError
 from multimm.files.identity import ABSENT, Source, state
+from multimm.files.remote import is_remote
 from multimm.files.stored import Inside, Location, package
 
 #: Links, or virtual datasets, behind each other: arbitrary, HDF5 itself follows 16 links.
@@ -81,6 +82,11 @@ class Search:
             if link is None:
                 raise KeyError(part)
             if isinstance(link, h5py.ExternalLink):
+                if is_remote(path):
+                    self.fail(
+                        f"the link {part} leads to another file, {link.filename}, which nobody "
+                        "follows from an address; copy both to a local folder"
+                    )
                 there = self.beside(path, str(link.filename), "HDF5_EXT_PREFIX")
                 if there is None:
                     self.fail(f"the link {part} leads to the file {link.filename}: not there")

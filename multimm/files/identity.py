@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from multimm.errors import FileFormatError
@@ -58,21 +58,33 @@ def state(path: str) -> State:
         return ABSENT
 
 
+def states(paths: Sequence[str]) -> list[State]:
+    """The states of several files, of which all are remote or none."""
+    if len(paths) > 1 and remote.is_remote(paths[0]):
+        return list(remote.states(paths))
+    return [state(path) for path in paths]
+
+
 def sources(paths: Iterable[str]) -> tuple[Source, ...]:
     """The files with their states, each once."""
     return tuple(Source(path, state(path)) for path in dict.fromkeys(paths))
 
 
-def settled(found: Iterable[Source]) -> bool:
+def settled(found: Iterable[State]) -> bool:
     """Whether a change from now on will show; wait for a moment and give False where not.
 
     Files that were written a moment ago could be written again without another time.
     """
-    newest = max((times[3] for _, times in found if len(times) == 4), default=0)
-    if isinstance(newest, int) and 0 <= time.time() - newest / 1e9 < TICK:
+    newest = max(map(changed, found), default=0)
+    if 0 <= time.time() - newest / 1e9 < TICK:
         time.sleep(TICK)
         return False
     return True
+
+
+def changed(found: State) -> int:
+    """When the entry of a local file changed last, in nanoseconds; 0 of what has none."""
+    return int(found[3]) if len(found) == 4 else 0
 
 
 def check(opened: Iterable[Source]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import FileFormatError
+from multimm.files import remote
 from multimm.files.identity import Source, of_stat, same, settled, state
-from multimm.files.remote import file_system, is_remote
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 
@@ -20,7 +20,7 @@ def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     with _opened(place.path) as file:
         source = _source(place.path, file)
-        if not settled([source]):
+        if not settled([source.state]):
             source = _source(place.path, file)
         shape, fortran, dtype = _header(file)
         found = StoredMatrix(
@@ -36,15 +36,14 @@ def inspect(place: Location) -> StoredMatrix:
 
 
 def _opened(path: str) -> Any:
-    if is_remote(path):
-        system, name = file_system(path)
-        return system.open(name, "rb")
-    return open(path, "rb")
+    return remote.opened(path) if remote.is_remote(path) else open(path, "rb")
 
 
 def _source(path: str, file: Any) -> Source:
     """The state of the file that was opened, whatever has its name by now."""
-    return Source(path, state(path) if is_remote(path) else of_stat(path, os.fstat(file.fileno())))
+    if remote.is_remote(path):
+        return Source(path, state(path))
+    return Source(path, of_stat(path, os.fstat(file.fileno())))
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from typing import Any
@@ -31,6 +32,10 @@ _NEEDS = {
 #: What file systems call a tag of an object's content, and the time of its last change.
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "generation")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "created")
+#: What servers say of what is not there, over HTTP.
+_NOT_THERE = (404, 410)
+#: Objects that are asked for at a time; arbitrary.
+_ASKED = 32
 
 
 def is_remote(text: str) -> bool:
@@ -72,13 +77,50 @@ def _sentence(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@contextmanager
+def _honest() -> Iterator[None]:
+    """Over HTTP, fsspec says of all that goes wrong that nothing is there: raise what did."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if cause is None or not type(cause).__module__.startswith("aiohttp"):
+            raise
+        if getattr(cause, "status", None) in _NOT_THERE:
+            raise
+        raise cause from None
+
+
+def opened(address: str) -> Any:
+    """An object as an open file of bytes."""
+    system, path = file_system(address)
+    with _honest():
+        file = system.open(path, "rb")
+    if getattr(file, "size", 0) is None:
+        raise FileFormatError(
+            f"{address}: the server does not give parts of it, or not its size; copy it to a local "
+            "folder"
+        )
+    return file
+
+
 def state(address: str) -> tuple[str, ...]:
     """What the file system says of an object that changes with it; nothing if it is not there."""
-    system, path = file_system(address)
+    return _state(*file_system(address))
+
+
+def _state(system: Any, path: str) -> tuple[str, ...]:
     try:
-        return telling(system, path, system.info(path))
+        with _honest():
+            return telling(system, path, system.info(path))
     except FileNotFoundError:
         return ()
+
+
+def states(addresses: Sequence[str]) -> list[tuple[str, ...]]:
+    """The states of several objects, asked for side by side."""
+    with ThreadPoolExecutor(_ASKED) as pool:
+        return list(pool.map(_state, *zip(*map(file_system, addresses), strict=True)))
 
 
 def telling(system: Any, path: str, info: Mapping[str, Any]) -> tuple[str, ...]:
@@ -97,6 +139,11 @@ def telling(system: Any, path: str, info: Mapping[str, Any]) -> tuple[str, ...]:
         with suppress(NotImplementedError, OSError):
             return size, f"time={_seconds(system.modified(path))}"
     return (size,)
+
+
+def is_known(told: Sequence[int | str]) -> bool:
+    """Whether what was told of an object changes with its content, be its size the same."""
+    return len(told) > 1
 
 
 def _seconds(when: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,11 +14,23 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files.boxes import boxes, within
 from multimm.files.coded import check_meaning, warn
-from multimm.files.identity import ABSENT, check, mark, same, settled, sources, state
+from multimm.files.identity import (
+    ABSENT,
+    State,
+    check,
+    mark,
+    same,
+    settled,
+    sources,
+    state,
+    states,
+)
 from multimm.files.remote import file_system, is_remote, telling
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
+#: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
+MOST_ASKED = 4096
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -37,8 +50,6 @@ def inspect(place: Location) -> StoredMatrix:
     dtype = check_meaning(found, node.dtype, node.attrs)
     matrix = StoredMatrix(found, node.shape, dtype, node.shards or node.chunks)
     matrix = _identified(matrix, node)
-    if not settled(matrix.sources):
-        matrix = _identified(matrix, node)
     if (
         node.fill_value is None
         and matrix.states is not None
@@ -97,6 +108,11 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
         except FileNotFoundError:
             what = "an address" if place.remote else "a directory"
             raise FileFormatError(f"{place.name}: {what} without Zarr metadata") from None
+    if not found and _unlisted(place.path):
+        raise FileFormatError(
+            f"{place}: no array but a group, or nothing, and over HTTP nobody can list what there "
+            f"is: name an array, as in {place.path}/NAME, or call zarr.consolidate_metadata on it"
+        )
     return found
 
 
@@ -105,6 +121,11 @@ def _members(group: Any) -> dict[str, Any]:
     return {
         name: item for name, item in group.members(max_depth=None) if isinstance(item, zarr.Array)
     }
+
+
+def _unlisted(path: str) -> bool:
+    """Whether nobody can list what is at an address."""
+    return is_remote(path) and "http" in str(file_system(path)[0].protocol)
 
 
 def _array(matrix: StoredMatrix) -> Any:
@@ -120,14 +141,27 @@ def _folder(matrix: StoredMatrix) -> str:
 
 def _identified(matrix: StoredMatrix, node: Any) -> StoredMatrix:
     """The matrix with the states of its files."""
+    found, newest = _seen(matrix, node)
+    return found if settled(newest) else _seen(matrix, node)[0]
+
+
+def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
+    """The matrix with the states of its files as they are now, and these."""
     folder = _folder(matrix)
     names = ("zarr.json",) if node.metadata.zarr_format == 3 else (".zarray", ".zattrs")
     described = sources(f"{folder}/{name}" for name in names)
     if all(found == ABSENT for _, found in described):
         index = "zarr.json" if node.metadata.zarr_format == 3 else ".zmetadata"
         described = sources([f"{matrix.path.rstrip('/')}/{index}"])
-    states = _remote_states if matrix.place.remote else _local_states
-    return replace(matrix, sources=described, states=states(folder, node))
+    if _unlisted(matrix.path):
+        chunks = _asked(matrix, folder, node)
+    elif matrix.place.remote:
+        chunks = _listed(folder, node)
+    else:
+        chunks = _walked(folder, node)
+    marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
+    every = [found for _, found in described] + list((chunks or {}).values())
+    return replace(matrix, sources=described, states=marks), every
 
 
 def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
@@ -143,29 +177,49 @@ def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _local_states(folder: str, node: Any) -> dict[tuple[int, ...], int]:
-    found: dict[tuple[int, ...], int] = {}
+def _walked(folder: str, node: Any) -> dict[tuple[int, ...], State]:
+    """The states of the chunks in a local folder."""
+    found: dict[tuple[int, ...], State] = {}
     for at, _, files in os.walk(folder):
         for file in files:
             path = os.path.join(at, file)
             place = _grid_place(os.path.relpath(path, folder), node.ndim)
             if place is not None and (now := state(path)) != ABSENT:
-                found[place] = mark(now)
+                found[place] = now
     return found
 
 
-def _remote_states(address: str, node: Any) -> dict[tuple[int, ...], int] | None:
-    """None where the file system cannot list: then nobody knows which chunks there are."""
+def _listed(address: str, node: Any) -> dict[tuple[int, ...], State]:
+    """The states of the chunks at an address, as they are listed."""
     system, folder = file_system(address)
-    if "http" in str(system.protocol):
-        return None
     folder = folder.strip("/")
-    found: dict[tuple[int, ...], int] = {}
+    found: dict[tuple[int, ...], State] = {}
     for path, info in system.find(folder, detail=True).items():
         place = _grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
         if place is not None:
-            found[place] = mark(telling(system, path, info))
+            found[place] = telling(system, path, info)
     return found
+
+
+def _asked(matrix: StoredMatrix, folder: str, node: Any) -> dict[tuple[int, ...], State] | None:
+    """The states of the chunks that there are, of all that there may be; None of too many."""
+    count = _chunks(matrix)
+    if count > MOST_ASKED:
+        warn(
+            f"{matrix.place}: has {count:,} chunks, and over HTTP each is asked for by itself: of "
+            f"more than {MOST_ASKED:,} nobody notices changes; leave them as they are until all "
+            "is computed, or copy the store to a local folder"
+        )
+        return None
+    whole = tuple(slice(0, size) for size in matrix.shape)
+    places = list(product(*_touched(matrix, whole)))
+    found = states(_files(folder, node, places))
+    return {at: now for at, now in zip(places, found, strict=True) if now != ABSENT}
+
+
+def _files(folder: str, node: Any, places: Iterable[tuple[int, ...]]) -> list[str]:
+    """The paths, or addresses, of chunks."""
+    return [f"{folder}/{node.metadata.encode_chunk_key(at)}" for at in places]
 
 
 def _chunks(matrix: StoredMatrix) -> int:
@@ -211,8 +265,10 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
             "opened; open it again"
         )
     _check_chunks(matrix, array, index)
-    block = _decoded(array, index)
-    _check_chunks(matrix, array, index)  # written to meanwhile
+    try:
+        block = _decoded(array, index)
+    finally:
+        _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
     return block
 
@@ -232,9 +288,9 @@ def _check_chunks(matrix: StoredMatrix, array: Any, index: Where) -> None:
     """Raise unless each chunk file that a block lies in is as it was, or still missing."""
     if matrix.states is None:
         return
-    folder = _folder(matrix)
-    for at in product(*_touched(matrix, index)):
-        path = f"{folder}/{array.metadata.encode_chunk_key(at)}"
-        before, now = matrix.states.get(at), state(path)
+    places = list(product(*_touched(matrix, index)))
+    paths = _files(_folder(matrix), array, places)
+    for at, path, now in zip(places, paths, states(paths), strict=True):
+        before = matrix.states.get(at)
         if before != (None if now == ABSENT else mark(now)):
             same(path, ABSENT if before is None else ("opened",), now)

@@ -12,6 +12,7 @@ from distributed import WorkerPlugin
 
 from multimm.errors import ClusterError
 from multimm.graph.departed import Departed
+from multimm.graph.killed import Killed
 from multimm.graph.placement import BlockPlacement
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
     # What the client was told when it connected: to ask would take a millisecond.
     scheduler = client._scheduler_identity.get("id", "")
     _, had = _served.get(client, ("", {}))
-    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed())}
+    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed(), Killed())}
     return scheduler, plugins | {plugin.name: plugin for plugin in more}
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, log10
-from time import monotonic
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.counts import LEAST_EDGE
+from multimm.planning import workers
+from multimm.planning.counts import LEAST_EDGE, LONGEST
 from multimm.planning.dry_run import MOST_TASKS, TASK_BYTES, human
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
@@ -20,11 +20,9 @@ from multimm.planning.workers import ClusterSpec
 DOUBLINGS = 10
 #: No more workers than so many are looked at, unless there are: each takes longer to plan for.
 MOST_WORKERS = 256
-#: Plans between the last two of these: what is advised is a quarter too much, at most.
+#: Plans between the last two of these: what is advised is a quarter too much, at most. No clock
+#: ends the search, so that the same plan is refused in the same words on any machine.
 HALVINGS = 2
-#: Seconds for each of the searches, one of memory and one of workers; a plan of millions of tasks
-#: takes up to one. Arbitrary.
-PATIENCE = 5.0
 #: Blocks that are tried where the planner has found none: parts of its shortest edge, or as many
 #: times the longest of a plan with too many tasks.
 OTHER_EDGES = (4, 16)
@@ -66,6 +64,8 @@ def _worst(plan: MatmulPlan) -> int:
 
 def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
+    if plan.layout.longest > LONGEST:  # each plan would take long
+        return "use smaller matrices, or larger blocks if they were given"
     cluster, device = plan.cluster, plan.cluster.devices[_worst(plan)]
     found = []
 
@@ -80,26 +80,25 @@ def _advice(plan: MatmulPlan) -> str:
     most = device.memory_bytes * 2**DOUBLINGS
     if (size := _least(device.memory_bytes, most, of_memory)) is not None:
         found.append(f"give each worker {human(size)}")
-    most = max(MOST_WORKERS, 2 * cluster.workers)
+    most = min(max(MOST_WORKERS, 2 * cluster.workers), workers.MOST_WORKERS)
     if (count := _least(cluster.workers, most, of_workers)) is not None:
         found.append(f"use about {count} such workers")
     found += _blocks_that_fit(plan)
     if not found:
-        return f"nothing that would do was found in {PATIENCE:.0f} s: use smaller matrices"
+        return "nothing that would do was found: use smaller matrices"
     return ", or ".join(found)
 
 
 def _least(have: int, most: int, fits: Fits) -> int | None:
-    """About the least number that fits, more than `have`; None where none was found in time."""
-    end = monotonic() + PATIENCE
+    """About the least number that fits, more than `have`; None where none up to `most` does."""
     low, high = have, have
     while not (high > have and fits(high)):
         low, high = high, 2 * high
-        if high > most or monotonic() > end:
+        if high > most:
             return None
     for _ in range(HALVINGS):
         middle = _rounded((low + high) // 2)
-        if not low < middle < high or monotonic() > end:
+        if not low < middle < high:
             break
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
@@ -132,6 +131,8 @@ def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
 def _does(plan: MatmulPlan, cluster: ClusterSpec, options: Options | None = None) -> bool:
     """Whether the same product fits in these workers, in these blocks or those that were given."""
     problem, asked = plan.asked or (plan.layout.problem, Options())
+    # Half of C is dealt out block by block, which takes long; all of it needs about as much memory.
+    problem = replace(problem, gram=False)
     with suppress(MemoryBudgetError):
         made = plan_matmul(problem, cluster, precision=plan.precision, options=options or asked)
         return made.fits

@@ -14,6 +14,7 @@ from multimm.planning.boundaries import batch_blocks, choose_side, choose_slabs
 from multimm.planning.counts import (
     AS_USUAL,
     CHAINS,
+    LONGEST,
     Cut,
     count_c,
     count_slabs,
@@ -52,6 +53,8 @@ def lay_out(
         layout = replace(layout, pack_once=False)
         held = memory.held(layout, cluster)
     while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
+        if layout.longest > LONGEST:
+            break
         # 1. Read operands as they are needed, where they can be read again.
         if all(problem.rereadable) and not layout.stream:
             layout = replace(layout, stream=True)

@@ -30,6 +30,9 @@ CHAINS = 2
 #: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
 #: one percent of the operations is at stake.
 MOST_BLOCK_ROWS = 64
+#: Blocks along one side beyond which they are neither cut further nor searched for better ones, for
+#: each look at them takes milliseconds: arbitrary.
+LONGEST = 5_000
 #: Elements of an operand's block, at most: the largest that were ever multiplied, on an H200.
 MOST_ELEMENTS = 2**31
 

@@ -159,8 +159,9 @@ def group_regular(chunks: Blocks, target: int, workers: int) -> Blocks:
     if is_regular(usual):
         return usual
     ends = [*accumulate(chunks)]
-    found = [regular(ends[-1], end) for end in ends if end > 0 and 2 * end >= target]
-    found = [x for x in found if {*accumulate(x)} <= {*ends} and 2 * max(x) <= 3 * target]
+    near = [end for end in ends if end > 0 and target <= 2 * end <= 3 * target]
+    found = [regular(ends[-1], end) for end in near]
+    found = [x for x in found if {*accumulate(x)} <= {*ends}]
     return min(found, key=lambda x: (largest_share(x, workers), len(x)), default=usual)
 
 

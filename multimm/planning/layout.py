@@ -110,6 +110,11 @@ class Layout(Homes):
         return found
 
     @property
+    def longest(self) -> int:
+        """Blocks along the side, or slabs along k, that has most of them."""
+        return max(map(len, (self.m_blocks, self.n_blocks, self.slabs)))
+
+    @property
     def stack(self) -> tuple[Blocks, ...]:
         """Matrices of the result's blocks, as stored, per batch dimension."""
         p = self.problem
@@ -253,7 +258,10 @@ class Layout(Homes):
 
     @cached_property
     def tasks(self) -> int:
-        """Tasks of the product: block products, partial sums, reads, their gates, packs."""
+        """Tasks of the product: block products, partial sums, reads, their gates, packs.
+
+        Counted, but for the gates of very many reads: at most.
+        """
         slabs, per_task = len(self.slabs), self.slabs_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_slab))
@@ -262,11 +270,15 @@ class Layout(Homes):
         packs = slabs * sum(role in self.packed for role, *_ in panels)
         if not self.stream:
             return products + packs + self.openings
+        reads = products + packs + slabs * len(panels)
+        if slabs * len(panels) > COUNTED:
+            places = self.grid.p_m * self.grid.p_n
+            return reads + slabs * min(len(panels), self.waves * places)
         gates = {
             self.gate(self.home(role, flat, block, slab), wave, slab)
             for (role, wave, flat, block), slab in product(panels, range(slabs))
         }
-        return products + packs + slabs * len(panels) + len(gates - {None})
+        return reads + len(gates - {None})
 
     @property
     def openings(self) -> int:

@@ -30,6 +30,12 @@ def refuse_the_hopeless(problem: Problem, cluster: ClusterSpec, options: Options
         Says what was given and what all workers have together.
     """
     p, workers = problem, cluster.workers
+    for name, spec in (("A", p.a), ("B", p.b), ("C", p.c)):
+        if spec is not None and spec.blocks > MOST_TASKS:
+            raise MemoryBudgetError(
+                f"{name} comes in {spec.blocks:.2g} blocks, and Dask's scheduler survives "
+                f"{MOST_TASKS} tasks: use larger chunks"
+            )
     sizes = {"A": p.a.nbytes, "B": p.b.nbytes, "C": p.result_bytes}
     needed, have = sum(sizes.values()), sum(device.memory_bytes for device in cluster.devices)
     all_of_them = f"all {workers} workers together have" if workers > 1 else "the worker has"

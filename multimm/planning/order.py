@@ -117,6 +117,8 @@ def stored_at(order: Order, i: int) -> int:
 
 def as_stored(values: Sequence[Any], order: Order) -> tuple[Any, ...]:
     """What blocks have, in the order in which they are stored."""
+    if not order:
+        return tuple(values)
     places = sorted(range(len(values)), key=lambda i: stored_at(order, i))
     return tuple(values[i] for i in places)
 

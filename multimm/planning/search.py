@@ -10,7 +10,7 @@ from typing import NamedTuple
 from multimm.planning import cost, memory, traffic
 from multimm.planning.ahead import in_short_parts, made_by_tasks, with_little_ahead
 from multimm.planning.blocking import lay_out
-from multimm.planning.counts import AS_USUAL, EDGE, MOST_BLOCK_ROWS, Cut, usual_edges
+from multimm.planning.counts import AS_USUAL, EDGE, LONGEST, MOST_BLOCK_ROWS, Cut, usual_edges
 from multimm.planning.deal import FREE_PLACES
 from multimm.planning.grid import Grid, ceil_div, grids
 from multimm.planning.layout import Layout
@@ -26,14 +26,19 @@ SOME_SLABS, SLABS = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 COARSER = (2, 4, 8)  # times as few rows of blocks, or columns
 FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
-#: Only the best so many arrangements, cut as usual, are cut in other ways; and twice as many of
-#: those, each with its blocks, into slabs of all lengths. In 300 plans for 2 to 8 GPUs the search
-#: of everything, which takes twice as long, found three better ones, by 7 % at most.
+#: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
+#: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
+ARRANGEMENTS = 5
+#: Twice as many of those, each with its blocks, are cut into slabs of all lengths. In 300 plans for
+#: 2 to 8 GPUs the search of everything, which takes twice as long, found three better ones, by 7 %
+#: at most.
 FINALISTS = 4
 
 #: Block rows of a Gram product, at most, for every block of its triangle is dealt out: arbitrary, a
 #: C of 17 TB on GPUs. Beyond, it is planned as any other product is.
 MOST_GRAM_ROWS = 128
+#: The same of blocks that the caller fixed: also arbitrary, 1000 rows take half a minute to plan.
+MOST_GIVEN_ROWS = 256
 #: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
 FAN_IN = (4, 8, 16)
 #: Share of a worker's memory that the slabs of one task may take: arbitrary.
@@ -56,7 +61,9 @@ class Rank(NamedTuple):
 def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
     halves: dict[Layout, Rank] = {}
-    if problem.gram and problem.m <= MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]:
+    given = options.edges[0]
+    most = MOST_GIVEN_ROWS * given if given else MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]
+    if problem.gram and problem.m <= most:
         found = _searched(problem, cluster, options)
         halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
@@ -92,6 +99,8 @@ def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterS
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
     ranks = cut_alike(problem, cluster, options)
+    if min(ranks, key=ranks.__getitem__).longest > LONGEST:
+        return ranks
     arrangements = [layout.grid for layout in ranks]
     finalists = _finalists(ranks, problem.gram)
     finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
@@ -185,7 +194,7 @@ def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
     for layout in ranked:
         grid, rank = layout.grid, ranks[layout]
         best.setdefault((frozenset((grid, _turned(grid))), rank.seconds, rank.moved), grid)
-    return [*best.values()][:FINALISTS]
+    return [*best.values()][:ARRANGEMENTS]
 
 
 def _turned(grid: Grid) -> Grid:

@@ -16,10 +16,18 @@ from multimm.planning.devices import INFINIBAND, LOCAL_TCP, NVLINK, DeviceSpec, 
 #: one GPU; 6 to 7 ms where there is only one worker.
 CALL_S, LONE_CALL_S = 12e-3, 7e-3
 
+#: Workers, at most: arbitrary. Arrangements of more take seconds to compare.
+MOST_WORKERS = 4096
+
 
 def call_seconds(workers: int) -> float:
     """Seconds of a call on so many workers, without its tasks."""
     return CALL_S if workers > 1 else LONE_CALL_S
+
+
+def _check_count(workers: int) -> None:
+    if workers > MOST_WORKERS:
+        raise OptionError(f"{workers} workers: at most {MOST_WORKERS} are planned for; give fewer")
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         if not self.devices:
             raise OptionError("a cluster needs at least one worker, got none")
+        _check_count(len(self.devices))
         if self.addresses and len(self.addresses) != len(self.devices):
             raise OptionError(
                 f"{len(self.addresses)} addresses for {len(self.devices)} devices: give one each"
@@ -83,6 +92,7 @@ class ClusterSpec:
         """A cluster of equal workers, on paper."""
         if workers < 1:
             raise OptionError(f"workers={workers}: at least 1 is needed")
+        _check_count(workers)
         call_s, between = call_seconds(workers), between_nodes(link)
         return cls((device,) * workers, link, threads=threads, call_s=call_s, between=between)
 

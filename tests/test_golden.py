@@ -1,0 +1,71 @@
+"""No plan becomes slower, moves more or takes more memory than the golden one: see `golden_plans`.
+
+python tests/golden_plans.py --rewrite    after a plan became better, or is meant to change
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from golden_plans import Change, compare, read, summary
+
+import multimm
+
+
+def test_no_plan_is_worse_than_its_golden_one(record_property):
+    changes = compare()
+    assert all(change.old for change in changes), "rewrite the file: problems without a plan"
+    if better := sum(change.better for change in changes):
+        record_property("note", f"{better} golden plans became better: rewrite the file")
+    if any(change.worse for change in changes):
+        pytest.fail(summary(changes), pytrace=False)
+
+
+def test_golden_plans_are_of_all_kinds_and_no_problem_is_there_twice():
+    problems = [problem for problem, _ in read()]
+    assert len(problems) == len({str(problem) for problem in problems}) >= 800
+    workers = Counter(int(problem["on"].split()[0]) for problem in problems)
+    assert workers.keys() == {*range(1, 9)}
+    refused = sum(plan.get("refused", False) for _, plan in read())
+    assert 10 < refused < 100
+
+
+def test_no_plan_depends_on_a_clock_or_on_chance():
+    """Everybody gets the same plans, and the same words where one is refused."""
+    files = sorted((Path(multimm.__file__).parent / "planning").rglob("*.py"))
+    assert files
+    for file in files:
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        names = {x.name for node in nodes if isinstance(node, ast.Import) for x in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not names & {"time", "datetime", "random", "secrets", "uuid", "os"}, file
+
+
+PLAN = {"seconds": 1.0, "bytes": 1000, "memory": 1000, "tasks": 4, "grid": "1x1x1", "chunks": "1*9"}
+
+
+@pytest.mark.parametrize(
+    ("new", "worse", "better"),
+    [
+        ({}, False, False),
+        ({"tasks": 9, "grid": "2x1x1"}, False, False),
+        ({"seconds": 1.0009}, False, False),
+        ({"seconds": 1.0011}, True, False),
+        ({"seconds": 0.5, "bytes": 1001}, True, False),
+        ({"seconds": 0.5, "memory": 1001}, True, False),
+        ({"bytes": 999}, False, True),
+        ({"refused": True}, True, False),
+    ],
+)
+def test_what_counts_as_worse(new, worse, better):
+    change = Change({}, PLAN, {**PLAN, **new})
+    assert (change.worse, change.better) == (worse, better)
+    assert ("1 plans worse" in summary([change])) == worse
+
+
+def test_what_was_refused_stays_so():
+    assert Change({}, {"refused": True}, PLAN).worse
+    assert not Change({}, {"refused": True}, {"refused": True}).worse
