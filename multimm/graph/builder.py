@@ -83,6 +83,7 @@ class Builder:
         # A gate returns None, which is what a chain begins with.
         previous = None if opening is None else TaskRef(self.gates.key(opening, part))
         start, end = layout.first_slab[part : part + 2]
+        begins = layout.begins(part, self.cluster.workers)
         diagonal = layout.mirrors and i == j
         func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
         for first in range(start, end, layout.slabs_per_task):
@@ -93,7 +94,7 @@ class Builder:
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            order = (layout.wave(row), first - start, row, j)
+            order = (layout.wave(row), begins + first - start, row, j)
             place = self._place(layout.owner(row, j, part), order, inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
@@ -126,16 +127,18 @@ class Builder:
             part: self.keys.chain(batch, i, j, layout.first_slab[part + 1] - 1)
             for part in range(layout.parts)
         }
-        tree = layout.merges(row, j)
+        tree, last = layout.merges(row, j), {part: part for part in sums}
         for merge in tree:
             left, *_, right = merge.addends
+            last[left] = last[right]
             key: Key = (self.keys.name("sum"), *batch, i, j, left, right)
             func: Verb = add
             if merge is tree[-1]:
                 key = self.keys.sum(batch, i, j)
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.owner(row, j, merge.keeper)
-            order = (layout.wave(row), layout.steps, row, j)
+            begins = layout.begins(last[left], self.cluster.workers)
+            order = (layout.wave(row), begins + layout.steps, row, j)
             place = self._place(owner, order)
             parts = [TaskRef(sums[part]) for part in merge.addends]
             self._add(key, func, parts, place, (*batch, i, j))
@@ -148,7 +151,8 @@ class Builder:
         """
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
-        order = (layout.wave(row), layout.steps + 1, row, j)
+        begins = layout.begins(layout.parts - 1, self.cluster.workers)
+        order = (layout.wave(row), begins + layout.steps + 1, row, j)
         place = self._place(layout.keeper(row, j), order)
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:

@@ -59,7 +59,9 @@ class OperandBlocks:
         block = r if operand.role == "a" else c
         home = layout.home(operand.role, user, block, s)
         wave = layout.wave(row) if layout.stream else 0
-        order = (wave, s - layout.first_slab[layout.part_of[s]], *READY)
+        part = layout.part_of[s]
+        step = layout.begins(part, self.cluster.workers) + s - layout.first_slab[part]
+        order = (wave, step, *READY)
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), wave, *index)

@@ -7,7 +7,7 @@ from math import prod
 from multimm.planning.grid import ceil_div
 from multimm.planning.handing import within
 from multimm.planning.layout import Layout
-from multimm.planning.partition import WINDOW
+from multimm.planning.partition import SHORT, WINDOW
 from multimm.planning.reading import held as held_by_reading
 from multimm.planning.workers import ClusterSpec
 
@@ -28,7 +28,8 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, each = layout.problem, crowd(layout, cluster)
     result = each * layout.share_result
-    slabs = _slabs(layout, each)
+    at_once = min(each, cluster.threads) if layout.in_turn(cluster.workers) else each
+    slabs = _slabs(layout, at_once)
     stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
     stay |= _joined(layout) | _handed_out(layout)
     if reading := held_by_reading(layout, cluster):
@@ -36,7 +37,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
     if p.downloaded:  # all but those of a wave are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)
-    spill = finished | _at_home(layout, each, slabs) | _cut_before(layout, cluster)
+    spill = finished | _at_home(layout, cluster, each, slabs) | _cut_before(layout, cluster)
     if p.c is not None:
         spill |= _addend(layout, cluster, result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
@@ -84,9 +85,19 @@ def _sums(layout: Layout, cluster: ClusterSpec) -> Terms:
     made += _sliced(layout) * p.packable
     made += block * layout.mirrors  # a mask of the triangle
     return {
-        "partial sums": crowd(layout, cluster) * layout.wave_sums * p.sum_bytes,
+        "partial sums": _sums_at_once(layout, cluster) * layout.wave_sums * p.sum_bytes,
         "sums being made": cluster.threads * made,
     }
+
+
+def _sums_at_once(layout: Layout, cluster: ClusterSpec) -> int:
+    """Of each block of C, the parts of k that a worker has summed, or sums, before they are added.
+
+    Parts that it takes in turn, a thread each, are added in a binary tree meanwhile.
+    """
+    each = crowd(layout, cluster)
+    in_turn = layout.in_turn(cluster.workers)
+    return min(each, cluster.threads + each.bit_length()) if in_turn else each
 
 
 def _sliced(layout: Layout) -> int:
@@ -171,12 +182,14 @@ def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
     return terms
 
 
-def _at_home(layout: Layout, each: int, slabs: Terms) -> Terms:
+def _at_home(layout: Layout, cluster: ClusterSpec, each: int, slabs: Terms) -> Terms:
     """Of the operands that `each` places of a worker keep, but for what they have in use."""
     terms: Terms = {}
     for role, size in {} if layout.stream else layout.at_home.items():
         name, home = role.upper(), each * size
         used = slabs.get(f"{name} in use", 0)
+        if _used_at_once(layout, cluster, role):
+            home = min(home, SHORT * int(used))
         if role in layout.packed:
             elements = home // layout.spec(role).itemsize
             packed = elements * layout.problem.packed_itemsize * layout.padding
@@ -184,6 +197,14 @@ def _at_home(layout: Layout, each: int, slabs: Terms) -> Terms:
         else:
             terms[f"{name} at home"] = home - used
     return terms
+
+
+def _used_at_once(layout: Layout, cluster: ClusterSpec, role: str) -> bool:
+    """Whether each block of an operand is made by a task when the one that multiplies it is due."""
+    p = layout.problem
+    made = p.awaited and not p.rereadable["ab".index(role)] and not layout.spec(role).owners
+    in_turn = cluster.threads == 1 or layout.links <= SHORT
+    return made and in_turn and layout.blocks == 1
 
 
 def _cut_before(layout: Layout, cluster: ClusterSpec) -> Terms:

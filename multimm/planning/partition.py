@@ -24,6 +24,10 @@ from multimm.planning.stacks import Share, share_of, shares
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
+#: Slabs in a part of k, at most, where threads make operands ahead: arbitrary. 80 slabs of 2 MB on
+#: two threads held 31, 18, 25, 42 and 82 MB in parts of 2, 4, 10, 20 and 40, and 156 in one part;
+#: `dask.array.matmul` held 29.
+SHORT = 2
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,17 @@ class Partition:
     def steps(self) -> int:
         """Slabs in the longest part of k."""
         return max(self.part_slabs or even(len(self.slabs), self.grid.p_k))
+
+    def in_turn(self, workers: int) -> bool:
+        """Whether a worker with several parts of k takes one after another.
+
+        What is read when it is needed has gates within a part alone, and all parts together.
+        """
+        return self.ranks > workers and not self.stream
+
+    def begins(self, part: int, workers: int) -> int:
+        """The step at which a worker begins a part of k."""
+        return part // workers * (self.steps + 1) if self.in_turn(workers) else 0
 
     @property
     def links(self) -> int:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from multimm.planning import cost, memory, traffic
+from multimm.planning.ahead import in_short_parts, made_by_tasks, with_little_ahead
 from multimm.planning.along_chunks import along_chunks
 from multimm.planning.blocking import lay_out
 from multimm.planning.counts import AS_USUAL, EDGE, LONGEST, MOST_BLOCK_ROWS, Cut, usual_edges
@@ -139,7 +140,22 @@ def refined(
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
     ranks |= cut_within(ranks, cluster, options)
-    return ranks | fused(ranks, cluster)
+    ranks |= fused(ranks, cluster)
+    return ranks if options.p_k is not None else bounded(ranks, cluster)
+
+
+def bounded(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """Those in which tasks don't make operands long before these are needed: see `ahead`.
+
+    A GPU worker has one thread, and memory for a task that takes all of k.
+    """
+    many_at_once = cluster.threads > 1 or cluster.workers == 1
+    if cluster.slowest.kind == "gpu" or not many_at_once or not any(map(made_by_tasks, ranks)):
+        return ranks
+    short = dict.fromkeys(in_short_parts(layout, cluster) for layout in ranks)
+    ranks = ranks | ranked((x for x in short if x not in ranks), cluster)
+    fitting = [x for x, rank in ranks.items() if not rank.too_large]
+    return {x: ranks[x] for x in with_little_ahead(fitting or list(ranks), cluster)}
 
 
 def cut_alike(
