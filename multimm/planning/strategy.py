@@ -152,8 +152,9 @@ def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
         p = plan.layout.problem
         as_given = plan.layout.sides == (p.a.chunks[-2], p.b.chunks[-1])
         sure = KEPT if as_given else SURE[plan.cluster.slowest.kind]
-        faster = sure * best.seconds < plan.seconds
-        return best if faster and best.bytes_moved < plan.bytes_moved else plan
+        if best.bytes_moved >= plan.bytes_moved:
+            sure = max(sure, NEARLY)
+        return best if sure * best.seconds < plan.seconds else plan
     return _moving_less(best, plan)
 
 
