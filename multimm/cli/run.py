@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 INTERVAL = 0.1
 #: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
 SETTLE_SECONDS = 20.0
+#: Of tasks that are not done, on the scheduler and on a worker.
 OPEN_STATES = ("waiting", "processing", "queued", "no-worker")
+OPEN = ("waiting", "ready", "constrained")
 
 
 def compute(
@@ -92,16 +94,22 @@ def _finished(futures: list[Future[Any]]) -> bool:
 
 
 def settle(client: Client, names: set[str]) -> None:
-    """Wait for cancelled tasks that are still running, which might yet write to a file."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < deadline and any(client.run(is_busy, names).values()):
+    """Wait for cancelled tasks that are still running, which might yet write to a file.
+
+    Two looks in a row must find none: a task that was on its way to a worker, and is cancelled by
+    the next message to it, may not have been there at the first one.
+    """
+    deadline, quiet = time.monotonic() + SETTLE_SECONDS, 0
+    while time.monotonic() < deadline and quiet < 2:
+        quiet = 0 if any(client.run(is_busy, names).values()) else quiet + 1
         time.sleep(INTERVAL)
 
 
 def is_busy(names: set[str], dask_worker: Any) -> bool:
-    """Runs on a worker: whether it still executes a task of these layers."""
-    keys = (task.key for task in dask_worker.state.executing)
-    return any(isinstance(key, tuple) and key[0] in names for key in keys)
+    """Runs on a worker: whether it still executes a task of these layers, or is about to."""
+    state = dask_worker.state
+    tasks = (*state.executing, *(task for task in state.tasks.values() if task.state in OPEN))
+    return any(isinstance(task.key, tuple) and task.key[0] in names for task in tasks)
 
 
 def tasks_left(names: set[str], dask_scheduler: Any) -> tuple[int, int]:
