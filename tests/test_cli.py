@@ -274,7 +274,7 @@ def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
         return block + held[0]
 
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         multimm.cluster.start(workers=1, memory_limit="300MB") as client,
         pytest.raises(failed.RunError) as caught,
     ):

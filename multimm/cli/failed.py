@@ -28,6 +28,8 @@ NO_WORKERS_SECONDS = 60.0
 PAUSED_SECONDS = 300.0
 #: Seconds between two looks; arbitrary.
 GLANCE = 0.5
+#: Seconds in which nannies may tell why workers died, after the task is given up; arbitrary.
+LATE_SECONDS = 3.0
 #: What nannies tell the scheduler of a worker that they end for its memory.
 ENDED_FOR_MEMORY = "worker-restart-memory"
 #: Options that help where workers lack memory, in commands that have them; the first few are
@@ -69,7 +71,8 @@ def failed_run(client: Client, plan: MatmulPlan | None = None) -> Iterator[None]
                 raise
             else:
                 why = told(error)
-            memory = _of_memory(client, why, _ended(client)[before:], plan)
+            ended = _ended_since(client, before, error)
+            memory = _of_memory(client, why, ended, plan)
             raise RunError(f"the run failed: {why}{memory}") from error
 
 
@@ -101,6 +104,16 @@ def _ended(client: Client) -> Sequence[Any]:
         if client.status == "running":
             return client.get_events(ENDED_FOR_MEMORY)  # type: ignore[no-any-return]
     return ()
+
+
+def _ended_since(client: Client, before: int, error: BaseException) -> Sequence[Any]:
+    """Those that ended later than so many others; where a task was given up, wait for word."""
+    from distributed.scheduler import KilledWorker
+
+    deadline = time.monotonic() + LATE_SECONDS * isinstance(error, KilledWorker)
+    while not (ended := _ended(client)[before:]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return ended
 
 
 @contextmanager

@@ -40,9 +40,8 @@ class Killed(SchedulerPlugin):
         self.scheduler: Any = None
         #: Of tasks whose workers were ended for their memory: the bytes that each of these held.
         self.ended: dict[Key, list[int]] = {}
-        self.removed: dict[
-            str, Collection[Key]
-        ] = {}  #: the last workers that left, and their tasks
+        #: The last workers that left, and their tasks.
+        self.removed: dict[str, Collection[Key]] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
         """Where the tasks are."""
