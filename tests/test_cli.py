@@ -279,8 +279,10 @@ def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
         pytest.raises(failed.RunError) as caught,
     ):
         cli_run.compute(client, da.ones(1, chunks=1).map_blocks(full, dtype=float), "x")
-    held, *_ = map(float, re.findall(r"held (\d+) MB", str(caught.value)))
-    assert 0.95 * 300 <= held <= 1000
+    found = re.findall(r"([0-9.]+) ([MG])B of its 300 MB|held ([0-9.]+) ([MG])B", str(caught.value))
+    assert found, str(caught.value)
+    size, unit = (x for x in found[0] if x)
+    assert 0.95 * 300 <= float(size) * {"M": 1, "G": 1000}[unit] <= 2000
     assert "more memory" in str(caught.value)
 
 
