@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli import FAILED_RUN
-from multimm.failures import ENDED, told
+from multimm.failures import ENDED, GIVEN_UP, told
 from multimm.planning.dry_run import human
 
 if TYPE_CHECKING:
@@ -108,9 +108,7 @@ def _ended(client: Client) -> Sequence[Any]:
 
 def _ended_since(client: Client, before: int, error: BaseException) -> Sequence[Any]:
     """Those that ended later than so many others; where a task was given up, wait for word."""
-    from distributed.scheduler import KilledWorker
-
-    deadline = time.monotonic() + LATE_SECONDS * isinstance(error, KilledWorker)
+    deadline = time.monotonic() + LATE_SECONDS * (GIVEN_UP in told(error))
     while not (ended := _ended(client)[before:]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return ended
