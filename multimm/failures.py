@@ -19,6 +19,8 @@ Made = TypeVar("Made")
 
 #: Blocks of an operand that an error names: arbitrary.
 NAMED = 4
+#: The topic under which Dask's nannies tell the scheduler of a worker that they end for its memory.
+ENDED_FOR_MEMORY = "worker-restart-memory"
 #: What is said of a task whose workers died, and of these where Dask's nannies ended them.
 GIVEN_UP, ENDED = " was given up", "Dask ended workers"
 

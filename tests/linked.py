@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,6 +16,7 @@ from multimm import products
 from multimm.cluster.describe import described
 from multimm.gpu import host as copies
 from multimm.graph import host
+from multimm.planning.spec import H200
 
 
 def plan_for(monkeypatch, device, **more):
@@ -27,6 +29,12 @@ def plan_for(monkeypatch, device, **more):
     monkeypatch.setattr(products, "described", with_devices)
 
 
+def plan_for_little(monkeypatch, memory_bytes=5 * 10**6):
+    """The same for GPUs that hold a part of a product at a time, and tasks that cost little."""
+    small = replace(H200, memory_bytes=memory_bytes, gflops=1e6)
+    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+
+
 def link(patch, send=np.copy, fetch=np.copy):
     """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
     patch.setattr(host, "_device", lambda: 0)
@@ -35,6 +43,18 @@ def link(patch, send=np.copy, fetch=np.copy):
     patch.setattr(host, "is_cupy", lambda block: True)
     patch.setattr(copies, "all_to_device", lambda blocks: [send(_taken(x)) for x in blocks])
     patch.setattr(copies, "to_host", fetch)
+
+
+def held_up(patch, seconds=30):
+    """The same, of which none is fetched before the event that this returns is set, so soon."""
+    opened = threading.Event()
+
+    def fetch(block):
+        assert opened.wait(seconds)
+        return block.copy()
+
+    link(patch, fetch=fetch)
+    return opened
 
 
 def _taken(block):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from clusters import counting, counting_client, in_threads, received, scattered, soon
 from distributed import Client, wait
-from linked import at_rest, link, plan_for
+from linked import at_rest, held_up, link, plan_for, plan_for_little
 from small import integers
 
 import multimm
@@ -262,8 +262,7 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
     """Their blocks go up slab by slab, in every wave, and no more of them than there is room."""
     # Sums of blocks, slabs in flight: a third of what both operands and the result take.
     memory = 10**7 if workers == 1 else 35 * 10**5
-    small = replace(H200, memory_bytes=memory, gflops=1e6)
-    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    plan_for_little(monkeypatch, memory)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
         monkeypatch.setattr(copies, name, 0.0)
     with counting(workers) as client:
@@ -287,15 +286,8 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
 
 def test_products_wait_for_a_link_that_is_slower(monkeypatch):
     """No more blocks of C wait for it than the plan has memory for."""
-    opened = threading.Event()
-
-    def fetch(block):
-        assert opened.wait(30)
-        return block.copy()
-
-    link(monkeypatch, fetch=fetch)
-    small = replace(H200, memory_bytes=5 * 10**6, gflops=1e6)
-    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    opened = held_up(monkeypatch)
+    plan_for_little(monkeypatch)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):
         monkeypatch.setattr(copies, name, 0.0)
     x, y = integers((800, 1200), 5), integers((1200, 800), 6)

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from clusters import in_threads, soon
 from distributed import Client
-from linked import at_rest, link, plan_for
+from linked import at_rest, held_up, link, plan_for_little
 from small import integers
 
 import multimm
 from multimm.graph import host
 from multimm.graph.host import Room, download
 from multimm.planning.memory import download_limit
-from multimm.planning.spec import H200
 
 
 class Sent:
@@ -229,13 +228,7 @@ def test_all_get_through_in_any_order_and_within_the_limits(seed):
 
 def test_a_smaller_block_at_the_edge_has_the_limit_of_its_plan(monkeypatch):
     """Not as many times its own size: beside a full block it would wait for nothing."""
-    opened = threading.Event()
-
-    def fetch(block):
-        assert opened.wait(30)
-        return block.copy()
-
-    link(monkeypatch, fetch=fetch)
+    opened = held_up(monkeypatch)
     monkeypatch.setattr(host, "_leaving", room := Room())
     full, edge = np.ones((10, 10)), np.ones((10, 1))
     with ThreadPoolExecutor(2) as pool:
@@ -251,8 +244,7 @@ def test_a_smaller_block_at_the_edge_has_the_limit_of_its_plan(monkeypatch):
 
 def in_waves(monkeypatch, n=700, blocks=200):
     """A product of NumPy blocks that a GPU holds a part of at a time; its plan; and the result."""
-    small = replace(H200, memory_bytes=5 * 10**6, gflops=1e6)
-    plan_for(monkeypatch, small, task_overhead_s=1e-6, call_s=1e-4)
+    plan_for_little(monkeypatch)
     x, y = integers((n, 1200), 5), integers((1200, n), 6)
     a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
     fixed = {"precision": "ieee", "blocks": blocks, "slabs": 200}
@@ -279,13 +271,7 @@ def test_every_block_of_a_product_has_the_limit_of_its_plan(monkeypatch):
 
 
 def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
-    opened = threading.Event()
-
-    def fetch(block):
-        assert opened.wait(60)
-        return block.copy()
-
-    link(monkeypatch, fetch=fetch)
+    opened = held_up(monkeypatch, seconds=60)
     monkeypatch.setattr(host, "_leaving", room := Room())
     with in_threads(1, threads=3, memory_limit=0) as cluster, Client(cluster) as client:
         products = [in_waves(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]

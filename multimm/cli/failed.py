@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli import FAILED_RUN
-from multimm.failures import ENDED, GIVEN_UP, told
+from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
 from multimm.planning.dry_run import human
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ PAUSED_SECONDS = 300.0
 GLANCE = 0.5
 #: Seconds in which nannies may tell why workers died, after the task is given up; arbitrary.
 LATE_SECONDS = 3.0
-#: What nannies tell the scheduler of a worker that they end for its memory.
-ENDED_FOR_MEMORY = "worker-restart-memory"
 #: Options that help where workers lack memory, in commands that have them; the first few are
 #: about workers that the command starts itself.
 REMEDIES = ("--memory-limit", "--threads", "--workers", "--blocks", "--size")

@@ -156,7 +156,7 @@ def _identity(item: Any) -> tuple[int, int]:
 
 
 def _refuse_netcdf3(place: Location) -> None:
-    with remote.opened(place.path) if place.remote else open(place.path, "rb") as file:
+    with remote.open_bytes(place.path) as file:
         start = file.read(3)
     if start == b"CDF":
         raise FileFormatError(

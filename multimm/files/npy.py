@@ -19,7 +19,7 @@ from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, a
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
-    with _opened(place.path) as file:
+    with remote.open_bytes(place.path) as file:
         source = _source(place.path, file)
         if not settled([source.state]):
             source = _source(place.path, file)
@@ -34,10 +34,6 @@ def inspect(place: Location) -> StoredMatrix:
             f"{held:,} there"
         )
     return found
-
-
-def _opened(path: str) -> Any:
-    return remote.opened(path) if remote.is_remote(path) else open(path, "rb")
 
 
 def _source(path: str, file: Any) -> Source:
@@ -105,7 +101,7 @@ def _received(matrix: StoredMatrix, index: Where, file: Any) -> np.ndarray[Any, 
 
 def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block, of the file that was opened."""
-    with _opened(matrix.path) as file:
+    with remote.open_bytes(matrix.path) as file:
         for path, before in matrix.sources:
             same(path, before, _source(path, file).state)
         described = matrix.shape, matrix.fortran, matrix.dtype

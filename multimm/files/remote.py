@@ -104,6 +104,11 @@ def opened(address: str) -> Any:
     return file
 
 
+def open_bytes(path: str) -> Any:
+    """A local file, or an object, as an open file of bytes."""
+    return opened(path) if is_remote(path) else open(path, "rb")
+
+
 def state(address: str) -> tuple[str, ...]:
     """What the file system says of an object that changes with it; nothing if it is not there."""
     return _state(*file_system(address))

@@ -83,7 +83,6 @@ class Builder:
         # A gate returns None, which is what a chain begins with.
         previous = None if opening is None else TaskRef(self.gates.key(opening, part))
         start, end = layout.first_slab[part : part + 2]
-        begins = layout.begins(part, self.cluster.workers)
         diagonal = layout.mirrors and i == j
         func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
         for first in range(start, end, layout.slabs_per_task):
@@ -94,7 +93,7 @@ class Builder:
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            order = (layout.wave(row), begins + first - start, row, j)
+            order = (layout.wave(row), layout.step(first, self.cluster.workers), row, j)
             place = self._place(layout.owner(row, j, part), order, inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}

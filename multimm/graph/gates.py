@@ -32,8 +32,7 @@ class Gates:
             for row, j in layout.behind(gate):
                 flat, i = divmod(row, len(layout.m_blocks))
                 sums.append(TaskRef(self.keys.chain(layout.batch_index(flat), i, j, gate.slab)))
-            begins = layout.begins(part, self.cluster.workers)
-            step = begins + gate.slab - layout.first_slab[part]
+            step = layout.step(gate.slab, self.cluster.workers)
             last = len(layout.row_sizes)  # behind every block product of its step
             owner, order = Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0)
             place = self.keys.place(self.cluster, owner, order)

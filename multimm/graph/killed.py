@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 
-from multimm.failures import note_given_up
+from multimm.failures import ENDED_FOR_MEMORY, note_given_up
 from multimm.planning.dry_run import human
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from multimm.graph.block_task import Key
 
 NAME = "multimm-killed-1"
-#: What nannies tell the scheduler of a worker that they end for its memory.
-ENDED_FOR_MEMORY = "worker-restart-memory"
 #: States of tasks that no worker is to run.
 OVER = ("memory", "erred", "forgotten")
 #: Workers that left, of which what they ran is remembered: arbitrary.

@@ -59,9 +59,7 @@ class OperandBlocks:
         block = r if operand.role == "a" else c
         home = layout.home(operand.role, user, block, s)
         wave = layout.wave(row) if layout.stream else 0
-        part = layout.part_of[s]
-        step = layout.begins(part, self.cluster.workers) + s - layout.first_slab[part]
-        order = (wave, step, *READY)
+        order = (wave, layout.step(s, self.cluster.workers), *READY)
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), wave, *index)

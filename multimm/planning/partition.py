@@ -128,6 +128,11 @@ class Partition:
         """The step at which a worker begins a part of k."""
         return part // workers * (self.steps + 1) if self.in_turn(workers) else 0
 
+    def step(self, slab: int, workers: int) -> int:
+        """When a worker multiplies a slab: so many of its steps come before."""
+        part = self.part_of[slab]
+        return self.begins(part, workers) + slab - self.first_slab[part]
+
     @property
     def links(self) -> int:
         """Tasks that follow each other in the longest part of k, for each block of C."""
