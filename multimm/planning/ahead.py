@@ -1,9 +1,9 @@
 """Operands that tasks make: how much of them threads make before it is needed.
 
-Slabs are added to a block of C one after another. A worker with few blocks has other threads
-make operands meanwhile, as much as there is: all of it lies in memory. With k in
-short parts, each summed by itself, every thread finds something to multiply, and nothing is made
-long before it is needed. `dask.array.matmul` sums in parts of one chunk.
+Slabs are added to a block of C one after another. A worker with few blocks has other threads make
+operands meanwhile, as much as there is: all of it lies in memory. With k in short parts, each
+summed by itself, every thread finds something to multiply, and nothing is made long before it is
+needed. `dask.array.matmul` sums in parts of one chunk.
 
 What comes from files is read when it is needed, and no sooner: see `multimm.graph.gates`.
 """
