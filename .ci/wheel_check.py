@@ -19,7 +19,7 @@ from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 
-from multimm.gpu.source import kernel_text
+from multimm.gpu.runtime.kernel_source import kernel_text
 
 expected = set(sys.argv[1:])
 root = Path(str(resources.files("multimm.gpu"))) / "cuda"

@@ -91,8 +91,8 @@ def _case(bench: Bench, library: Cublas, name: str, case: Case) -> list[str]:
 
 def _calls(library: Cublas, case: Case, a: Array, b: Array, out: Array) -> dict[str, Call]:
     """Ours take packed operands: of arrays of this size they would choose by speed."""
-    from multimm.gpu.packing import pack
-    from multimm.gpu.precision import gemm
+    from multimm.gpu.emulated.pack import pack
+    from multimm.gpu.product import gemm
 
     calls: dict[str, Call] = {}
     for system in ("multimm", "multimm ieee", "multimm tf32"):
@@ -110,7 +110,7 @@ def _calls(library: Cublas, case: Case, a: Array, b: Array, out: Array) -> dict[
 
 
 def _kernel(system: str) -> str | None:
-    from multimm.gpu.choice import last_choice
+    from multimm.gpu.kernel_selection import last_choice
 
     choice = last_choice()
     return choice.kernel if choice and system.startswith("multimm") else None
@@ -126,7 +126,7 @@ def _broken(
     system: str, kernel: str | None, name: str, k: int, reference: Reference, off: Array
 ) -> Iterator[str]:
     """Say what a product of ours does not keep. Written so that NaN keeps nothing."""
-    from multimm.gpu.choice import SPLIT, SPLIT_K
+    from multimm.gpu.kernel_selection import SPLIT, SPLIT_K
 
     if not system.startswith("multimm"):
         return
@@ -157,7 +157,7 @@ def _compared(
     name: str, k: int, kernels: dict[str, str | None], errors: dict[str, Errors]
 ) -> list[str]:
     """Say where ours is less accurate than cuBLAS on average."""
-    from multimm.gpu.choice import SPLIT, SPLIT_K
+    from multimm.gpu.kernel_selection import SPLIT, SPLIT_K
 
     broken = []
     for system, peer in (("multimm", "cublas sgemm"), ("multimm tf32", "cublas tf32")):

@@ -12,10 +12,10 @@ from benchmarks.peers import PEERS, system
 from benchmarks.peers.base import Machine
 from benchmarks.records import Record
 from benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen, products
-from multimm.cluster.devices import CPU_CORE_GFLOPS, visible_gpus
+from multimm.cluster.inspect.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.options import cores
 from multimm.errors import MemoryBudgetError, OptionError
-from multimm.gpu.choice import PRECISIONS
+from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.planning.spec import H200
 
 COUNTS = (1, 2, 4, 8)

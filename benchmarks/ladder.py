@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.gpu.compiled import kernel_for
-from multimm.gpu.source import kernel_text
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.runtime.launch import kernel_for
 
 Array = Any
 

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from multimm.cluster.facts import gather
+from multimm.cluster.inspect.host_report import gather
 
 
 def described(gpus: int | None = None) -> dict[str, Any]:

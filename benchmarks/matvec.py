@@ -48,7 +48,7 @@ def _calls(library: Cublas, case: Case, a: Array, b: Array, out: Array) -> dict[
     """Return our product, cuBLAS in all its ways on the same memory, and CuPy's way to it."""
     import cupy
 
-    from multimm.gpu.launch import gemm
+    from multimm.gpu.simt.gemm import gemm
 
     left, right = a.T if case.trans_a else a, b.T if case.trans_b else b
     calls: dict[str, Call | None] = {

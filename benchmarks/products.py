@@ -55,7 +55,7 @@ def _operands(case: Case) -> tuple[Array, Array, Array]:
 
 
 def _against_cublas(bench: Bench, name: str, case: Case, steady: tuple[str, ...]) -> None:
-    from multimm.gpu.launch import gemm
+    from multimm.gpu.simt.gemm import gemm
 
     a, b, out = _operands(case)
     calls: dict[str, Call] = {

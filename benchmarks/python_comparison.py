@@ -64,7 +64,7 @@ def gpu_products(a: Array, b: Array, transfers: bool) -> dict[str, Product]:
     import cupy
 
     from benchmarks.numba_gpu import on_gpu
-    from multimm.gpu.launch import gemm
+    from multimm.gpu.simt.gemm import gemm
 
     products = {
         "GPU, naive": on_gpu(a, b, "naive", TILE, None, transfers),

@@ -30,10 +30,10 @@ from benchmarks.records import Record
 from benchmarks.report.runs import REHEARSAL
 from benchmarks.shared_gpus import shared_gpus
 from benchmarks.sweep_cases import KINDS, SIZES, Product, chosen, products
-from multimm.cluster.devices import visible_gpus
+from multimm.cluster.inspect.devices import visible_gpus
 from multimm.errors import OptionError
-from multimm.gpu.choice import PRECISIONS
-from multimm.planning import cost
+from multimm.gpu.kernel_selection import PRECISIONS
+from multimm.planning.cost import time as cost_time
 from multimm.planning.plan import MatmulPlan
 
 SYSTEM = "multimm, kernels wait"
@@ -59,7 +59,7 @@ class Rehearsal(Multimm):
         super().prepare(product, precision)
         plan = self._planned(product, precision)
         device = plan.cluster.slowest
-        rate = 1e9 * cost.product_gflops(plan.layout.problem, device)
+        rate = 1e9 * cost_time.product_gflops(plan.layout.problem, device)
         self.client.run(wait_instead, rate, 1e9 * device.copy_gbps)
 
     def _ideal(self, precision: str) -> float:
@@ -83,30 +83,31 @@ def wait_instead(rate: float, copy: float) -> None:
     import numpy as np
 
     from multimm.gpu.arrays import is_cupy
-    from multimm.graph import gram_tasks, tasks
-    from multimm.planning.triangle import computed
+    from multimm.graph.lowering import symmetric
+    from multimm.graph.tasks import multiply
+    from multimm.planning.tiling.triangle import computed
 
     def rows_and_k(block: Any, turned: bool) -> tuple[int, int]:
-        if tasks.is_packed(block):
+        if multiply.is_packed(block):
             return block.rows, block.k
         rows, k = block.shape[:: -1 if turned else 1]
         return rows, k
 
     def gemm(a: Any, b: Any, *addends: Any, step: Any, lower: bool = False, **_: Any) -> Any:
         (m, k), (n, _k) = rows_and_k(a, step.trans_a), rows_and_k(b, not step.trans_b)
-        on_gpu = tasks.is_packed(a) or is_cupy(a)
+        on_gpu = multiply.is_packed(a) or is_cupy(a)
         packs = on_gpu and step.precision != "ieee"
-        loose = sum(x.nbytes for x in (a, b) if packs and not tasks.is_packed(x))
+        loose = sum(x.nbytes for x in (a, b) if packs and not multiply.is_packed(x))
         elements = computed(m, step.accumulate) if lower else m * n
         if on_gpu:
             import cupy as xp
         else:
             xp = np
         result = xp.empty((m, n), step.dtype)
-        time.sleep(2 * k * elements / rate + 2 * cost.WITHIN_BYTES * loose / copy)
+        time.sleep(2 * k * elements / rate + 2 * cost_time.WITHIN_BYTES * loose / copy)
         return result
 
-    for module in (tasks, gram_tasks):  # each has the name of its own
+    for module in (multiply, symmetric):  # each has the name of its own
         vars(module)["gemm"] = gemm
 
 

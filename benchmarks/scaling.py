@@ -26,7 +26,7 @@ from benchmarks.records import Record
 from benchmarks.report.runs import SCALING
 from benchmarks.sweep_records import line, record_of, unmeasured
 from benchmarks.unfinished import Unfinished, give_up, in_order
-from multimm.cluster.devices import visible_gpus
+from multimm.cluster.inspect.devices import visible_gpus
 
 
 class Sweep:

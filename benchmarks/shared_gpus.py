@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from multimm.cluster.devices import visible_gpus
+from multimm.cluster.inspect.devices import visible_gpus
 
 #: Of a GPU's memory, what the pools of its workers take together: CUDA and CuPy's libraries need
 #: half a gigabyte for each process.

@@ -91,10 +91,10 @@ def _product(
 
 def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str, System]:
     """Ours: packing included, packed before, and that for other tensor cores than Hopper's."""
-    from multimm.gpu.choice import FFMA, SPLIT
-    from multimm.gpu.packing import pack
-    from multimm.gpu.precision import gemm
-    from multimm.gpu.split import multiply
+    from multimm.gpu.emulated.multiply import multiply
+    from multimm.gpu.emulated.pack import pack
+    from multimm.gpu.kernel_selection import FFMA, SPLIT
+    from multimm.gpu.product import gemm
 
     product = functools.partial(gemm, a, b, trans_a=case.trans_a, trans_b=case.trans_b, out=out)
     systems: dict[str, System] = {}
@@ -134,7 +134,7 @@ def _verified(
     reference: Reference, name: str, case: Case, system: str, given: System, out: Array
 ) -> tuple[Errors, str | None]:
     """Compare a product, and what chose its kernel must have chosen the right one; return both."""
-    from multimm.gpu.choice import last_choice
+    from multimm.gpu.kernel_selection import last_choice
 
     # Two factors with 11 significant bits each; that is what rounding to FP16 leaves as well.
     coarse = 2.0**-9 + 2 * case.k * U if given.precision in ("tf32", "fp16") else None
@@ -192,7 +192,7 @@ def _packing(bench: Bench, n: int) -> None:
     """Record packing of an n x n operand that lies along k, and of one that lies across."""
     import cupy
 
-    from multimm.gpu.packing import pack
+    from multimm.gpu.emulated.pack import pack
 
     a = cupy.random.default_rng(0).standard_normal((n, n), dtype=cupy.float32)
     same = cupy.empty_like(a)
@@ -220,7 +220,7 @@ def _launch_of(a: Array, trans: bool, scheme: str) -> Call:
     """Packing alone, without looking at what it has counted."""
     import cupy
 
-    from multimm.gpu.packing import prepared, source_of
+    from multimm.gpu.emulated.pack import prepared, source_of
 
     _, source = source_of(a, "a", trans)
     packing = prepared([source], scheme, a.device.id)

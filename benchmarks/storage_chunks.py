@@ -30,7 +30,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 import multimm
 from multimm.errors import MemoryBudgetError
-from multimm.graph.operand import storage_of
+from multimm.graph.lowering.operand import storage_of
 
 #: Bytes of A, at least; it has two chunks at least, too.
 LEAST = 200e6

@@ -23,7 +23,7 @@ def measure(
     """Record sums of stacks of float32 blocks; each reads all of them and writes one."""
     import cupy
 
-    from multimm.gpu.add import add_partials
+    from multimm.gpu.elementwise.reduce import add_partials
 
     for rows, cols in shapes:
         rng = cupy.random.default_rng(0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimm.errors import OptionError
-from multimm.planning.grid import regular
 from multimm.planning.spec import ClusterSpec, MatrixSpec
+from multimm.planning.tiling.grid import regular
 
 #: How often "steady" is repeated, and how much slower than the median its slowest run may be.
 STEADY_RUNS, STEADY_RATIO = 20, 1.15

@@ -21,7 +21,7 @@ def measure(bench: Bench, shapes: tuple[tuple[int, int], ...] = SHAPES) -> None:
     """Record all transposes of float32 matrices."""
     import cupy
 
-    from multimm.gpu.transpose import transpose
+    from multimm.gpu.elementwise.transpose import transpose
 
     for rows, cols in shapes:
         a = cupy.random.default_rng(0).standard_normal((rows, cols), dtype=cupy.float32)

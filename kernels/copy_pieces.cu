@@ -16,14 +16,14 @@
 // Cost: each byte is read and written once; a division for each thread, and six comparisons for
 // the block's piece. A thread has UNROLL loads on their way before it stores.
 
-// What multimm/gpu/copies.py sets. An editor, which sees this file alone, gets these.
+// What multimm/gpu/elementwise/batched_copy.py sets. An editor, which sees this file alone, gets these.
 #ifdef __CLANGD__
 #define CAPACITY 60
 #define THREADS 256
 #define UNROLL 4
 #endif
 #if !defined(CAPACITY) || !defined(THREADS) || !defined(UNROLL)
-#error "CAPACITY, THREADS and UNROLL must be defined: see multimm/gpu/copies.py"
+#error "CAPACITY, THREADS and UNROLL must be defined: see multimm/gpu/elementwise/batched_copy.py"
 #endif
 
 #include "common/index.cuh"

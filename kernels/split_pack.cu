@@ -42,7 +42,7 @@
 // over x in one launch, of which the second was to find a panel in L2 (3.1 and 2.6: L2 was busy for
 // 90 % of it).
 
-// What an editor, which sees this file alone, gets; see multimm/gpu/packing.py.
+// What an editor, which sees this file alone, gets; see multimm/gpu/emulated/pack.py.
 #ifdef __CLANGD__
 #define PARTS 2
 #define BLOCKS 2
@@ -50,7 +50,7 @@
 #define CAP 65536
 #endif
 #if !defined(PARTS) || !defined(BLOCKS) || !defined(HELD) || !defined(CAP)
-#error "PARTS, BLOCKS, HELD and CAP must be defined: see multimm.gpu.packing"
+#error "PARTS, BLOCKS, HELD and CAP must be defined: see multimm.gpu.emulated.pack"
 #endif
 
 #include "common/index.cuh"

@@ -17,13 +17,13 @@
 //
 // Cost: 8 bytes of parts read for each residual and each element of its row or column of D.
 
-// What an editor, which sees this file alone, gets; see multimm/gpu/residuals.py.
+// What an editor, which sees this file alone, gets; see multimm/gpu/emulated/outliers.py.
 #ifdef __CLANGD__
 #define PARTS 2
 #define CAP 1024
 #endif
 #if !defined(PARTS) || !defined(CAP)
-#error "PARTS and CAP must be defined: see multimm.gpu.residuals"
+#error "PARTS and CAP must be defined: see multimm.gpu.emulated.outliers"
 #endif
 
 #include "common/ieee.cuh"

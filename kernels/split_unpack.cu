@@ -13,12 +13,12 @@
 // Cost: 2 bytes read for each element and part, 4 written. Subnormal numbers are kept, which is why
 // this is a kernel of its own: array libraries compile theirs to flush them.
 
-// What an editor, which sees this file alone, gets; see multimm/gpu/packed.py.
+// What an editor, which sees this file alone, gets; see multimm/gpu/emulated/packed.py.
 #ifdef __CLANGD__
 #define PARTS 2
 #endif
 #if !defined(PARTS)
-#error "PARTS must be defined: see multimm.gpu.packed"
+#error "PARTS must be defined: see multimm.gpu.emulated.packed"
 #endif
 
 #include "common/index.cuh"

@@ -9,12 +9,13 @@ import numpy as np
 
 from multimm import products
 from multimm.errors import OptionError, ShapeError
-from multimm.gpu import recall, reference
-from multimm.gpu.choice import check_precision
+from multimm.gpu import library_gemm
 from multimm.gpu.dtypes import gemm_dtype
-from multimm.gpu.operands import check_beta
-from multimm.gpu.packed import check_promise
-from multimm.graph import tasks
+from multimm.gpu.emulated.packed import check_promise
+from multimm.gpu.kernel_selection import check_precision
+from multimm.gpu.runtime import launch_cache
+from multimm.gpu.validate import check_beta
+from multimm.graph.tasks import multiply
 from multimm.operands import (
     Array,
     arrays,
@@ -27,9 +28,9 @@ from multimm.operands import (
     pair,
     plain_scalar,
 )
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.workers import ClusterSpec
 from multimm.products import Scalar
 from multimm.result_chunks import AUTO, asked_for
 from multimm.shapes import check_operands
@@ -116,14 +117,14 @@ def matmul(
     check_precision(precision)
     options = products.options(blocks, slabs, p_k)
     nothing_fixed = options is products.NOTHING_FIXED and chunks is AUTO
-    if nothing_fixed and (done := recall.product(a, b, precision)) is not None:
+    if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
     if check_promise(a, b, precision):
-        return tasks.gemm(a, b, step=tasks.Step("float32", "float32", precision=precision))
+        return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))
     a, b = pair(a, b)
     matrix_a, matrix_b = _as_matrices(a, b)
     check_operands(a.shape, b.shape)
-    dtype = reference.result_dtype(a.dtype, b.dtype)
+    dtype = library_gemm.result_dtype(a.dtype, b.dtype)
     wanted = asked_for(chunks, a, b, dtype)
     result = products.product(
         matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options, wanted
@@ -211,7 +212,7 @@ def gemm(
     check_added(c, shape_a, shape_b)
     check_same_device(a=a, b=b, c=c)
     dtype = gemm_dtype(
-        alpha, reference.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
+        alpha, library_gemm.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
     )
     wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
     step = products.step(a.dtype, b.dtype, dtype, precision, trans_a, trans_b, alpha, beta)
@@ -226,8 +227,8 @@ def _packed_gemm(
     if isinstance(alpha, complex) or isinstance(beta, complex):
         raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")
     check_beta(beta, c)
-    step = tasks.Step("float32", "float32", trans_a, trans_b, alpha, beta, precision)
-    return tasks.gemm(a, b, c=c if beta != 0 else None, step=step)
+    step = multiply.Step("float32", "float32", trans_a, trans_b, alpha, beta, precision)
+    return multiply.gemm(a, b, c=c if beta != 0 else None, step=step)
 
 
 def transpose(a: Array) -> Array:
@@ -256,13 +257,13 @@ def transpose(a: Array) -> Array:
     a = as_array(a, "a")
     if a.ndim < 2:
         raise ShapeError(f"transpose takes at least 2 dimensions, got shape {a.shape}")
-    reference.result_dtype(a.dtype, a.dtype)
+    library_gemm.result_dtype(a.dtype, a.dtype)
     if not is_dask(a):
-        return tasks.swap_axes(a)
+        return multiply.swap_axes(a)
     before = tuple(range(a.ndim))
     after = (*before[:-2], before[-1], before[-2])
     meta = np.empty_like(a._meta, shape=(0,) * a.ndim)
-    return da.blockwise(tasks.transpose, after, a, before, dtype=a.dtype, meta=meta)
+    return da.blockwise(multiply.transpose, after, a, before, dtype=a.dtype, meta=meta)
 
 
 def plan(
@@ -331,7 +332,7 @@ def plan(
     check_same_device(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
     dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]
     added = None if c is None else named_dtype(str(c.dtype))
-    dtype = gemm_dtype(alpha, reference.result_dtype(*dtypes), beta, added)
+    dtype = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
     wanted = asked_for(chunks, given_a, given_b, dtype, trans_a, trans_b)
     step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     options = products.options(blocks, slabs, p_k)

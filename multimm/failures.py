@@ -126,7 +126,7 @@ def _worker() -> Any:
 
 
 def _block(key: Key) -> str:
-    """What a task makes: of products by block, slab, parts of k (`graph.keys` has the keys)."""
+    """What a task makes: of products by block, slab, parts of k (keys: `graph.task_keys`)."""
     at = list(key[1:]) if isinstance(key, tuple) else []
     prefix, *roles = _name(key).split("-")[:-1] or [""]
     if prefix != "multimm":

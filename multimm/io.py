@@ -23,12 +23,13 @@ from dask.utils import format_bytes
 
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
-from multimm.files import FORMATS, commit, graph, hdf5_output, identity, raw, target, zarr_output
-from multimm.files.modes import access_of
+from multimm.files import FORMATS, graph, identity, raw
+from multimm.files.output import commit, hdf5, target, zarr
+from multimm.files.output.permissions import access_of
+from multimm.files.output.unfinished import Claim, remove
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
-from multimm.files.unfinished import Claim, remove
 from multimm.operands import as_array, as_dask, check_query_planning, check_waits
-from multimm.planning.grid import is_regular
+from multimm.planning.tiling.grid import is_regular
 
 PathLike = str | os.PathLike[str]
 #: Times that a target may come or go just when an output gets its name; arbitrary.
@@ -291,7 +292,7 @@ class Output:
             unfinished.touch(exist_ok=False)
         self._made = os.stat(unfinished)
         if self._target.keeps:
-            self._copied = hdf5_output.copy(self._target.unit, unfinished)
+            self._copied = hdf5.copy(self._target.unit, unfinished)
 
     def open(self, *, gpu: bool = False) -> da.Array:
         """What has been written so far, as `open_array` gives it; after `store`."""
@@ -360,7 +361,7 @@ class Output:
         found, planned = self._find(), self._target
         kept = found.keeps == planned.keeps
         if kept and planned.keeps:
-            kept = hdf5_output.state(planned.unit) == self._copied
+            kept = hdf5.state(planned.unit) == self._copied
         fits = found.unit.is_relative_to(planned.unit) and (
             found.unit == planned.unit or found.zarr_format == planned.zarr_format
         )
@@ -394,7 +395,7 @@ class Output:
     def _check_older(self, found: target.Target, path: Path) -> None:
         if not found.keeps:
             target.check_replaced(found, self._named.suffix, path)
-        elif hdf5_output.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
+        elif hdf5.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
             raise FileFormatError(
                 f"{self._named}: {self.path.name} changed just now, and was left as it is; write "
                 "again, or to another file"
@@ -404,7 +405,7 @@ class Output:
         if found.unit == found.store or not self.regular:
             return
         try:
-            zarr_output.consolidate(found.store, found.unit)
+            zarr.consolidate(found.store, found.unit)
         except Exception as error:  # the library raises anything on a group that is damaged
             raise FileFormatError(
                 f"{self._named}: written, but the store's consolidated metadata are not up to date "

@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.describe import described, listed_with
-from multimm.cluster.this_process import local
+from multimm.cluster.inspect.cluster_spec import described, listed_with
+from multimm.cluster.local import local
 from multimm.errors import OptionError
-from multimm.gpu import reference
+from multimm.gpu import library_gemm
 from multimm.gpu.dtypes import on_devices
-from multimm.graph import tasks
-from multimm.graph.build import build
-from multimm.graph.host import below_download
-from multimm.graph.narrow import is_narrow, scheme_of
-from multimm.graph.operand import peel, reader_of, storage_of
-from multimm.graph.owners import block_keys, owners_of, where_blocks_lie
+from multimm.graph.array import build
+from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
+from multimm.graph.lowering.operand import peel, reader_of, storage_of
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.half_precision import is_narrow, scheme_of
+from multimm.graph.tasks.host_offload import below_download
 from multimm.operands import Array, arrays, as_dask, current_client, is_dask, named_dtype, on_gpu
-from multimm.planning.grid import Blocks
+from multimm.planning.choice import in_one_task, plan_matmul
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.strategy import in_one_task, plan_matmul
-from multimm.planning.workers import ClusterSpec
+from multimm.planning.tiling.grid import Blocks
 
 Scalar = complex
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.
@@ -53,11 +53,11 @@ class Operands:
 
     a: Array | MatrixSpec
     b: Array | MatrixSpec
-    step: tasks.Step
+    step: multiply.Step
     gram: bool
 
     @classmethod
-    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: tasks.Step) -> Operands:
+    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: multiply.Step) -> Operands:
         """Peel transposes off Dask arrays, and see whether both are the same array."""
         (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
         if flip_a or flip_b:
@@ -115,13 +115,13 @@ def product(
     a: Array,
     b: Array,
     c: Array | None,
-    step: tasks.Step,
+    step: multiply.Step,
     options: Options,
     chunks: tuple[Blocks, ...] = (),
 ) -> Array:
     """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
     if not (is_dask(a) or is_dask(b) or is_dask(c)):
-        return tasks.gemm(a, b, c=c, step=step)
+        return multiply.gemm(a, b, c=c, step=step)
     left = as_dask(a)
     operands = Operands.of(left, left if b is a else as_dask(b), step)
     a, b = operands.a, operands.b
@@ -130,7 +130,7 @@ def product(
     meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
     made = planned(operands, options, None, c, chunks)
     if (client := current_client()) is not None:
-        from multimm.graph.install import install
+        from multimm.graph.scheduler.install import install
 
         install(client)
     return build(made, a, b, c, operands.step, meta)
@@ -238,10 +238,10 @@ def step(
     trans_b: bool = False,
     alpha: Scalar = 1,
     beta: Scalar = 0,
-) -> tasks.Step:
+) -> multiply.Step:
     """What each task does, for operands and a result of these dtypes."""
-    accumulate = str(reference.accumulate_dtype(dtype_a, dtype_b))
-    return tasks.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
+    accumulate = str(library_gemm.accumulate_dtype(dtype_a, dtype_b))
+    return multiply.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
 
 
 def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:

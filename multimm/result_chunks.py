@@ -11,9 +11,9 @@ from dask.array.core import common_blockdim, normalize_chunks
 
 from multimm.errors import OptionError
 from multimm.operands import is_dask
-from multimm.planning.dry_run import MOST_TASKS
-from multimm.planning.grid import Blocks
+from multimm.planning.explain import MOST_TASKS
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.tiling.grid import Blocks
 from multimm.shapes import chunk_count
 
 AUTO, OPERANDS = "auto", "operands"

@@ -16,9 +16,13 @@ from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
 
-from multimm.cluster.describe import listed
-from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
-from multimm.graph.install import install
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import (
+    TransferCounter,
+    received_bytes,
+    reset_received_bytes,
+)
+from multimm.graph.scheduler.install import install
 
 
 def in_threads(workers: int = 4, threads: int = 1, **options: Any) -> LocalCluster:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kept import arrays_behind
 
-from multimm.cluster.devices import visible_gpus
-from multimm.gpu import recall
+from multimm.cluster.inspect.devices import visible_gpus
+from multimm.gpu.runtime import launch_cache
 
 #: Deadlines are off: the first example pays for imports and compilation.
 settings.register_profile(
@@ -41,15 +41,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def nothing_kept_refers_to_arrays() -> Iterator[None]:
     """Whatever a test computes: what is kept for the next call of its kind frees its operands."""
-    original = recall.keep
+    original = launch_cache.keep
 
     def keep(*args: Any, run: Any, **kwargs: Any) -> None:
         assert not arrays_behind(run), "operands would stay in memory for as long as this is kept"
         original(*args, run=run, **kwargs)
 
-    recall.keep = keep
+    launch_cache.keep = keep
     yield
-    recall.keep = original
+    launch_cache.keep = original
 
 
 _left_out = pytest.StashKey[Counter[str]]()
@@ -124,9 +124,9 @@ def known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rates_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Where measured rates are kept; nothing is known yet."""
-    from multimm.cluster import rates
+    from multimm.cluster.calibration import store
 
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "cache"))
-    rates.forget()
+    store.forget()
     yield tmp_path / "cache" / "rates.json"
-    rates.forget()
+    store.forget()

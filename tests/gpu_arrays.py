@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from multimm.gpu import packing
-from multimm.graph.pieces import Pieces
-from multimm.planning.recut import cuts_of, offsets, shape_of, size_of
+from multimm.gpu.emulated import pack
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.planning.layouts.rechunk import cuts_of, offsets, shape_of, size_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
     import cupy
@@ -40,8 +40,8 @@ def pieces_of(whole: np.ndarray, chunks, where, arranged) -> Pieces:
 def pack_tiles(x, **options):
     """Pack it also where k is so short that `pack` keeps the source."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "SPLIT_K", 0)
-        return packing.pack(x, **options)
+        patch.setattr(pack, "SPLIT_K", 0)
+        return pack.pack(x, **options)
 
 
 def assert_exact(result, expected, context) -> None:

@@ -13,9 +13,9 @@ from distributed import WorkerPlugin
 from distributed.core import Status
 
 from multimm import products
-from multimm.cluster.describe import described
-from multimm.gpu import host as copies
-from multimm.graph import host
+from multimm.cluster.inspect.cluster_spec import described
+from multimm.gpu.transfer import pinned_copy as copies
+from multimm.graph.tasks import host_offload
 from multimm.planning.spec import H200
 
 
@@ -37,10 +37,10 @@ def plan_for_little(monkeypatch, memory_bytes=5 * 10**6):
 
 def link(patch, send=np.copy, fetch=np.copy):
     """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
-    patch.setattr(host, "_device", lambda: 0)
-    patch.setattr(host, "own_stream", lambda device: nullcontext())
-    patch.setattr(host, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
-    patch.setattr(host, "is_cupy", lambda block: True)
+    patch.setattr(host_offload, "_device", lambda: 0)
+    patch.setattr(host_offload, "own_stream", lambda device: nullcontext())
+    patch.setattr(host_offload, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
+    patch.setattr(host_offload, "is_cupy", lambda block: True)
     patch.setattr(copies, "all_to_device", lambda blocks: [send(_taken(x)) for x in blocks])
     patch.setattr(copies, "to_host", fetch)
 
@@ -67,9 +67,9 @@ def _taken(block):
 def at_rest(cluster):
     """Whether no task runs on workers in threads, and none copies, or waits for its turn to."""
     live = [x.state for x in cluster.workers.values() if x.status is Status.running]
-    turns = host._waiting, host._going_up, host._coming_back
+    turns = host_offload._waiting, host_offload._going_up, host_offload._coming_back
     busy = any(state.executing or state.long_running for state in live)
-    return not (busy or host._leaving.blocks) and all(
+    return not (busy or host_offload._leaving.blocks) and all(
         turn._value == turn._initial_value for turn in turns
     )
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from multimm.gpu import compiled, recall
+from multimm.gpu.runtime import launch, launch_cache
 
 LAYOUTS = ("C", "F", "wide rows", "wide columns", "every second", "reversed")
 
@@ -214,10 +214,10 @@ def standing_in() -> Iterator[None]:
     """For as long as this lasts; the cache of kernels forgets it after."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", fake_cupy())
-        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        compiled.kernel_for.cache_clear()
-        recall.forget()
+        patch.setattr(launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        launch.kernel_for.cache_clear()
+        launch_cache.forget()
         Kernel.launches = []
         yield
-    recall.forget()
-    compiled.kernel_for.cache_clear()
+    launch_cache.forget()
+    launch.kernel_for.cache_clear()

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
-from multimm.gpu import add, compiled, reference
-from multimm.gpu.add import add_partials
-from multimm.gpu.add_config import AddConfig, config_for
-from multimm.planning.grid import merges
+from multimm.gpu import library_gemm
+from multimm.gpu.elementwise import reduce
+from multimm.gpu.elementwise.reduce import add_partials
+from multimm.gpu.elementwise.reduce_configs import AddConfig, config_for
+from multimm.gpu.runtime import launch
+from multimm.planning.tiling.grid import merges
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def test_the_bits_are_those_of_the_reference(count, shape, dtype, layouts, alpha
         empty = np.zeros(shape, dtype)
         out = laid_out(empty, into) if len(shape) > 1 else empty.view(GPUArray)
     result = add_partials(parts, alpha=alpha, beta=beta, c=c, out=out)
-    expected = reference.add_partials(
+    expected = library_gemm.add_partials(
         [np.array(x) for x in parts], alpha=alpha, beta=beta, c=np.array(c)
     )
     assert result is out if into else result.flags.c_contiguous
@@ -62,7 +64,7 @@ def test_a_column_of_a_wider_array_is_written_and_nothing_beside_it(count, beta)
     whole = gpu(np.full((6, 4), 7, "f4"))
     parts, c = [gpu(normal(i, 6, 1)) for i in range(count)], gpu(normal(99, 6, 1))
     out = whole[:, 2:3]
-    expected = reference.add_partials(
+    expected = library_gemm.add_partials(
         [np.array(x) for x in parts], alpha=2.0, beta=beta, c=np.array(c)
     )
     for _ in range(2):  # the second time, too
@@ -87,7 +89,7 @@ def test_the_tree_is_that_of_the_plan(count):
 def test_a_stacked_array_is_its_parts():
     stacked = normal(1, 7, 6, 9)
     result = add_partials(gpu(stacked))
-    assert same_bits(np.asarray(result), reference.add_partials(list(stacked)))
+    assert same_bits(np.asarray(result), library_gemm.add_partials(list(stacked)))
 
 
 def test_contiguous_blocks_are_one_row():
@@ -127,7 +129,7 @@ def test_out_may_be_an_operand():
         operands = [gpu(x, extra=4) for x in values]
         result = add_partials(operands[:2], beta=2, c=operands[2], out=operands[place])
         assert result is operands[place]
-        expected = reference.add_partials(values[:2], beta=2, c=values[2])
+        expected = library_gemm.add_partials(values[:2], beta=2, c=values[2])
         assert same_bits(np.asarray(result), expected)
 
 
@@ -149,17 +151,17 @@ def test_temporaries_are_refused_where_a_graph_is_captured(monkeypatch):
     plain = gpu(normal(1, 5, 8))
     with pytest.raises(KernelError, match=r"shape \(5, 8\) with strides \(4, 20\) is copied first"):
         add_partials([plain, laid_out(normal(2, 5, 8), "F")])
-    with pytest.raises(KernelError, match=f"add at most {add.MAX_PARTS} in a call"):
-        add_partials([plain] * (add.MAX_PARTS + 1))
+    with pytest.raises(KernelError, match=f"add at most {reduce.MAX_PARTS} in a call"):
+        add_partials([plain] * (reduce.MAX_PARTS + 1))
     assert Kernel.launches == []
-    add_partials([plain] * add.MAX_PARTS)
+    add_partials([plain] * reduce.MAX_PARTS)
 
 
 def test_large_results_take_several_launches(monkeypatch):
-    monkeypatch.setattr(add, "MAX_GRID_X", 3)
-    monkeypatch.setattr(add, "MAX_GRID_Z", 2)
+    monkeypatch.setattr(reduce, "MAX_GRID_X", 3)
+    monkeypatch.setattr(reduce, "MAX_GRID_Z", 2)
     stacks = [gpu(normal(i, 5, 8, 9), extra=3)[:, :7] for i in range(2)]
-    expected = reference.add_partials([np.array(x) for x in stacks])
+    expected = library_gemm.add_partials([np.array(x) for x in stacks])
     out = gpu(np.zeros((5, 8, 9), "f4"), extra=3)[:, :7]
     assert same_bits(np.asarray(add_partials(stacks, out=out)), expected)
     assert len(Kernel.launches) == 3 * 3  # pairs of matrices, triples of rows
@@ -170,7 +172,7 @@ def test_few_kernels_add_any_number_of_parts():
         add_partials([gpu(normal(i, 4, 4)) for i in range(count)])
     kernels = [kernel for kernel, *_ in Kernel.launches]
     assert [kernel.defines["CAPACITY"] for kernel in kernels] == [2, 2, 4, 8, 8, 64, 64]
-    assert compiled.kernel_for.cache_info().currsize == 4
+    assert launch.kernel_for.cache_info().currsize == 4
 
 
 def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
@@ -180,19 +182,19 @@ def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
         out = gpu(np.zeros((5, 8), "f4")) if place is None else operands[place]
         result = add_partials(operands[:2], alpha=0.5, beta=2, c=operands[2], out=out)
         assert result is out
-        expected = reference.add_partials(values[:2], alpha=0.5, beta=2, c=values[2])
+        expected = library_gemm.add_partials(values[:2], alpha=0.5, beta=2, c=values[2])
         assert same_bits(np.asarray(result), expected)
 
     called(1)
     stacked = normal(7, 2, 5, 8)
     first = add_partials(gpu(stacked))
-    monkeypatch.setattr(add, "prepared_sum", lambda *_: pytest.fail("decided again"))
+    monkeypatch.setattr(reduce, "prepared_sum", lambda *_: pytest.fail("decided again"))
     called(10)
     called(20, place=0)
     called(30, place=2)
     assert same_bits(np.asarray(add_partials(gpu(stacked))), np.asarray(first))
     other = normal(8, 2, 5, 8)
-    assert same_bits(np.asarray(add_partials(gpu(other))), reference.add_partials(list(other)))
+    assert same_bits(np.asarray(add_partials(gpu(other))), library_gemm.add_partials(list(other)))
     assert len(Kernel.launches) == 7
     big = gpu(normal(1, 16, 8))
     with pytest.raises(ShapeError, match="out and part 1 may share"):

@@ -14,19 +14,19 @@ from distributed import wait
 from small import integers
 
 import multimm
-from multimm.cluster.describe import listed
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.recut import cut_out
-from multimm.graph.tasks import Step
-from multimm.planning.blocking import lay_out
-from multimm.planning.grid import Grid
+from multimm.graph.lowering.rechunk import cut_out
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.candidates.block_order import by_owner
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
-from multimm.planning.order import by_owner
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.grid import Grid
 
 ADDED = Step("float32", "float32", alpha=2, beta=3)
 SIZE = 96

@@ -10,12 +10,12 @@ from dask.utils import parse_bytes
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning.advice import refusal
-from multimm.planning.dry_run import MOST_TASKS
+from multimm.planning.choice import plan_matmul
+from multimm.planning.explain import MOST_TASKS
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 GB = 10**9
 CPU = DeviceSpec("CPU", "cpu", GB, 30.0, 10.0)

@@ -13,8 +13,8 @@ from distributed import Client
 
 import multimm
 from multimm.errors import ClusterError, OptionError
-from multimm.graph import install, placement
-from multimm.graph.departed import Departed
+from multimm.graph.scheduler import install, plugin
+from multimm.graph.scheduler.lost_peers import Departed
 
 
 def matrix():
@@ -45,12 +45,12 @@ def test_an_asynchronous_client_is_told_what_to_await():
                     c = call()
                 [warning] = said
                 assert warning.filename == __file__  # not a place in multimm or in Dask
-                for name in ("await multimm.cluster.prepare", placement.NAME, Departed.name):
+                for name in ("await multimm.cluster.prepare", plugin.NAME, Departed.name):
                     assert name in str(warning.message)
                 install._served.clear()
             await multimm.cluster.prepare(client)
             on_scheduler, *on_workers = plugins_of(cluster)
-            assert placement.NAME in on_scheduler
+            assert plugin.NAME in on_scheduler
             assert all(Departed.name in found for found in on_workers)
             return x @ x, await client.compute(c)
 
@@ -62,9 +62,9 @@ def test_an_asynchronous_client_that_is_prepared_warns_of_nothing():
     async def main():
         async with in_a_loop() as (cluster, client):
             await multimm.cluster.prepare(client)
-            first = cluster.scheduler.plugins[placement.NAME]
+            first = cluster.scheduler.plugins[plugin.NAME]
             await multimm.cluster.prepare(client)
-            assert cluster.scheduler.plugins[placement.NAME] is first
+            assert cluster.scheduler.plugins[plugin.NAME] is first
             x, a = matrix()
             return x @ x, await client.compute(multimm.matmul(a, a))
 
@@ -75,7 +75,7 @@ def test_an_asynchronous_client_that_is_prepared_warns_of_nothing():
 def test_synchronous_clients_are_prepared_and_closed_ones_are_not():
     with in_threads(1) as cluster, Client(cluster) as client:
         asyncio.run(multimm.cluster.prepare(client))
-        assert placement.NAME in cluster.scheduler.plugins
+        assert plugin.NAME in cluster.scheduler.plugins
     with pytest.raises(ClusterError, match="the client is closed"):
         asyncio.run(multimm.cluster.prepare(client))
     with pytest.raises(OptionError, match="client=None"):

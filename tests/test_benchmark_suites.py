@@ -9,7 +9,7 @@ import pytest
 from stand_in import gpu, memory
 from toy_cupy import ToyTimer, toy_cupy
 
-import multimm.gpu.add
+import multimm.gpu.elementwise.reduce
 from benchmarks import kernels, latency, matvec, python_comparison, records, sums
 from benchmarks.cases import TRANSPOSES, Case
 from benchmarks.cublas import Cublas
@@ -17,7 +17,7 @@ from benchmarks.harness import Bench, WrongResultError
 from benchmarks.report import tables
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
-from multimm.gpu import launch
+from multimm.gpu.simt import gemm as simt_gemm
 
 
 def _product(case, a, b):
@@ -81,7 +81,9 @@ def test_sums_are_verified_and_counted(cupy, monkeypatch):
     entry = bench.records[-2]
     assert entry["shape"] == [3, 3, 7]
     assert entry["gbs"] == pytest.approx(4 * 3 * 7 * 4 / entry["median"] / 1e9, rel=1e-4)
-    monkeypatch.setattr(multimm.gpu.add, "add_partials", lambda parts, out: np.copyto(out, 1.0))
+    monkeypatch.setattr(
+        multimm.gpu.elementwise.reduce, "add_partials", lambda parts, out: np.copyto(out, 1.0)
+    )
     with pytest.raises(WrongResultError, match="sum of 2 by multimm"):
         sums.measure(bench, shapes=((5, 8),), counts=(2,))
 
@@ -109,7 +111,7 @@ def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
     library = SimpleNamespace(sgemm=multiply, lt=lambda *_: None, sgemv=multiply)
     monkeypatch.setattr(matvec, "Cublas", lambda stream: library)
     monkeypatch.setattr(matvec, "COPIED", 64)
-    monkeypatch.setattr(launch, "gemm", gemm)
+    monkeypatch.setattr(simt_gemm, "gemm", gemm)
     bench = Bench(ToyTimer(), rounds=2, target=0)
     matvec.measure(bench, cases=(Case(5, 1, 7, "TN"), Case(1, 5, 7, "NT")))
     assert [e["system"] for e in bench.records[:5]] == [

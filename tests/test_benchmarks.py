@@ -17,8 +17,8 @@ from benchmarks.harness import Bench, Reference, WrongResultError, operands
 from benchmarks.ladder import RUNGS, SIGNATURE
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer, interleave, prepare, sustain
-from multimm.cluster.devices import Gpu
-from multimm.gpu.compile import compile_text
+from multimm.cluster.inspect.devices import Gpu
+from multimm.gpu.runtime.jit import compile_text
 
 
 class Clock:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
-from multimm.cluster.devices import cpu_device
+from multimm.cluster.inspect.devices import cpu_device
 from multimm.errors import MemoryBudgetError, MultimmError, OptionError
-from multimm.planning.grid import regular
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, MatrixSpec
+from multimm.planning.tiling.grid import regular
 
 GPUS = ClusterSpec.homogeneous(H200, 8)
 SQUARE = MatrixSpec((3000, 3000))

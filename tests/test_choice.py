@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from multimm.gpu import choice
-from multimm.gpu.choice import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
-from multimm.gpu.registry import Device, GemmSizes
-from multimm.gpu.tiles import limits_for
+from multimm.gpu import kernel_selection
+from multimm.gpu.arch import limits_for
+from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
+from multimm.gpu.simt.configs import Device, GemmSizes
 
 H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 
@@ -73,7 +73,7 @@ def test_what_the_gpu_decides_is_asked_for_once_and_only_if_somebody_wants_to_kn
 
 
 def test_each_thread_has_its_own_last_choice(monkeypatch):
-    monkeypatch.setattr(choice, "_noted", choice._Noted())
+    monkeypatch.setattr(kernel_selection, "_noted", kernel_selection._Noted())
     assert last_choice() is None
     note(Choice(FFMA, "ieee", "for a reason"))
     seen = []

@@ -27,13 +27,18 @@ from distributed.comm import CommClosedError
 import multimm
 import multimm.cluster as mc
 from multimm.cli.options import Workers
-from multimm.cluster import devices, options
-from multimm.cluster.answers import Answer, answer
-from multimm.cluster.describe import listed, spec_of
-from multimm.cluster.devices import Gpu
-from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster import options
+from multimm.cluster.inspect import devices
+from multimm.cluster.inspect.cluster_spec import listed, spec_of
+from multimm.cluster.inspect.devices import Gpu
+from multimm.cluster.inspect.workers import Answer, answer
+from multimm.cluster.plugins.transfer_counter import (
+    TransferCounter,
+    received_bytes,
+    reset_received_bytes,
+)
 from multimm.errors import ClusterError, OptionError
-from multimm.graph.install import install
+from multimm.graph.scheduler.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
 
 pytestmark = pytest.mark.alone
@@ -376,7 +381,7 @@ def test_gpu_workers_are_those_that_dask_cuda_started():
         __module__ = "dask_cuda.plugins"
 
     worker = SimpleNamespace(plugins={"rmm": Plugin()})
-    from multimm.cluster.answers import by_dask_cuda
+    from multimm.cluster.inspect.workers import by_dask_cuda
 
     assert by_dask_cuda(worker)
     assert not by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
@@ -606,7 +611,7 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
     from multimm.cluster import client as clients
 
     said = "lost while .* Stream is closed.*memory_limit="
-    monkeypatch.setattr("multimm.cluster.transport.obstacles", lost)
+    monkeypatch.setattr("multimm.cluster.plugins.ucxx_overlap.obstacles", lost)
     with pytest.raises(ClusterError, match=said):
         clients.set_up_cluster(client, overlap=True)
     with Client(client.scheduler.address) as other:

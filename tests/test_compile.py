@@ -13,14 +13,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from multimm.errors import KernelError
-from multimm.gpu import cache, compiled, nvrtc
-from multimm.gpu import compile as compiling
-from multimm.gpu.layout import Axis, Stack
-from multimm.gpu.pack_config import held_on, pack_defines, residual_defines
-from multimm.gpu.source import kernel_text
-from multimm.gpu.split_choice import SPLIT_REGISTRY
-from multimm.gpu.split_config import WgmmaConfig
-from multimm.gpu.tiles import ARCHITECTURES, limits_for
+from multimm.gpu.arch import ARCHITECTURES, limits_for
+from multimm.gpu.emulated.configs import WgmmaConfig
+from multimm.gpu.emulated.pack_configs import held_on, pack_defines, residual_defines
+from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.runtime import file_cache, launch, nvrtc
+from multimm.gpu.runtime import jit as compiling
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.strides import Axis, Stack
 
 ADD = """#line 1 "common/add.cu"
 extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
@@ -67,7 +67,7 @@ def fake(monkeypatch):
 @pytest.fixture(autouse=True)
 def directory(monkeypatch, tmp_path):
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "kept"))
-    cache._unwritable.cache_clear()
+    file_cache._unwritable.cache_clear()
     return tmp_path / "kept"
 
 
@@ -274,25 +274,25 @@ def test_many_writers_leave_one_whole_file(fake, directory):
 
 def test_a_failed_write_leaves_nothing(directory, monkeypatch):
     target = directory / "file"
-    assert cache.write(target, b"old")
+    assert file_cache.write(target, b"old")
 
     def broken(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr("os.replace", broken)
-    assert not cache.write(target, b"new")
+    assert not file_cache.write(target, b"new")
     assert [path.read_bytes() for path in directory.iterdir()] == [b"old"]
 
 
 def test_where_files_lie(monkeypatch, tmp_path):
     monkeypatch.setenv("MULTIMM_CACHE_DIR", "/some/where")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert str(cache.directory()) == "/some/where"
+    assert str(file_cache.directory()) == "/some/where"
     monkeypatch.delenv("MULTIMM_CACHE_DIR")
-    assert str(cache.directory()) == "/caches/multimm"
+    assert str(file_cache.directory()) == "/caches/multimm"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.directory() == tmp_path / ".cache" / "multimm"
+    assert file_cache.directory() == tmp_path / ".cache" / "multimm"
 
 
 class CupyNvrtc(ModuleType):
@@ -400,18 +400,18 @@ def cupy(fake, monkeypatch):
         Device=Device, driver=SimpleNamespace(CUDADriverError=CUDADriverError)
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    compiled.kernel_for.cache_clear()
+    launch.kernel_for.cache_clear()
     yield module
-    compiled.kernel_for.cache_clear()
+    launch.kernel_for.cache_clear()
 
 
 TRANSPOSE = ("transpose.cu", "transpose", (("WORD_BYTES", 4), ("WORDS", 1)))
 
 
 def test_kernels_are_compiled_once_and_loaded_once_per_device(cupy, fake):
-    first = compiled.kernel_for(0, *TRANSPOSE)
-    assert compiled.kernel_for(0, *TRANSPOSE) is first
-    assert compiled.kernel_for(1, *TRANSPOSE) is not first
+    first = launch.kernel_for(0, *TRANSPOSE)
+    assert launch.kernel_for(0, *TRANSPOSE) is first
+    assert launch.kernel_for(1, *TRANSPOSE) is not first
     assert fake.calls == 1
     assert len(cupy.loads) == 2
     assert b"#define WORD_BYTES 4" in cupy.loads[0]
@@ -424,7 +424,7 @@ def test_threads_wait_for_one_compilation(cupy, fake):
 
     def load(_):
         start.wait()
-        return compiled.kernel_for(0, *TRANSPOSE)
+        return launch.kernel_for(0, *TRANSPOSE)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(load, range(4)))
@@ -433,34 +433,34 @@ def test_threads_wait_for_one_compilation(cupy, fake):
 
 def test_loads_without_files_that_stay(cupy, directory):
     directory.write_text("a file where the directory would be")
-    assert compiled.kernel_for(0, *TRANSPOSE).raw.entry == "transpose"
+    assert launch.kernel_for(0, *TRANSPOSE).raw.entry == "transpose"
 
 
 def test_shared_memory_beyond_the_default_is_asked_for(cupy):
     sizes = 48 << 10, 99_000
-    few, many = (compiled.kernel_for(0, *TRANSPOSE, shared_bytes=n).raw for n in sizes)
+    few, many = (launch.kernel_for(0, *TRANSPOSE, shared_bytes=n).raw for n in sizes)
     assert few.max_dynamic_shared_size_bytes is None
     assert many.max_dynamic_shared_size_bytes == 99_000
 
 
 def test_chip_specific_kernels_and_line_information(cupy, monkeypatch):
     monkeypatch.setenv("MULTIMM_LINE_INFO", "1")
-    compiled.kernel_for(0, *TRANSPOSE, specific=True)
+    launch.kernel_for(0, *TRANSPOSE, specific=True)
     assert b"sm_90a" in cupy.loads[0]
     assert b"--generate-line-info" in cupy.loads[0]
 
 
 def test_what_the_driver_refuses_is_a_kernel_error(cupy):
     with pytest.raises(KernelError, match=r"does not load missing of .*transpose-sm_90-.*delete"):
-        compiled.kernel_for(0, "transpose.cu", "missing", TRANSPOSE[2])
+        launch.kernel_for(0, "transpose.cu", "missing", TRANSPOSE[2])
 
 
 def test_prepared_launches_take_new_addresses():
     kernel = Loaded("", "transpose")
     stacks = [Stack(0, 2, 3, 3, False, (6, 100)), Stack(0, 3, 2, 2, False, (6, 0))]
     axes = [Axis(2, (100, 0)), Axis(70_000, (6, 6))]
-    prepared = compiled.prepare(
-        kernel, 5, 64, (2, 3), stacks, axes, compiled.TRANSPOSE_SIGNATURE, 4, 49_200
+    prepared = launch.prepare(
+        kernel, 5, 64, (2, 3), stacks, axes, launch.TRANSPOSE_SIGNATURE, 4, 49_200
     )
     assert kernel.calls == []
     for base in (1000, 5000):
@@ -471,5 +471,5 @@ def test_prepared_launches_take_new_addresses():
         for (_, block, args, options), (a, b) in zip(kernel.calls, starts, strict=True):
             assert block == (64, 1, 1)
             assert args == (2, 3, base + a, 3, 6, 2 * base + b, 2, 6)
-            assert [type(value) for value in args] == list(compiled.TRANSPOSE_SIGNATURE)
+            assert [type(value) for value in args] == list(launch.TRANSPOSE_SIGNATURE)
             assert options == {"shared_mem": 49_200}

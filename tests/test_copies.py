@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
-from multimm.gpu import copies
-from multimm.gpu.copies import Move, assign, copy_all, rows_of
-from multimm.graph import pieces
-from multimm.graph.pieces import Pieces
-from multimm.planning.recut import cuts_of, shape_of, size_of
+from multimm.gpu.elementwise import batched_copy
+from multimm.gpu.elementwise.batched_copy import Move, assign, copy_all, rows_of
+from multimm.graph.lowering import sub_blocks
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.planning.layouts.rechunk import cuts_of, shape_of, size_of
 
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
     with standing_in():
         # The arrays that stand in for CuPy's are NumPy's as well.
-        monkeypatch.setattr(pieces, "module_of", lambda **_: sys.modules["cupy"])
+        monkeypatch.setattr(sub_blocks, "module_of", lambda **_: sys.modules["cupy"])
         yield
 
 
@@ -130,7 +130,7 @@ def test_what_is_contiguous_in_both_is_one_row():
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_piece_of_whole_blocks_has_no_empty_one(blocks):
-    source, target = (gpu(np.ones((1, 4 * copies.SPAN * blocks), "f4")) for _ in "ab")
+    source, target = (gpu(np.ones((1, 4 * batched_copy.SPAN * blocks), "f4")) for _ in "ab")
     copy_all([Move(source, everything(source), target, everything(target))])
     ((_, grid, _, _),) = Kernel.launches
     assert grid == (blocks, 1, 1)
@@ -204,5 +204,5 @@ def test_assignments_take_stretches_of_vectors(turned):
 
 
 def test_the_table_is_what_a_launch_can_carry():
-    assert copies.CAPACITY * 8 * 8 + 8 <= 4096
-    assert (copies.CAPACITY + 4) * 8 * 8 + 8 > 4096
+    assert batched_copy.CAPACITY * 8 * 8 + 8 <= 4096
+    assert (batched_copy.CAPACITY + 4) * 8 * 8 + 8 > 4096

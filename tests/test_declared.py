@@ -13,17 +13,17 @@ import pytest
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.failures import told
-from multimm.graph import tasks
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.declared import as_declared
-from multimm.graph.gram_tasks import multiply_diagonal, multiply_gram
-from multimm.graph.recut import cut_out, join
-from multimm.graph.tasks import Step
+from multimm.graph.lowering.rechunk import cut_out, join
+from multimm.graph.lowering.symmetric import multiply_diagonal, multiply_gram
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.dtype_check import as_declared
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 SIZE, BLOCK = 24, 12
 #: Elements that float32 has no room for.
@@ -140,7 +140,7 @@ def test_the_ways_lead_through_all_tasks():
             lazy = product("a", fine(chunks), chunks, workers, gram=gram, once=once, **more)
             made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
             seen |= {task.kwargs.get("verb", task.func).__name__ for task in made}
-    plain = {tasks.multiply, multiply_gram, multiply_diagonal, tasks.add, cut_out, join}
+    plain = {multiply.multiply, multiply_gram, multiply_diagonal, multiply.add, cut_out, join}
     assert {task.__name__ for task in plain} | {"scale", "add_diagonal"} <= seen
 
 
@@ -149,17 +149,17 @@ def test_operands_that_are_packed_or_multiplied_in_turn(role):
     block, wide = np.ones((4, 4), "float32"), np.ones((4, 4))
     own = Step("float32", "float32", **{f"dtype_{role}": block.dtype})
     with pytest.raises(DTypeError, match="is float64"):
-        tasks.pack(wide, role=role, step=own)
+        multiply.pack(wide, role=role, step=own)
     with pytest.raises(ArrayTypeError, match="is None"):
-        tasks.pack(None, role=role, step=own)
-    half = tasks.pack(block.astype("float16"), role=role, step=own)
+        multiply.pack(None, role=role, step=own)
+    half = multiply.pack(block.astype("float16"), role=role, step=own)
     assert half.dtype == np.float32
     step = replace(own, dtype_a=block.dtype, dtype_b=block.dtype)
     pair = [wide, block] if role == "a" else [block, wide]
-    chain = {"link": tasks.multiply, "step": step, "inner": step}
+    chain = {"link": multiply.multiply, "step": step, "inner": step}
     for last, before in ((pair, [block, block]), ([block, block], pair)):
         with pytest.raises(DTypeError, match="is float64"):
-            tasks.in_turn(*last, None, before=[before], **chain)
+            multiply.in_turn(*last, None, before=[before], **chain)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from multimm.cli import main
+from multimm.planning.choice import plan_matmul
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("docs", "benchmarks", "kernels", "cluster", "examples")

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from multimm.cli.doctor import doctor, report
-from multimm.cluster import facts as facts_module
-from multimm.cluster.devices import Gpu, install_command
-from multimm.cluster.facts import Facts, findings, gather, usable
+from multimm.cluster.inspect import host_report as facts_module
+from multimm.cluster.inspect.devices import Gpu, install_command
+from multimm.cluster.inspect.host_report import Facts, findings, gather, usable
 
 GPUS = tuple(Gpu(str(i), "NVIDIA H200", 150_754_820_096) for i in range(2))
 PACKAGES = {

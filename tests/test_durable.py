@@ -14,7 +14,8 @@ import pytest
 from foreign_files import names, put
 
 from multimm import io
-from multimm.files import commit, raw
+from multimm.files import raw
+from multimm.files.output import commit
 
 FORMATS = ["npy", "zarr", "h5"]
 OLD = np.arange(12, dtype="float64").reshape(4, 3)

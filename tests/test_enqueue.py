@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from multimm.gpu import enqueue
-from multimm.gpu.compiled import by_value
-from multimm.gpu.enqueue import AHEAD, Kernel, capturing, copy, fill, follow, kept
+from multimm.gpu.runtime import driver_launch
+from multimm.gpu.runtime.driver_launch import AHEAD, Kernel, capturing, copy, fill, follow, kept
+from multimm.gpu.runtime.launch import by_value
 
 STREAM = 0x77
 ARGS = (-5, np.float32(1.5), np.float64(-2.5), np.int32(-7), np.uint32(2**32 - 1), 2**62)
@@ -78,7 +78,7 @@ class Raw:
 @pytest.fixture
 def driver(monkeypatch):
     found = Driver()
-    monkeypatch.setattr(enqueue, "_driver", lambda: found)
+    monkeypatch.setattr(driver_launch, "_driver", lambda: found)
     return found
 
 
@@ -164,13 +164,13 @@ def test_threads_lay_arguments_out_apart_and_give_up_by_themselves(cupy, driver)
         thread.start()
         thread.join()
         assert len(raw.calls) == 1
-        own = enqueue._laid_out(ARGS)
+        own = driver_launch._laid_out(ARGS)
         found = []
-        thread = threading.Thread(target=lambda: found.append(enqueue._laid_out(ARGS)))
+        thread = threading.Thread(target=lambda: found.append(driver_launch._laid_out(ARGS)))
         thread.start()
         thread.join()
         assert {*own}.isdisjoint(found[0])
-        assert enqueue._laid_out(ARGS) is own
+        assert driver_launch._laid_out(ARGS) is own
 
 
 def test_whether_a_stream_is_captured_is_asked_outside_alone(cupy):

@@ -20,7 +20,7 @@ from multimm.checks import judge
 from multimm.checks import tasks as checks
 from multimm.errors import ArrayTypeError, FileFormatError, ShapeError
 from multimm.failures import named, note, told
-from multimm.graph import tasks
+from multimm.graph.tasks import multiply
 from multimm.io import Output, open_array, save_array
 
 
@@ -199,7 +199,7 @@ def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
     def fails(*args, **options):
         raise OutOfMemoryError(2**40)
 
-    monkeypatch.setattr(tasks, verb, fails)
+    monkeypatch.setattr(multiply, verb, fails)
     ones = da.ones((40, 40), chunks=20, dtype="float32")
     line = failure(multimm.matmul(ones, ones, blocks=20, slabs=20, p_k=p_k), OutOfMemoryError)
     assert line.startswith("block (")

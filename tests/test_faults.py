@@ -21,17 +21,18 @@ from distributed.worker_state_machine import AcquireReplicasEvent
 from killing import Killer, Record, forget, workers
 
 import multimm
-from multimm.graph import placement, tasks
-from multimm.graph.build import build
-from multimm.graph.install import install
-from multimm.graph.product import Product
+from multimm.graph.array import build
+from multimm.graph.scheduler import plugin as scheduler_plugin
+from multimm.graph.scheduler.install import install
+from multimm.graph.scheduler.product_state import Product
+from multimm.graph.tasks import multiply
 from multimm.io import open_array
-from multimm.planning.grid import Grid
-from multimm.planning.in_portions import in_portions
+from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.grid import Grid
 
 pytestmark = pytest.mark.alone
 
@@ -73,7 +74,7 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
         else:
             killer.check(1)
             assert len(cluster.scheduler.workers) == 2
-        plugin = cluster.scheduler.plugins[placement.NAME]
+        plugin = cluster.scheduler.plugins[scheduler_plugin.NAME]
         assert all(killer.victims[0] not in product.workers for product in plugin.products.values())
 
 
@@ -102,7 +103,7 @@ def test_a_worker_killed_while_portions_of_c_are_made(columns):
         plan = replace(plan_matmul(problem, spec), layout=next(found))
         install(client)
         killer = Killer(cluster, client, [2], only="multimm-portion-")
-        step = tasks.Step("int64", "int64")
+        step = multiply.Step("int64", "int64")
         c = client.compute(build(plan, a, b, None, step, np.empty((0, 0), "int64")))
         wanted = a.compute(scheduler="threads") @ b.compute(scheduler="threads")
         np.testing.assert_array_equal(c.result(timeout=120), wanted)
@@ -235,7 +236,7 @@ def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypa
         time.sleep(0.002)
         return block
 
-    monkeypatch.setattr(tasks, "finished", finished)
+    monkeypatch.setattr(multiply, "finished", finished)
     x, y = (
         np.random.default_rng(0).integers(-8, 9, s).astype("f4") for s in ((200, 800), (800, 200))
     )
@@ -246,7 +247,7 @@ def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypa
     spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000, 50.0, 20.0), 4, LOCAL_TCP)
     plan = plan_matmul(problem, spec, options=Options(blocks=50, slabs=25, p_k=1))
     assert plan.layout.stream
-    product = build(plan, a, b, None, tasks.Step("float32", "float32"), np.empty((0, 0), "f4"))
+    product = build(plan, a, b, None, multiply.Step("float32", "float32"), np.empty((0, 0), "f4"))
     with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
         install(client)
         record = Record()

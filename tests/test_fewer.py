@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multimm.planning import memory
-from multimm.planning.fewer import is_short
+from multimm.planning.candidates.worker_subset import is_short
+from multimm.planning.choice import UNSPLIT, is_small, plan_matmul
+from multimm.planning.cost import memory
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import NEARLY, candidates, rank_of
 from multimm.planning.spec import H200, INFINIBAND, NVLINK, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import UNSPLIT, is_small, plan_matmul
 
 #: For two of many workers, in `float32`: measured on four.
 MEDIUM = (12288, 12288, 12288)

@@ -11,17 +11,18 @@ from clusters import in_threads, scattered
 from distributed import Client, wait
 
 import multimm
-from multimm.cluster.describe import listed
-from multimm.graph import gram_tasks, tasks
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.graph.block_task import BlockTask
-from multimm.graph.tasks import in_turn
-from multimm.planning import cost
-from multimm.planning.grid import Grid
-from multimm.planning.layout import Layout
+from multimm.graph.lowering import symmetric
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import in_turn
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import time
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.grid import Grid
 
 SLABS, LENGTH, SIDE = 8, 30, 24
 
@@ -62,11 +63,11 @@ def test_the_result_is_that_of_one_task_a_slab(client, gram, added):
 
 def test_the_gpu_is_waited_for_once(monkeypatch):
     waited = []
-    monkeypatch.setattr(tasks, "finished", lambda block: waited.append(block) or block)
-    step = tasks.Step("float32", "float32")
+    monkeypatch.setattr(multiply, "finished", lambda block: waited.append(block) or block)
+    step = multiply.Step("float32", "float32")
     a, b = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
     twice = replace(step, alpha=2)
-    result = in_turn(a, b, None, link=tasks.link, before=[[a, b]] * 3, step=twice, inner=step)
+    result = in_turn(a, b, None, link=multiply.link, before=[[a, b]] * 3, step=twice, inner=step)
     np.testing.assert_array_equal(result, np.full((2, 2), 2 * 12))
     assert len(waited) == 1
     assert waited[0] is result
@@ -81,7 +82,7 @@ def test_each_kind_of_slab_has_its_link(client, gram):
     a = scattered(client, x, LENGTH, homes)
     b = a if gram else scattered(client, x, LENGTH, homes)
     c = multimm.matmul(a.T, b, blocks=side, slabs=LENGTH, p_k=p_k)
-    link = gram_tasks.link_diagonal if gram else tasks.link
+    link = symmetric.link_diagonal if gram else multiply.link
     assert [task.kwargs["link"] for task in products(c)] == [link] * p_k
     np.testing.assert_array_equal(c.compute(), x.T @ x)
 
@@ -105,10 +106,10 @@ def test_a_worker_s_slabs_are_one_task_where_they_take_little_memory(gram):
     assert plan.tasks == 4 + 1
     assert "4 slabs multiplied by each" in str(plan)
     lone = replace(plan.layout, slabs_per_task=1)
-    terms, apart = (cost.seconds(x, plan.cluster, 0) for x in (plan.layout, lone))
-    assert cost.total_seconds(terms) < cost.total_seconds(apart)
+    terms, apart = (time.seconds(x, plan.cluster, 0) for x in (plan.layout, lone))
+    assert time.total_seconds(terms) < time.total_seconds(apart)
     # Three tasks less, and none that is waited for.
-    saved = 3 * (cost.SWITCH["gpu"] + cost.CHAINED["gpu"]) * plan.cluster.task_overhead_s
+    saved = 3 * (time.SWITCH["gpu"] + time.CHAINED["gpu"]) * plan.cluster.task_overhead_s
     assert apart["between tasks"] - terms["between tasks"] == pytest.approx(saved)
 
 

@@ -11,8 +11,8 @@ import dask
 import pytest
 
 import multimm.cluster as mc
-from multimm.cluster import garbage
-from multimm.cluster.garbage import MESSAGES, MESSAGES_KEPT, SELDOM, SPARED
+from multimm.cluster.plugins import gc_policy
+from multimm.cluster.plugins.gc_policy import MESSAGES, MESSAGES_KEPT, SELDOM, SPARED
 
 GIB = 2**30
 
@@ -24,7 +24,7 @@ class Client:
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch):
     """No cluster of another test's is open, and what is set here does not last."""
-    monkeypatch.setattr(garbage, "_open", set())
+    monkeypatch.setattr(gc_policy, "_open", set())
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
@@ -33,7 +33,7 @@ def as_found(monkeypatch):
 @pytest.mark.parametrize(("set_to", "kept"), [(1000, MESSAGES), (7, 7)])
 def test_few_messages_are_kept_or_what_the_user_has_set(set_to, kept):
     with dask.config.set({MESSAGES_KEPT: set_to}):
-        with garbage.fewer_messages():
+        with gc_policy.fewer_messages():
             assert dask.config.get(MESSAGES_KEPT) == kept
         assert dask.config.get(MESSAGES_KEPT) == set_to
 
@@ -96,18 +96,18 @@ def test_thresholds_come_back_where_the_cluster_is_closed_and_not_the_client():
 def test_thresholds_come_back_with_the_last_of_several_clusters():
     usual, clients = gc.get_threshold(), [Client(), Client()]
     for client in clients:
-        garbage.spare_products(client)
+        gc_policy.spare_products(client)
         assert gc.get_threshold()[0] == SELDOM * usual[0], "never raised twice"
-    garbage.as_usual(clients[0])
+    gc_policy.as_usual(clients[0])
     assert gc.get_threshold()[0] == SELDOM * usual[0]
     for client in (clients[0], *clients):  # whoever is closed again
-        garbage.as_usual(client)
+        gc_policy.as_usual(client)
     assert gc.get_threshold() == usual
 
 
 def test_a_cluster_that_is_dropped_counts_as_closed():
     usual, client = gc.get_threshold(), Client()
-    garbage.spare_products(client)
+    gc_policy.spare_products(client)
     assert gc.get_threshold() != usual
     del client
     gc.collect()
@@ -116,16 +116,16 @@ def test_a_cluster_that_is_dropped_counts_as_closed():
 
 def test_thresholds_that_the_user_sets_meanwhile_stay():
     client = Client()
-    garbage.spare_products(client)
+    gc_policy.spare_products(client)
     gc.set_threshold(123, 4, 5)
-    garbage.as_usual(client)
+    gc_policy.as_usual(client)
     assert gc.get_threshold() == (123, 4, 5)
 
 
 def test_the_collector_is_left_alone_where_the_user_says_so():
     usual, client = gc.get_threshold(), Client()
     with dask.config.set({SPARED: False}):
-        garbage.spare_products(client)
+        gc_policy.spare_products(client)
     assert gc.get_threshold() == usual
-    garbage.as_usual(client)
+    gc_policy.as_usual(client)
     assert gc.get_threshold() == usual

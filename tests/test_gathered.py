@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 from small import integers
 
 import multimm
-from multimm.graph import gather
-from multimm.graph.build import build
-from multimm.graph.refs import refs
-from multimm.graph.tasks import Step
-from multimm.planning import in_place, strategy, transfers
-from multimm.planning import in_portions as module
-from multimm.planning.gathered import GatheredLayout
-from multimm.planning.in_portions import in_portions
+from multimm.graph.array import build
+from multimm.graph.lowering import owner_computes
+from multimm.graph.task_refs import refs
+from multimm.graph.tasks.multiply import Step
+from multimm.planning import choice
+from multimm.planning.candidates import in_place
+from multimm.planning.candidates import owner_computes as module
+from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import counted_transfers
+from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 IN_TURN = (0, 1, 2, 3) * 64
@@ -127,10 +129,10 @@ def test_what_is_too_large_is_not_taken(monkeypatch):
 
     monkeypatch.setattr(in_place, "ranked", judged)
     for too_large in (False, True):
-        strategy.plan_matmul.cache_clear()
+        choice.plan_matmul.cache_clear()
         plan = plan_matmul(times(in_rows(NEARLY)), gpus())
         assert isinstance(plan.layout, GatheredLayout) is not too_large
-    strategy.plan_matmul.cache_clear()
+    choice.plan_matmul.cache_clear()
 
 
 def test_what_is_not_taken_in_portions():
@@ -187,7 +189,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         layouts = list(in_portions(problem, gpus(workers)))
     for layout in layouts:
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
-        assert plan.bytes_received == sum(transfers.received(layout, workers).values())
+        assert plan.bytes_received == sum(counted_transfers.received(layout, workers).values())
         result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
         got = result.compute(scheduler="sync")
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
@@ -225,7 +227,9 @@ def test_a_task_of_twice_as_many_chunks_has_no_more_objects(by_columns):
         arrays = [da.zeros(spec.shape, chunks=spec.chunks, dtype="float32") for spec in specs]
         step = Step("float32", "float32", precision="tf32")
         c = build(plan, *arrays, None, step, np.empty((0, 0), "float32"))
-        tasks = [t for t in dict(c.dask).values() if getattr(t, "func", None) is gather.portion]
+        tasks = [
+            t for t in dict(c.dask).values() if getattr(t, "func", None) is owner_computes.portion
+        ]
         assert sum(len(task.dependencies) for task in tasks) >= len(owners) + len(tasks)
         found.append({(len(task.dependencies), objects(task)) for task in tasks})
         for task in tasks:

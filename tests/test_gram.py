@@ -18,23 +18,25 @@ from hypothesis import strategies as st
 from small import integers
 
 import multimm
-from multimm.cluster.describe import listed
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ShapeError
-from multimm.graph import gram_tasks, tasks
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.operand import peel
-from multimm.graph.tasks import Step
+from multimm.graph.lowering import symmetric
+from multimm.graph.lowering.operand import peel
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
-from multimm.planning import cost, memory, search, traffic, transfers
-from multimm.planning.counts import MOST_ELEMENTS
-from multimm.planning.gram import GramLayout
-from multimm.planning.grid import Coordinate, Grid, even
-from multimm.planning.layout import Layout
+from multimm.planning import search
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import communication, counted_transfers, memory, time
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.counts import MOST_ELEMENTS
+from multimm.planning.tiling.grid import Coordinate, Grid, even
 
 GRAM = Step("float32", "float32", trans_b=True)
 
@@ -158,7 +160,7 @@ STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack"
 def test_one_array_transposed_on_one_side_is_a_gram_product(call, expected):
     c = call()
     verbs = [t.kwargs.get("verb", t.func) for t in block_tasks(c).values()]
-    mirrored = [verb for verb in verbs if verb is gram_tasks.multiply_diagonal]
+    mirrored = [verb for verb in verbs if verb is symmetric.multiply_diagonal]
     assert bool(mirrored) == expected
 
 
@@ -253,8 +255,8 @@ def test_not_a_number_stays_where_it_belongs():
 #: Prints whether products of an array and of a copy at an odd address are the same.
 MOVED = """
 import numpy as np
-from multimm.graph.gram_tasks import multiply_diagonal
-from multimm.graph.tasks import Step, multiply
+from multimm.graph.lowering.symmetric import multiply_diagonal
+from multimm.graph.tasks.multiply import Step, multiply
 x = np.random.default_rng(5).standard_normal((500, 500), dtype="float32")
 raw = np.empty(x.nbytes + 8, "u1")
 start = -raw.ctypes.data % 4 + 1
@@ -355,7 +357,10 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
     assert max(held.values()) <= blocks * 8 / workers + blocks
     assert max(begun.values()) <= -(-blocks // workers) + 1
     # What moves is counted from the deal, too, before a plan is chosen.
-    assert sum(transfers.received(layout, workers).values()) == traffic.moved(layout, workers).total
+    assert (
+        sum(counted_transfers.received(layout, workers).values())
+        == communication.moved(layout, workers).total
+    )
 
 
 @pytest.mark.parametrize("fan_in", [2, 4])
@@ -405,13 +410,13 @@ def test_a_stack_is_dealt_out_evenly_as_well():
 @pytest.mark.parametrize("grid", [(2, 4, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
 def test_blocks_move_once_and_stay_below_the_closed_form(grid):
     layout = layout_of(24, grid)
-    counted = transfers.received(layout, layout.grid.workers)
-    bound = traffic.volume(layout.problem, layout.grid)
+    counted = counted_transfers.received(layout, layout.grid.workers)
+    bound = communication.volume(layout.problem, layout.grid)
     # The diagonal blocks are whole: a little more than a triangle is summed.
     assert sum(counted.values()) <= bound * (1 + 1 / 24)
     # What moves is known before it is counted, but for the other halves of sums on the diagonal.
     halves = 24 * 10 * 9 // 2 * 4 * (layout.parts - 1)
-    assert traffic.moved(layout, layout.grid.workers).total == sum(counted.values()) - halves
+    assert communication.moved(layout, layout.grid.workers).total == sum(counted.values()) - halves
     homes = Counter()
     for i, s in np.ndindex(24, 4):
         home = layout.home("a", 0, i, s)
@@ -432,7 +437,7 @@ def test_traffic_counted_a_second_way():
         for i, s in held:
             if layout.grid.rank(layout.home("a", 0, i, s)) != rank:
                 needed[rank] += 10 * 10 * 4
-    counted = transfers.received(layout, 12)
+    counted = counted_transfers.received(layout, 12)
     sums = 36 * 100 * 4
     assert sum(counted.values()) == sum(needed.values()) + sums
 
@@ -489,8 +494,8 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
 @pytest.mark.parametrize("blocks", [8, 12])
 def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, blocks):
     layout = layout_of(blocks, grid, slabs=8)
-    counted = max(transfers.received(layout, layout.grid.workers).values())
-    found = traffic.moved(layout, layout.grid.workers).busiest
+    counted = max(counted_transfers.received(layout, layout.grid.workers).values())
+    found = communication.moved(layout, layout.grid.workers).busiest
     assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 
 
@@ -498,7 +503,7 @@ def test_nobody_receives_less_than_nothing():
     """Of uneven slabs what is kept is counted as if all were the longest."""
     one = (870,)
     layout = GramLayout(gram_problem(870, 60585), Grid(8, 1, 1), (), one, one, (50000, 10585), 1)
-    assert layout.most_received == traffic.moved(layout, 8).busiest == 0
+    assert layout.most_received == communication.moved(layout, 8).busiest == 0
 
 
 def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
@@ -507,9 +512,9 @@ def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
     layout = GramLayout(problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False)
     cluster = ClusterSpec.homogeneous(H200, 1)
     elements = 2048 * 4096
-    off, on = 2 * 6 * cost.WITHIN_BYTES * (4 + 4), 4 * cost.MIRRORED_BYTES * 4  # the diagonal
+    off, on = 2 * 6 * time.WITHIN_BYTES * (4 + 4), 4 * time.MIRRORED_BYTES * 4  # the diagonal
     expected = (off + on) * elements / (H200.copy_gbps * 1e9)
-    assert cost.seconds(layout, cluster, 0)["packing"] == pytest.approx(expected)
+    assert time.seconds(layout, cluster, 0)["packing"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("options", [Options(), Options(blocks=8192, slabs=8192, p_k=1)])
@@ -621,7 +626,7 @@ def test_a_streamed_operand_is_read_in_time_and_no_earlier(tmp_path, workers, p_
     made = block_tasks(c)
     assert len(made) == plan.tasks
     steps = layout.steps
-    reads = {key: task for key, task in made.items() if task.func is tasks.read}
+    reads = {key: task for key, task in made.items() if task.func is multiply.read}
     for task in reads.values():
         wave, step = task.place.order[:2]
         for gate in task.dependencies:
@@ -666,11 +671,11 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
         raw: np.ndarray | None = None
 
     seen = []
-    monkeypatch.setattr(gram_tasks, "is_packed", lambda block: isinstance(block, Packed))
-    monkeypatch.setattr(gram_tasks, "link", lambda a, b, p=None, *, step: seen.append((a, b)))
+    monkeypatch.setattr(symmetric, "is_packed", lambda block: isinstance(block, Packed))
+    monkeypatch.setattr(symmetric, "link", lambda a, b, p=None, *, step: seen.append((a, b)))
     raw = integers((3, 5))
-    gram_tasks.link_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
-    gram_tasks.link_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
+    symmetric.link_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
+    symmetric.link_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
     assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
     assert seen[1][1].raw.shape == (5, 3)
 
@@ -679,7 +684,7 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
 def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, free):
     from distributed import wait
 
-    from multimm.cluster.transfers import received_bytes, reset_received_bytes
+    from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 
     with multimm.cluster.start(workers=workers, memory_limit="1GB") as client:
         a = da.random.default_rng(3).standard_normal((1024, 768), chunks=(block, 128), dtype="f4")

@@ -7,20 +7,22 @@ import numpy as np
 import pytest
 import test_residuals
 import test_split
+from pack_reference import pack_reference
 from small import integers
 from stand_in import GPUArray, gpu, standing_in
 
 import multimm
-from multimm.gpu import compiled, residuals, slices, split
-from multimm.gpu.pack_reference import pack_reference
-from multimm.gpu.packed import PackedBlock, Residuals
-from multimm.gpu.registry import Device
-from multimm.gpu.tiles import limits_for, tiles_of
-from multimm.graph import gram_tasks
+from multimm.gpu.arch import limits_for, tiles_of
+from multimm.gpu.emulated import multiply, outliers
+from multimm.gpu.emulated.packed import PackedBlock, Residuals
+from multimm.gpu.runtime import launch
+from multimm.gpu.simt import split_k
+from multimm.gpu.simt.configs import Device
 from multimm.graph.block_task import BlockTask
-from multimm.graph.tasks import Step
-from multimm.planning import triangle as pieces
-from multimm.planning.triangle import computed, triangle
+from multimm.graph.lowering import symmetric
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.tiling import triangle as pieces
+from multimm.planning.tiling.triangle import computed, triangle
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_what_is_below_the_diagonal_is_the_product(small_pieces, dtype, turned, 
     step = Step(dtype, dtype, trans_a=turned, trans_b=not turned, alpha=3)
     stored = np.ascontiguousarray(x.swapaxes(-1, -2)) if turned else x
     for partial in (None, p):
-        found = gram_tasks.multiply_diagonal(stored, partial, step=step)
+        found = symmetric.multiply_diagonal(stored, partial, step=step)
         exact = 3 * (x @ x.swapaxes(-1, -2) + (0 if partial is None else p))
         np.testing.assert_array_equal(np.tril(found), np.tril(exact))
         assert found.dtype == dtype
@@ -113,7 +115,7 @@ def test_one_operand_block_is_all_that_a_task_on_the_diagonal_asks_for():
     a = da.from_array(integers((40, 20)), chunks=20)
     made = dict(multimm.matmul(a, a.T, blocks=20, slabs=20).dask)
     halves = [t for t in made.values()
-              if isinstance(t, BlockTask) and t.func is gram_tasks.multiply_diagonal]  # fmt: skip
+              if isinstance(t, BlockTask) and t.func is symmetric.multiply_diagonal]  # fmt: skip
     assert len(halves) == 2
     assert all(len(task.dependencies) == 1 for task in halves)
 
@@ -126,10 +128,10 @@ def test_a_block_on_the_diagonal_is_mirrored_once_by_the_task_that_completes_it(
     completing = {
         key[1:]
         for key, task in tasks.items()
-        if task.func is gram_tasks.add_diagonal or task.kwargs.get("complete")
+        if task.func is symmetric.add_diagonal or task.kwargs.get("complete")
     }
     assert completing == {(0, 0), (1, 1)}
-    products = [t for t in tasks.values() if t.func is gram_tasks.multiply_diagonal]
+    products = [t for t in tasks.values() if t.func is symmetric.multiply_diagonal]
     assert len(products) == 2 * 4
     assert sum("complete" in task.kwargs for task in products) == (2 if p_k == 1 else 0)
 
@@ -155,20 +157,18 @@ def kernels(monkeypatch):
     """Kernels that do in NumPy what the GPU's do, given the same arguments."""
     test_residuals.launches.clear()
     with standing_in():
-        monkeypatch.setattr(
-            compiled, "_loaded", lambda text, name, *_: test_split.Kernel(text, name)
-        )
-        monkeypatch.setattr(slices, "workspace", lambda shape, device: (
+        monkeypatch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
+        monkeypatch.setattr(split_k, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
         monkeypatch.setattr(
-            residuals, "kernel_for", lambda ident, file, name, d: test_residuals.Kernel(dict(d))
+            outliers, "kernel_for", lambda ident, file, name, d: test_residuals.Kernel(dict(d))
         )
-        monkeypatch.setattr(residuals, "device_of", lambda ident: Device(limits_for(90), 132))
-        compiled.device_of.cache_clear()
-        split._plan.cache_clear()
+        monkeypatch.setattr(outliers, "device_of", lambda ident: Device(limits_for(90), 132))
+        launch.device_of.cache_clear()
+        multiply._plan.cache_clear()
         yield test_split.stand_in.Kernel.launches
-    compiled.device_of.cache_clear()
-    split._plan.cache_clear()
+    launch.device_of.cache_clear()
+    multiply._plan.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [100, 256, 600])
@@ -178,7 +178,7 @@ def test_a_packed_block_serves_both_sides(kernels, rows):
     block, p = packed(x), integers((rows, rows), seed=3)
     assert block.uncarried == 1
     step = Step("float32", "float32", alpha=2)
-    found = gram_tasks.link_diagonal(block, gpu(p), step=step)
+    found = symmetric.link_diagonal(block, gpu(p), step=step)
     exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
     assert isinstance(found, GPUArray)
     # The tiny element counts where it stands alone, and is lost beside integers.
@@ -190,11 +190,9 @@ def test_a_packed_block_serves_both_sides(kernels, rows):
 def test_what_is_not_packed_yet_is_given_for_both_sides(kernels, monkeypatch):
     """So that whoever packs it can do so once."""
     multiplied = []
-    monkeypatch.setattr(
-        gram_tasks, "gemm", lambda a, b, *_, **more: multiplied.append((a, b, more))
-    )
+    monkeypatch.setattr(symmetric, "gemm", lambda a, b, *_, **more: multiplied.append((a, b, more)))
     stored = gpu(integers((20, 30)))
-    gram_tasks.link_diagonal(stored, step=Step("float32", "float32", trans_a=True))
+    symmetric.link_diagonal(stored, step=Step("float32", "float32", trans_a=True))
     ((left, right, more),) = multiplied
     assert left is right is stored
     assert more["lower"]
@@ -204,8 +202,8 @@ def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch)
     x = np.full((9, 5), np.inf, "f4")
     block = PackedBlock(9, 5, "a", "float32", nonfinite=45, raw=gpu(x))
     seen = []
-    monkeypatch.setattr(gram_tasks, "gemm", lambda *given, **more: seen.append((given, more)))
-    gram_tasks.link_diagonal(block, step=Step("float32", "float32"))
+    monkeypatch.setattr(symmetric, "gemm", lambda *given, **more: seen.append((given, more)))
+    symmetric.link_diagonal(block, step=Step("float32", "float32"))
     (((left, right, _), more),) = seen
     assert (left.side, right.side, more["lower"]) == ("a", "b", True)
     assert right.raw.shape == (5, 9)
@@ -220,9 +218,9 @@ def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkey
         seen.append((a.shape, b.shape))
         return a @ b.T
 
-    monkeypatch.setattr(gram_tasks, "gemm", gemm)
-    monkeypatch.setattr(gram_tasks, "module_of", lambda a: np)
-    found = gram_tasks.link_diagonal(gpu(x), step=Step("float64", "float64", trans_b=True))
+    monkeypatch.setattr(symmetric, "gemm", gemm)
+    monkeypatch.setattr(symmetric, "module_of", lambda a: np)
+    found = symmetric.link_diagonal(gpu(x), step=Step("float64", "float64", trans_b=True))
     np.testing.assert_array_equal(np.tril(found), np.tril(x @ x.T))
     assert len(seen) == len(triangle(20, "float64")) > 1
 
@@ -232,6 +230,6 @@ def test_pieces_of_other_dtypes_are_large():
     x, seen = np.zeros((2048, 1)), []
     step = Step("float64", "float64", trans_b=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gram_tasks, "gemm", lambda a, b, *_, **__: seen.append(len(a)) or a @ b.T)
-        gram_tasks.multiply_diagonal(x, step=step)
+        patch.setattr(symmetric, "gemm", lambda a, b, *_, **__: seen.append(len(a)) or a @ b.T)
+        symmetric.multiply_diagonal(x, step=step)
     assert seen == [1024] * 3

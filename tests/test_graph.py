@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from small import integers
 
 import multimm
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.tasks import Step
+from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
-from multimm.planning.grid import Grid
-from multimm.planning.layout import Layout
+from multimm.planning.choice import plan_matmul
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
-from multimm.planning.partition import WINDOW
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.grid import Grid
+from multimm.planning.tiling.partition import WINDOW
 
 FLOAT = Step("float32", "float32")
 
@@ -253,15 +253,15 @@ def test_bits_do_not_depend_on_the_number_of_workers():
 
 def test_tasks_do_not_ask_a_worker_what_was_tuned_there(monkeypatch):
     """Otherwise blocks of one product would run differently on workers with different caches."""
-    from multimm.gpu import precision
-    from multimm.graph import tasks
+    from multimm.gpu import product
+    from multimm.graph.tasks import multiply
 
     asked = []
-    monkeypatch.setattr(tasks, "is_cupy", lambda block: True)
-    monkeypatch.setattr(tasks, "stream_for", lambda block: nullcontext())
-    monkeypatch.setattr(tasks, "finished", lambda block: block)
-    monkeypatch.setattr(precision, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
+    monkeypatch.setattr(multiply, "is_cupy", lambda block: True)
+    monkeypatch.setattr(multiply, "stream_for", lambda block: nullcontext())
+    monkeypatch.setattr(multiply, "finished", lambda block: block)
+    monkeypatch.setattr(product, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
     x = integers((4, 4))
-    tasks.multiply(x, x, step=FLOAT)
-    tasks.gemm(x, x, step=FLOAT)
+    multiply.multiply(x, x, step=FLOAT)
+    multiply.gemm(x, x, step=FLOAT)
     assert asked == [False, True]

@@ -15,16 +15,16 @@ from linked import plan_for
 from small import integers
 
 import multimm
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.host import below_download
-from multimm.graph.owners import owners_of
-from multimm.graph.tasks import Step
+from multimm.graph.data_location import owners_of
+from multimm.graph.tasks.host_offload import below_download
+from multimm.graph.tasks.multiply import Step
 from multimm.io import Output, open_array
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 client = counting_client(4)
 

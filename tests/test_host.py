@@ -27,13 +27,13 @@ import multimm
 from multimm import products
 from multimm.errors import ArrayTypeError
 from multimm.failures import told
-from multimm.graph import host
 from multimm.graph.block_task import BlockTask
-from multimm.graph.host import _beside_other_tasks, below_download, on_device, upload
-from multimm.graph.pieces import Pieces
-from multimm.graph.recut import upload_pieces
+from multimm.graph.lowering.rechunk import upload_pieces
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.tasks import host_offload
+from multimm.graph.tasks.host_offload import _beside_other_tasks, below_download, on_device, upload
 from multimm.io import open_array
-from multimm.planning import copies
+from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 client = counting_client(4)
@@ -246,7 +246,7 @@ def test_plans_count_what_goes_up_and_comes_back():
     back, last = terms["from the GPUs"], terms["last blocks from a GPU"]
     assert 0.18 < up + first < 0.24
     assert 0.06 < first < 0.12
-    assert back + last == pytest.approx(2**31 / 12.5e9 + copies.COPIED_S, rel=0.01)
+    assert back + last == pytest.approx(2**31 / 12.5e9 + host_transfers.COPIED_S, rel=0.01)
     assert there.seconds < hosted.seconds < there.seconds + up + first + back + last
     assert "host      8.59 GB of A and B to the GPUs, 4.29 GB of C from there" in str(hosted)
     assert "host" not in str(there)
@@ -264,7 +264,7 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
     memory = 10**7 if workers == 1 else 35 * 10**5
     plan_for_little(monkeypatch, memory)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
-        monkeypatch.setattr(copies, name, 0.0)
+        monkeypatch.setattr(host_transfers, name, 0.0)
     with counting(workers) as client:
         x = integers((1500, 1300), 13)
         a = scattered(client, x, (400, 350), [n % workers for n in range(16)])
@@ -289,7 +289,7 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
     opened = held_up(monkeypatch)
     plan_for_little(monkeypatch)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):
-        monkeypatch.setattr(copies, name, 0.0)
+        monkeypatch.setattr(host_transfers, name, 0.0)
     x, y = integers((800, 1200), 5), integers((1200, 800), 6)
     fixed = {"precision": "ieee", "blocks": 200, "slabs": 200}
     with in_threads(1) as cluster, Client(cluster):
@@ -327,7 +327,7 @@ def test_pieces_are_let_go_when_they_are_joined(monkeypatch, bring):
         return sent
 
     link(monkeypatch, send)
-    monkeypatch.setattr(host, "to_numpy", np.copy)
+    monkeypatch.setattr(host_offload, "to_numpy", np.copy)
     x, halves = integers((6, 4), 7), ((slice(0, 3), slice(0, 4)), (slice(3, 6), slice(0, 4)))
     blocks = [x[cut].copy() for cut in halves]
     parts = Pieces(blocks, tuple((halves[0], to) for to in halves), ((3, 4),) * 2, (6, 4))

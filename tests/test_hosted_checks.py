@@ -19,9 +19,9 @@ from stand_in import GPUArray
 
 import multimm
 from multimm.checks import operands, tasks
-from multimm.cluster.describe import describe
-from multimm.gpu import host as link
-from multimm.graph import host
+from multimm.cluster.inspect.cluster_spec import describe
+from multimm.gpu.transfer import pinned_copy as link
+from multimm.graph.tasks import host_offload
 from multimm.planning.spec import H200
 
 
@@ -77,8 +77,8 @@ def gone_up(monkeypatch):
         return spec and replace(spec, devices=(H200,) * spec.workers)
 
     monkeypatch.setattr(operands, "describe", described)
-    monkeypatch.setattr(host, "_device", lambda: 0)
-    monkeypatch.setattr(host, "own_stream", lambda device: nullcontext())
+    monkeypatch.setattr(host_offload, "_device", lambda: 0)
+    monkeypatch.setattr(host_offload, "own_stream", lambda device: nullcontext())
     monkeypatch.setattr(link, "all_to_device", all_to_device)
     monkeypatch.setattr(link, "to_host", to_host)
     yield found
@@ -147,7 +147,7 @@ def test_workers_without_gpus_and_without_any(client, gone_up, monkeypatch):
     assert gone_up == []
     # What was there when the check was made may have lost its GPU since.
     monkeypatch.setattr(operands, "_hosted", lambda *given: True)
-    monkeypatch.setattr(host, "_device", lambda: None)
+    monkeypatch.setattr(host_offload, "_device", lambda: None)
     assert multimm.verify(*given)
     assert gone_up == []
 
@@ -163,5 +163,5 @@ def test_blocks_that_map_a_file(client, gone_up, tmp_path):
     a = da.from_array(x, chunks=-1).map_blocks(mapped, dtype="float32", meta=x[:0])
     wait(a := a.persist())
     assert type(mapped(None)) is np.memmap
-    assert host.on_device(lambda block: block + block, mapped(None))[0, 0] == 2 * x[0, 0]
+    assert host_offload.on_device(lambda block: block + block, mapped(None))[0, 0] == 2 * x[0, 0]
     assert multimm.verify(a, a, da.from_array(x @ x, chunks=10))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from multimm.planning import copies, cost
-from multimm.planning.grid import regular
-from multimm.planning.in_portions import in_portions
+from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import host_transfers, time
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.grid import regular
 
 
 def hosted_square(workers=1, n=32768, **more):
@@ -28,15 +28,15 @@ def test_blocks_that_are_finished_together_come_back_behind_the_last_product(wav
     layout = plan_matmul(hosted_square(), cluster, precision="tf32").layout
     layout = replace(layout, m_blocks=(8192,) * 4, n_blocks=(8192,) * 4, band=4 // waves)
     assert layout.waves == waves
-    alone = 2**28 / copies.DOWNLOAD_RATE  # a block
+    alone = 2**28 / host_transfers.DOWNLOAD_RATE  # a block
     for slabs in (1, 4):
-        terms = cost.seconds(replace(layout, slabs=(32768 // slabs,) * slabs), cluster, 0)
+        terms = time.seconds(replace(layout, slabs=(32768 // slabs,) * slabs), cluster, 0)
         beside, last = terms["from the GPUs"], terms["last blocks from a GPU"]
-        assert beside + last == pytest.approx(16 * alone + copies.COPIED_S)
-        pace = max(terms["to the GPUs"], sum(terms[name] for name in cost.IN_TURN))
+        assert beside + last == pytest.approx(16 * alone + host_transfers.COPIED_S)
+        pace = max(terms["to the GPUs"], sum(terms[name] for name in time.IN_TURN))
         meanwhile = pace / slabs * (1 - waves / 16)  # from its first block on
         of_wave = (16 * alone - meanwhile) / waves
-        assert last - copies.COPIED_S == pytest.approx(max(alone, of_wave))
+        assert last - host_transfers.COPIED_S == pytest.approx(max(alone, of_wave))
 
 
 def test_what_the_first_product_multiplies_goes_up_before_it():
@@ -46,11 +46,13 @@ def test_what_the_first_product_multiplies_goes_up_before_it():
     whole = 2 * 2**32
     for slabs in (1, 4):
         cut = replace(layout, slabs=(32768 // slabs,) * slabs)
-        beside, before = copies.going_up(cut, cluster)
-        assert before == pytest.approx(whole / 4 / slabs / copies.UPLOAD_RATE + copies.COPIED_S)
-        tasks = copies.UPLOAD_S * copies.host_tasks(cut)
+        beside, before = host_transfers.going_up(cut, cluster)
+        assert before == pytest.approx(
+            whole / 4 / slabs / host_transfers.UPLOAD_RATE + host_transfers.COPIED_S
+        )
+        tasks = host_transfers.UPLOAD_S * host_transfers.host_tasks(cut)
         assert beside + before == pytest.approx(
-            whole / copies.UPLOAD_RATE + tasks + copies.COPIED_S
+            whole / host_transfers.UPLOAD_RATE + tasks + host_transfers.COPIED_S
         )
 
 
@@ -59,9 +61,9 @@ def test_chunks_that_are_cut_go_up_with_those_of_other_blocks():
     layout = plan_matmul(hosted_square(2), cluster, precision="tf32").layout
     cut = replace(layout, m_blocks=(8192,) * 4, n_blocks=(8192,) * 4, slabs=(32768,), band=2)
     assert cut.cut_apart
-    _, before = copies.going_up(cut, cluster)
-    first = 2 * 8192 * 32768 * 4 / copies.UPLOAD_RATE
-    assert before == pytest.approx(copies.BEFORE_CUT * first + copies.COPIED_S)
+    _, before = host_transfers.going_up(cut, cluster)
+    first = 2 * 8192 * 32768 * 4 / host_transfers.UPLOAD_RATE
+    assert before == pytest.approx(host_transfers.BEFORE_CUT * first + host_transfers.COPIED_S)
 
 
 def test_all_of_a_bundled_operand_goes_up_before_the_first_portion():

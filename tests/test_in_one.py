@@ -10,14 +10,14 @@ from linked import link, plan_for
 from small import integers
 
 import multimm
-from multimm.gpu import host as copies
-from multimm.graph import host
+from multimm.gpu.transfer import pinned_copy as copies
 from multimm.graph.block_task import BlockTask
+from multimm.graph.tasks import host_offload
 from multimm.io import open_array
+from multimm.planning.choice import in_one_task
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import in_one_task
 
 client = counting_client(2)
 
@@ -28,7 +28,9 @@ def gone(monkeypatch):
     sent, fetched = [], []
     plan_for(monkeypatch, H200)
     link(monkeypatch, send=lambda block: sent.append(block.shape) or np.copy(block))
-    monkeypatch.setattr(host, "to_numpy", lambda block: fetched.append(block.shape) or block)
+    monkeypatch.setattr(
+        host_offload, "to_numpy", lambda block: fetched.append(block.shape) or block
+    )
     return sent, fetched
 
 

@@ -14,23 +14,25 @@ from hypothesis import strategies as st
 from small import integers
 
 import multimm
-from multimm.graph.build import build
-from multimm.graph.tasks import Step
-from multimm.planning import cost, in_place, redistribution, strategy
-from multimm.planning.blocking import lay_out
-from multimm.planning.counts import Cut
-from multimm.planning.grid import Grid
-from multimm.planning.options import Options
-from multimm.planning.order import (
+from multimm.graph.array import build
+from multimm.graph.tasks.multiply import Step
+from multimm.planning import choice
+from multimm.planning.candidates import in_place
+from multimm.planning.candidates.block_order import (
     _in_turn,
     as_stored,
     stack_where_it_lies,
     stored_at,
     where_they_lie,
 )
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import redistribution, time
+from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.counts import Cut
+from multimm.planning.tiling.grid import Grid
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 BANDS, NEARLY = (0,) * 8 + (2,) * 8 + (1,) * 8 + (3,) * 8, (1, 0, 2, 3, 0, 1, 3, 2) * 4
@@ -176,13 +178,13 @@ def test_what_is_too_large_is_not_taken_for_its_bytes(monkeypatch):
     rank_of = in_place.rank_of
     monkeypatch.setattr(in_place, "refined", lambda ranks, *_: ranks)
     for too_large in (False, True):
-        strategy.plan_matmul.cache_clear()
+        choice.plan_matmul.cache_clear()
         monkeypatch.setattr(
             in_place, "rank_of", lambda *args, x=too_large: rank_of(*args)._replace(too_large=x)
         )
         plan = plan_matmul(times(in_rows(BANDS)), gpus())
         assert bool(plan.layout.problem.rows) is not too_large
-    strategy.plan_matmul.cache_clear()
+    choice.plan_matmul.cache_clear()
 
 
 # -------------------------------------------------------------------- the graph
@@ -288,7 +290,7 @@ def test_who_cuts_a_stack_waits_for_what_lies_elsewhere():
     layout, _ = lay_out(Problem(a, a), gpus(2), Grid(2, 1, 1), Options())
     layout = replace(layout, batch_blocks=((2,) * 4,), band=2)
     assert layout.cut_again == ("a", "b")
-    assert cost.seconds(layout, gpus(2), 0)["first blocks"] > 0
+    assert time.seconds(layout, gpus(2), 0)["first blocks"] > 0
 
 
 # ------------------------------------------------------------------- on workers

@@ -24,8 +24,8 @@ from stand_in import GPUArray, gpu
 from multimm import files, io
 from multimm.errors import ArrayTypeError, DTypeError, FileFormatError, OptionError, ShapeError
 from multimm.files import graph, stored
-from multimm.gpu import host as link
-from multimm.graph.operand import reader_of
+from multimm.gpu.transfer import pinned_copy as link
+from multimm.graph.lowering.operand import reader_of
 
 FORMATS = ["npy", "zarr", "h5", "hdf5"]
 
@@ -125,13 +125,14 @@ def test_large_storage_chunks_are_never_split(tmp_path):
 WRITE_BEYOND = """
 import pickle, resource, sys
 import numpy as np
-from multimm.files import hdf5_output, locate
+from multimm.files import locate
+from multimm.files.output import hdf5
 from multimm.files.stored import StoredMatrix
 matrix = StoredMatrix(locate(sys.argv[1], "C"), (1000, 1000), np.dtype("f8"))
 open(matrix.path, "x").close()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 try:
-    hdf5_output.create(matrix)
+    hdf5.create(matrix)
 except OSError as error:
     error = pickle.loads(pickle.dumps(error))
     print(f"{type(error).__name__}: {error}")

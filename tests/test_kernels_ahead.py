@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pack_reference import pack_reference
 
 from multimm.errors import KernelError
-from multimm.gpu import ahead
-from multimm.gpu.add_config import CAPACITIES
-from multimm.gpu.compiled import IF_REFUSED, LOWER
-from multimm.gpu.layout import Stack
-from multimm.gpu.loads import alike, load_paths
-from multimm.gpu.pack_reference import pack_reference
-from multimm.gpu.registry import INSTEAD, Device, GemmSizes, choose
-from multimm.gpu.split_choice import choose_split, precisions_that_pay
-from multimm.gpu.tiles import limits_for
-from multimm.graph import kernels
+from multimm.gpu.arch import limits_for
+from multimm.gpu.elementwise.reduce_configs import CAPACITIES
+from multimm.gpu.emulated.selection import choose_split, precisions_that_pay
+from multimm.gpu.runtime.launch import IF_REFUSED, LOWER
+from multimm.gpu.simt.configs import INSTEAD, Device, GemmSizes, choose
+from multimm.gpu.simt.load_paths import alike, load_paths
+from multimm.gpu.strides import Stack
+from multimm.gpu.tuning import precompile
+from multimm.graph import warmup
 
 
 @pytest.fixture
@@ -32,36 +32,36 @@ def calls(monkeypatch):
     stream = SimpleNamespace(synchronize=lambda: None)
     device = SimpleNamespace(compute_capability="80")
     module.cuda = SimpleNamespace(get_current_stream=lambda: stream, Device=lambda: device)
-    monkeypatch.setattr(kernels, "compile_files", lambda *share: seen.append(("files", *share)))
-    monkeypatch.setattr(kernels, "CPU_COUNT", 12)
+    monkeypatch.setattr(warmup, "compile_files", lambda *share: seen.append(("files", *share)))
+    monkeypatch.setattr(warmup, "CPU_COUNT", 12)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(kernels, "SIDE", 24)
-    monkeypatch.setattr(kernels, "K", 16)
-    monkeypatch.setattr(kernels, "TALL_SIDE", 8)
-    monkeypatch.setattr(kernels, "TALL_K", 64)
+    monkeypatch.setattr(warmup, "SIDE", 24)
+    monkeypatch.setattr(warmup, "K", 16)
+    monkeypatch.setattr(warmup, "TALL_SIDE", 8)
+    monkeypatch.setattr(warmup, "TALL_K", 64)
     seen = []
 
     def recorded(name):
-        task = getattr(kernels, name)
+        task = getattr(warmup, name)
 
         def run(*blocks, **options):
             step = options.get("step")
             seen.append((name, len(blocks), step.precision if step else ""))
             return task(*blocks, **options)
 
-        monkeypatch.setattr(kernels, name, run)
+        monkeypatch.setattr(warmup, name, run)
 
     for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose", "join"):
         recorded(name)
     for name in ("upload", "download"):  # whose GPU a process remembers
-        monkeypatch.setattr(kernels, name, lambda block, name=name: seen.append((name, 1, "")))
+        monkeypatch.setattr(warmup, name, lambda block, name=name: seen.append((name, 1, "")))
     return seen
 
 
 def test_every_kind_of_task_runs_in_every_precision(calls):
-    kernels.compile_kernels(1, 4)
+    warmup.compile_kernels(1, 4)
     assert calls.pop(0) == ("files", 80, 3, 1, 4)  # a worker's share of the cores
-    for precision in kernels.PRECISIONS:
+    for precision in warmup.PRECISIONS:
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
@@ -76,14 +76,14 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
 
 
 def test_the_operands_have_elements_that_packed_parts_do_not_carry():
-    x = kernels._operand(np, (64, 128))
+    x = warmup._operand(np, (64, 128))
     for operand in (x, x.T):
         assert pack_reference(operand).uncarried == 1
 
 
 def test_the_blocks_are_large_enough_for_the_kernels_of_large_blocks():
     device = Device(limits_for(90), 132)
-    small, large = (kernels.SIDE, kernels.SIDE, kernels.K), (16384, 16384, 8192)
+    small, large = (warmup.SIDE, warmup.SIDE, warmup.K), (16384, 16384, 8192)
     assert choose(GemmSizes(*small), device)[0] == choose(GemmSizes(*large), device)[0]
     for products in (1, 3):
         assert (
@@ -110,7 +110,7 @@ def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, 
     loads = alike(load_paths(trans, pair, ()))
     config, _ = choose(GemmSizes(*shape), Device(limits_for(90), 132), INSTEAD)
     defines = {**config.defines(), **loads, **dict(IF_REFUSED)}
-    assert defines in [dict(job.defines) for job in ahead.wanted(90)]
+    assert defines in [dict(job.defines) for job in precompile.wanted(90)]
 
 
 @pytest.mark.parametrize("wide", [(True, True), (True, False), (False, True), (False, False)])
@@ -126,7 +126,7 @@ def test_both_operands_are_copied_alike_in_its_place(wide):
 def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
     config, _ = choose_split(m, m if lower else n, k, products, Device(limits_for(90), 132), lower)
     defines = {**config.defines(), **dict(LOWER * lower)}
-    assert defines in [dict(job.defines) for job in ahead.wanted(90) if job.specific]
+    assert defines in [dict(job.defines) for job in precompile.wanted(90) if job.specific]
 
 
 def stand_ins(jobs):
@@ -135,13 +135,13 @@ def stand_ins(jobs):
 
 
 def test_older_gpus_need_plain_kernels_alone():
-    jobs = list(ahead.wanted(75))
+    jobs = list(precompile.wanted(75))
     assert jobs
     assert not any(job.specific or "GUARDED" in dict(job.defines) for job in jobs)
 
 
 def test_gpus_without_wgmma_need_the_kernels_that_do_without():
-    jobs = list(ahead.wanted(80))
+    jobs = list(precompile.wanted(80))
     assert not any(job.specific for job in jobs)
     assert sum(job.file == "sgemm_split_mma.cu" for job in jobs) == 8  # wide or not, lower or not
     assert stand_ins(jobs) == 14
@@ -149,7 +149,7 @@ def test_gpus_without_wgmma_need_the_kernels_that_do_without():
 
 @pytest.mark.parametrize("capability", [86, 89, 120])
 def test_where_tensor_cores_pay_for_tf32_alone_so_much_is_compiled(capability):
-    jobs = list(ahead.wanted(capability))
+    jobs = list(precompile.wanted(capability))
     split = [dict(job.defines) for job in jobs if job.file == "sgemm_split_mma.cu"]
     assert [defines["PARTS"] for defines in split] == [1] * 4
     assert stand_ins(jobs) == 14  # operands may be refused
@@ -158,7 +158,7 @@ def test_where_tensor_cores_pay_for_tf32_alone_so_much_is_compiled(capability):
 @given(st.sampled_from([75, 80, 86, 87, 89, 90, 100, 120]), st.integers(1, 300))
 def test_what_pays_does_not_depend_on_how_many_multiprocessors_there_are(capability, count):
     packs = precisions_that_pay(capability, count)
-    made = {dict(job.defines).get("PARTS") for job in ahead.wanted(capability)} - {None}
+    made = {dict(job.defines).get("PARTS") for job in precompile.wanted(capability)} - {None}
     assert made == {{"float32": 2, "tf32": 1}[precision] for precision in packs}
 
 
@@ -173,17 +173,17 @@ def compiled(monkeypatch, tmp_path):
         found.append((text, specific))
         yield tmp_path / "file"
 
-    monkeypatch.setattr(ahead, "file_for", file_for)
+    monkeypatch.setattr(precompile, "file_for", file_for)
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "not" / "yet"))
     return found
 
 
 def test_each_process_begins_elsewhere_and_compiles_everything(compiled):
-    ahead.compile_files(90, 1)
+    precompile.compile_files(90, 1)
     alone = compiled.copy()
-    assert len(set(alone)) == len(alone) == len(list(ahead.wanted(90)))
+    assert len(set(alone)) == len(alone) == len(list(precompile.wanted(90)))
     compiled.clear()
-    ahead.compile_files(90, 1, rank=1, ranks=2)
+    precompile.compile_files(90, 1, rank=1, ranks=2)
     half = len(alone) // 2
     assert compiled == alone[half:] + alone[:half]
 
@@ -191,7 +191,7 @@ def test_each_process_begins_elsewhere_and_compiles_everything(compiled):
 def test_where_nothing_can_be_kept_nothing_is_compiled_for_it(compiled, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    ahead.compile_files(90, 1)
+    precompile.compile_files(90, 1)
     assert compiled == []
 
 
@@ -199,6 +199,6 @@ def test_what_does_not_compile_is_said(compiled, monkeypatch):
     def refuse(*args, **kwargs):
         raise KernelError("no compiler")
 
-    monkeypatch.setattr(ahead, "file_for", refuse)
+    monkeypatch.setattr(precompile, "file_for", refuse)
     with pytest.raises(KernelError, match="no compiler"):
-        ahead.compile_files(90, 2)
+        precompile.compile_files(90, 2)

@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from multimm.cluster import peer_memory, pool_memory
-from multimm.cluster.devices import Gpu
-from multimm.cluster.peer_memory import PeerMemory, Pool
+from multimm.cluster.inspect.devices import Gpu
+from multimm.cluster.plugins import peer_memory, pool_memory
+from multimm.cluster.plugins.peer_memory import PeerMemory, Pool
 
 GB = 10**9
 PEER, OWN = "ucxx://127.0.0.1:2", "ucxx://127.0.0.1:1"

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from multimm.gpu import host, lanes
+from multimm.gpu.transfer import loops, pinned_copy
 
 PIECE = 64  # bytes
 
@@ -61,14 +61,14 @@ class LateDriver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = LateDriver()
-    monkeypatch.setattr(lanes, "_driver", lambda name, words: driver.functions[name])
-    monkeypatch.setattr(host, "PIECE", PIECE)
+    monkeypatch.setattr(loops, "_driver", lambda name, words: driver.functions[name])
+    monkeypatch.setattr(pinned_copy, "PIECE", PIECE)
     return driver
 
 
 def run(driver, way, *args, lanes_used=3):
     """Each lane's share, one lane after another; what they return."""
-    loop = getattr(lanes.loops.__wrapped__(), way)
+    loop = getattr(loops.loops.__wrapped__(), way)
     failed = []
     for lane in range(lanes_used):
         pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
@@ -86,9 +86,9 @@ def table(arrays):
     entries = []
     for target, source in arrays:
         there = SimpleNamespace(data=SimpleNamespace(ptr=target.ctypes.data))
-        block, row = host._in_rows(source)
+        block, row = pinned_copy._in_rows(source)
         assert np.shares_memory(block, source) or not block.size
-        entries.append(host._entry(there, (block, row)))
+        entries.append(pinned_copy._entry(there, (block, row)))
     return np.array(entries, np.int64)
 
 
@@ -169,9 +169,9 @@ def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
     event = SimpleNamespace(record=lambda: None)
     cuda = SimpleNamespace(Event=lambda **_: event, Device=contextlib.nullcontext)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(host, "Lane", Lane)
-    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(send=send))
-    road = host.Road(0, "send", 3)
+    monkeypatch.setattr(pinned_copy, "Lane", Lane)
+    monkeypatch.setattr(pinned_copy, "loops", lambda: SimpleNamespace(send=send))
+    road = pinned_copy.Road(0, "send", 3)
     with pytest.raises(MemoryError, match="no pinned memory"):
         road.carry(4)
     assert len(carried) == 2

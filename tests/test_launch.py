@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 from stand_in import below, no_memory
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, launch, recall, slices, tuning
-from multimm.gpu.choice import FFMA, Choice, last_choice
-from multimm.gpu.registry import REGISTRY
+from multimm.gpu.kernel_selection import FFMA, Choice, last_choice
+from multimm.gpu.runtime import launch as runtime_launch
+from multimm.gpu.runtime import launch_cache
+from multimm.gpu.simt import gemm, split_k
+from multimm.gpu.simt.configs import REGISTRY
+from multimm.gpu.tuning import autotune
 
 
 class GPUArray(np.ndarray):
@@ -119,15 +122,15 @@ def cupy():
     """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", fake_cupy())
-        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(tuning, "winners_on", lambda device: {})
-        compiled.kernel_for.cache_clear()
-        compiled.device_of.cache_clear()
-        recall.forget()
+        patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        patch.setattr(autotune, "winners_on", lambda device: {})
+        runtime_launch.kernel_for.cache_clear()
+        runtime_launch.device_of.cache_clear()
+        launch_cache.forget()
         yield sys.modules["cupy"]
-    recall.forget()
-    compiled.kernel_for.cache_clear()
-    compiled.device_of.cache_clear()
+    launch_cache.forget()
+    runtime_launch.kernel_for.cache_clear()
+    runtime_launch.device_of.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +191,7 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     out = None
     if out_layout is not None:
         out = laid_out(np.full((*stack, m, n), np.nan, np.float32), out_layout)
-    result = launch.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
+    result = gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
                          partial=partial, out=out)  # fmt: skip
 
     total = np.asarray(a.swapaxes(-1, -2) if trans_a else a) @ np.asarray(
@@ -209,30 +212,30 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     out = np.full((2, 700, 700), 77, np.float32).view(GPUArray)
     exact = np.asarray(a) @ np.asarray(b.T if trans_b else b)
     for _ in range(2):  # the second time, what the first one decided is not taken for all of it
-        launch.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out,
+        gemm.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out,
                     lower=True)  # fmt: skip
         expected = 2 * (exact + np.asarray(partial)) + 3 * np.asarray(c)
         np.testing.assert_array_equal(np.tril(out), np.tril(expected))
         assert out[0, 0, -1] == 77
-    launch.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out)
+    gemm.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out)
     np.testing.assert_array_equal(np.asarray(out), expected)
     assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, True, False]
     turned = np.zeros((700, 700), np.float32).T.view(GPUArray)
-    launch.gemm(a[0], b, trans_b=trans_b, out=turned, lower=True)
+    gemm.gemm(a[0], b, trans_b=trans_b, out=turned, lower=True)
     np.testing.assert_array_equal(np.asarray(turned), exact[0])
     with pytest.raises(ShapeError, match="the product is 4 x 5: only a square one"):
-        launch.gemm(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
+        gemm.gemm(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
 
 
 def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, monkeypatch):
     a, b = integers(1, (600, 50)), integers(2, (50, 600))
     exact, decided = np.asarray(a) @ np.asarray(b), []
-    prepared = launch.prepared
+    prepared = gemm.prepared
     monkeypatch.setattr(
-        launch, "prepared", lambda *args, **more: decided.append(more) or prepared(*args, **more)
+        gemm, "prepared", lambda *args, **more: decided.append(more) or prepared(*args, **more)
     )
     for lower in (True, False, True, False):
-        result = launch.gemm(a, b, lower=lower)
+        result = gemm.gemm(a, b, lower=lower)
         np.testing.assert_array_equal(np.tril(result), np.tril(exact))
         if not lower:
             np.testing.assert_array_equal(np.asarray(result), exact)
@@ -243,43 +246,43 @@ def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, mo
 def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
     caplog.set_level(logging.DEBUG, logger="multimm")
     a, b = integers(1, (5, 7), "F"), integers(2, (7, 3), "wide rows")
-    launch.gemm(a, b)
+    gemm.gemm(a, b)
     ((kernel, _, _, args),) = launches
     assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
     assert (args[6], args[7]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
     assert (args[9], args[10]) == (b.data.ptr, 6)
     assert "copied" not in caplog.text
-    launch.gemm(integers(1, (5, 7), "reversed"), b)
+    gemm.gemm(integers(1, (5, 7), "reversed"), b)
     assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
 
 
 def test_arguments_have_the_kernel_types(launches):
-    launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
+    gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
     ((*_, args),) = launches
-    assert [type(value) for value in args] == list(compiled.GEMM_SIGNATURE)
+    assert [type(value) for value in args] == list(runtime_launch.GEMM_SIGNATURE)
     assert args[:6] == (2, 5, 3, 0, 2.0, 1.0)
     assert args[12] == 0  # no C: null
 
 
 def test_stacks_take_one_launch_where_strides_allow(launches):
-    launch.gemm(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
+    gemm.gemm(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
     assert [grid[2] for _, grid, _, _ in launches] == [12]
     launches.clear()
-    launch.gemm(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
+    gemm.gemm(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
     assert [grid[2] for _, grid, _, _ in launches] == [7] * 5
 
 
 def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
-    monkeypatch.setattr(compiled, "MAX_GRID_Z", 4)
+    monkeypatch.setattr(runtime_launch, "MAX_GRID_Z", 4)
     a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
-    np.testing.assert_array_equal(np.asarray(launch.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+    np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
     assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
 
 
 def test_kernels_are_made_once_per_configuration(launches):
     for _ in range(2):
-        launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
-    launch.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
+        gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
+    gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
     first, second, third = (kernel for kernel, *_ in launches)
     assert first is second
     assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 64)
@@ -300,15 +303,15 @@ def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
         (matrix(7, 8, 8), matrix(7, 11, 12), (1, 0)),  # edge
     ):
         launches.clear()
-        launch.gemm(a, b, trans_a=True)
+        gemm.gemm(a, b, trans_a=True)
         ((kernel, *_),) = launches
         assert (kernel.defines["WIDE_A"], kernel.defines["WIDE_B"]) == wide
-    launch.gemm(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
+    gemm.gemm(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
     assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
 def adding(operands, order, alpha, beta, guard):
-    """What multimm.gpu.add prepares, in NumPy: for other operands laid out like these."""
+    """What gpu.elementwise.reduce prepares, in NumPy: for other operands laid out like these."""
     assert order == (0, 1)
     assert guard == ()
     layouts = [(*x.shape, x.strides[0] // 4) for x in operands]
@@ -331,7 +334,7 @@ def adding(operands, order, alpha, beta, guard):
 def test_long_sums_are_cut_into_slices(
     launches, monkeypatch, trans_a, trans_b, with_c, with_partial
 ):
-    monkeypatch.setattr(slices.add, "prepared_sum", adding)
+    monkeypatch.setattr(split_k.reduce, "prepared_sum", adding)
     m, n, k = 5, 3, 5003
     a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
     b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
@@ -339,7 +342,7 @@ def test_long_sums_are_cut_into_slices(
     c = integers(3, (*batch, m, n), "wide rows") if with_c else None
     partial = integers(4, (m, n)) if with_partial else None
     out = laid_out(np.zeros((*batch, m, n), np.float32), "wide rows")
-    launch.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
+    gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
                 partial=partial, out=out)  # fmt: skip
     left, right = np.asarray(a.T if trans_a else a), np.asarray(b.T if trans_b else b)
     expected = 2 * (left @ right + (np.asarray(partial) if with_partial else 0))
@@ -353,12 +356,12 @@ def test_long_sums_are_cut_into_slices(
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(
     launches, monkeypatch, caplog, batch
 ):
-    monkeypatch.setattr(slices, "workspace", no_memory)
+    monkeypatch.setattr(split_k, "workspace", no_memory)
     a, b = integers(1, (*batch, 40, 5000), "wide rows"), integers(2, (5000, 30))
     c, partial = integers(3, (*batch, 40, 30), "wide rows"), integers(4, (40, 30))
     expected = 2 * (np.asarray(a) @ np.asarray(b) + np.asarray(partial)) - 3 * np.asarray(c)
     for _ in range(2):  # the second time by what was kept
-        out = launch.gemm(a, b, alpha=2, beta=-3, c=c, partial=partial)
+        out = gemm.gemm(a, b, alpha=2, beta=-3, c=c, partial=partial)
         np.testing.assert_array_equal(np.asarray(out), expected)
     assert [(grid[2], args[3]) for _, grid, _, args in launches] == [(1, 0)] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
@@ -381,7 +384,7 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
         run = adding(operands, order, alpha, beta, guard)
         return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
 
-    monkeypatch.setattr(slices.add, "prepared_sum", add)
+    monkeypatch.setattr(split_k.reduce, "prepared_sum", add)
     cuda = cupy.cuda
     for holder, name, value in (
         (cuda.runtime, "streamIsCapturing", lambda stream: stream == 99),
@@ -394,7 +397,7 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     ):
         monkeypatch.setattr(holder, name, value, raising=False)
     a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
-    out = launch.gemm(a, b, tuned=False)
+    out = gemm.gemm(a, b, tuned=False)
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
     (first, size, stream), added, freed = events  # to decide nothing was allocated
     assert (first, stream) == ("allocated", 99)
@@ -409,16 +412,16 @@ def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cup
     with pytest.raises(
         KernelError, match=r"\(5, 7\) with strides \(-28, -4\) is copied first, into"
     ):
-        launch.gemm(integers(1, (5, 7), "reversed"), b)
+        gemm.gemm(integers(1, (5, 7), "reversed"), b)
     with pytest.raises(KernelError, match="pass an array with contiguous rows"):
-        launch.gemm(a, b, beta=1, c=integers(3, (5, 3), "F"))
+        gemm.gemm(a, b, beta=1, c=integers(3, (5, 3), "F"))
     assert launches == []
-    launch.gemm(integers(1, (5, 7), "F"), b)
+    gemm.gemm(integers(1, (5, 7), "F"), b)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
 def test_empty_results_launch_nothing(launches, m, n):
-    assert launch.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
+    assert gemm.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
     assert launches == []
 
 
@@ -428,23 +431,23 @@ def test_operands_are_checked_before_anything_runs(launches):
     elsewhere.device_id = 1
     big, square = integers(3, (8, 16)), integers(4, (4, 4))
     for error, sentence, call in (
-        (ShapeError, "the 3 columns of a must equal the 2 rows of b", lambda: launch.gemm(a, a)),
-        (ShapeError, "a matrix or a stack", lambda: launch.gemm(a[0], b)),
-        (ShapeError, "must broadcast", lambda: launch.gemm(
+        (ShapeError, "the 3 columns of a must equal the 2 rows of b", lambda: gemm.gemm(a, a)),
+        (ShapeError, "a matrix or a stack", lambda: gemm.gemm(a[0], b)),
+        (ShapeError, "must broadcast", lambda: gemm.gemm(
             integers(1, (2, 2, 2)), integers(1, (3, 2, 2)))),
-        (ShapeError, r"c has shape \(1, 5\)", lambda: launch.gemm(a, b, c=b[:1], beta=1)),
-        (ShapeError, "out has shape", lambda: launch.gemm(a, b, out=b)),
-        (ShapeError, "out and a may share", lambda: launch.gemm(
+        (ShapeError, r"c has shape \(1, 5\)", lambda: gemm.gemm(a, b, c=b[:1], beta=1)),
+        (ShapeError, "out has shape", lambda: gemm.gemm(a, b, out=b)),
+        (ShapeError, "out and a may share", lambda: gemm.gemm(
             big[:2, :3], b, out=big[:2, 2:7])),
-        (ShapeError, "out and a may share", lambda: launch.gemm(square, square, out=square)),
-        (ShapeError, "cannot be written to", lambda: launch.gemm(a, b, out=big[:2, :10:2])),
-        (ShapeError, "some elements", lambda: launch.gemm(
+        (ShapeError, "out and a may share", lambda: gemm.gemm(square, square, out=square)),
+        (ShapeError, "cannot be written to", lambda: gemm.gemm(a, b, out=big[:2, :10:2])),
+        (ShapeError, "some elements", lambda: gemm.gemm(
             a, b, out=np.broadcast_to(big[:1, :5], (2, 5)).view(GPUArray))),
-        (DTypeError, "b has dtype float64", lambda: launch.gemm(
+        (DTypeError, "b has dtype float64", lambda: gemm.gemm(
             a, b.astype(np.float64).view(GPUArray))),
-        (ArrayTypeError, "b is a numpy.ndarray", lambda: launch.gemm(a, np.asarray(b))),
-        (ArrayTypeError, "several devices", lambda: launch.gemm(a, elsewhere)),
-        (KernelError, "'best' is unknown", lambda: launch.gemm(a, b, config="best")),
+        (ArrayTypeError, "b is a numpy.ndarray", lambda: gemm.gemm(a, np.asarray(b))),
+        (ArrayTypeError, "several devices", lambda: gemm.gemm(a, elsewhere)),
+        (KernelError, "'best' is unknown", lambda: gemm.gemm(a, b, config="best")),
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             call()
@@ -454,35 +457,37 @@ def test_operands_are_checked_before_anything_runs(launches):
 def test_neighbouring_columns_of_one_matrix_do_not_overlap():
     big = integers(3, (8, 16))
     a, b = np.asarray(big[:, :8]).copy(), np.asarray(integers(2, (8, 8)))
-    launch.gemm(big[:, :8], integers(2, (8, 8)), out=big[:, 8:])
+    gemm.gemm(big[:, :8], integers(2, (8, 8)), out=big[:, 8:])
     np.testing.assert_array_equal(np.asarray(big[:, 8:]), a @ b)
     np.testing.assert_array_equal(np.asarray(big[:, :8]), a)
 
 
 def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
     a, b = integers(1, (20, 30)), integers(2, (30, 40))
-    launch.gemm(a, b)
-    monkeypatch.setattr(launch, "choose", None)
+    gemm.gemm(a, b)
+    monkeypatch.setattr(gemm, "choose", None)
     for seed in (3, 4):
         a[...], b[...] = integers(seed, a.shape), integers(seed + 10, b.shape)
-        result = launch.gemm(a, b)
+        result = gemm.gemm(a, b)
         np.testing.assert_array_equal(np.asarray(result), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 3
 
 
 def test_what_is_chosen_for_some_data_is_kept_as_no_promise(launches):
     a, b = integers(1, (20, 30)), integers(2, (30, 40))
-    recall.forget()
+    launch_cache.forget()
     refused = Choice(FFMA, "float32", "operand a has 1 elements that are not finite")
-    for noted in (refused, launch.ASKED_FOR, refused._replace(reason="and another")):
-        launch.gemm(a, b, noted=noted)
+    for noted in (refused, gemm.ASKED_FOR, refused._replace(reason="and another")):
+        gemm.gemm(a, b, noted=noted)
         assert last_choice() == noted
-        assert all(recall.product(a, b, verb) is None for verb in ("float32", "ieee"))
+        assert all(launch_cache.product(a, b, verb) is None for verb in ("float32", "ieee"))
     chosen = Choice(FFMA, "float32", "k = 30 is shorter than 256")
-    launch.gemm(a, b, noted=chosen, kept_as="float32")
-    launch.gemm(a, b, noted=refused)
+    gemm.gemm(a, b, noted=chosen, kept_as="float32")
+    gemm.gemm(a, b, noted=refused)
     assert last_choice() == refused
-    np.testing.assert_array_equal(recall.product(a, b, "float32"), np.asarray(a) @ np.asarray(b))
+    np.testing.assert_array_equal(
+        launch_cache.product(a, b, "float32"), np.asarray(a) @ np.asarray(b)
+    )
     assert last_choice() == chosen
 
 
@@ -494,10 +499,10 @@ def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeyp
         asked.append((device, sizes.m, sizes.n, sizes.k, sides))
         return REGISTRY[0].config
 
-    monkeypatch.setattr(tuning, "lookup", lookup)
-    launch.gemm(a, b, trans_b=True)
-    launch.gemm(a, b, trans_b=True, tuned=False)
-    launch.gemm(a, b, trans_b=True, config=REGISTRY[1].name)
+    monkeypatch.setattr(autotune, "lookup", lookup)
+    gemm.gemm(a, b, trans_b=True)
+    gemm.gemm(a, b, trans_b=True, tuned=False)
+    gemm.gemm(a, b, trans_b=True, config=REGISTRY[1].name)
     blocks = [kernel.defines["BLOCK_K"] for kernel, *_ in launches]
     assert asked == [(0, 24, 40, 30, (False, True))]
     assert blocks[0] == REGISTRY[0].config.block_k

@@ -20,9 +20,9 @@ from linked import at_rest, held_up, link, plan_for_little
 from small import integers
 
 import multimm
-from multimm.graph import host
-from multimm.graph.host import Room, download
-from multimm.planning.memory import download_limit
+from multimm.graph.tasks import host_offload
+from multimm.graph.tasks.host_offload import Room, download
+from multimm.planning.cost.memory import download_limit
 
 
 class Sent:
@@ -229,7 +229,7 @@ def test_all_get_through_in_any_order_and_within_the_limits(seed):
 def test_a_smaller_block_at_the_edge_has_the_limit_of_its_plan(monkeypatch):
     """Not as many times its own size: beside a full block it would wait for nothing."""
     opened = held_up(monkeypatch)
-    monkeypatch.setattr(host, "_leaving", room := Room())
+    monkeypatch.setattr(host_offload, "_leaving", room := Room())
     full, edge = np.ones((10, 10)), np.ones((10, 1))
     with ThreadPoolExecutor(2) as pool:
         copies = [pool.submit(download, block, limit=2 * full.nbytes) for block in (full, edge)]
@@ -272,7 +272,7 @@ def test_every_block_of_a_product_has_the_limit_of_its_plan(monkeypatch):
 
 def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
     opened = held_up(monkeypatch, seconds=60)
-    monkeypatch.setattr(host, "_leaving", room := Room())
+    monkeypatch.setattr(host_offload, "_leaving", room := Room())
     with in_threads(1, threads=3, memory_limit=0) as cluster, Client(cluster) as client:
         products = [in_waves(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
         limits = {task.kwargs["limit"] for c, _, _ in products for task in downloads(c)}
@@ -290,7 +290,7 @@ def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeyp
 
 FORKED = """
 import os, signal
-from multimm.graph import host
+from multimm.graph.tasks import host_offload as host
 with host._leaving.room(10, 10), host._coming_back, host._coming_back:
     if not (child := os.fork()):
         signal.alarm(20)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Program, started
 
-from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import tiles_of
+from multimm.gpu.arch import tiles_of
+from multimm.gpu.runtime.kernel_source import kernel_text
 
 # Tiles of 128 x TILE_N in bands of 4 rows.
 ENTRY = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -17,13 +16,15 @@ from distributed import Client, LocalCluster
 import multimm
 import multimm.cluster as mc
 from multimm.cli import main
-from multimm.cluster import measure, probes, rates
-from multimm.cluster.describe import listed
-from multimm.cluster.measure import measure_rates, neighbours
-from multimm.cluster.probes import Effort, fetch_seconds, product_gflops
-from multimm.cluster.rates import DeviceRates
+from multimm.cluster.calibration import probes, store
+from multimm.cluster.calibration import run as calibration_run
+from multimm.cluster.calibration.probes import Effort, fetch_seconds, product_gflops
+from multimm.cluster.calibration.run import measure_rates, neighbours
+from multimm.cluster.calibration.store import DeviceRates
+from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ClusterError, OptionError
-from multimm.planning.dry_run import rates_text
+from multimm.planning.explain import rates_text
 from multimm.planning.spec import (
     H200,
     INFINIBAND,
@@ -34,8 +35,6 @@ from multimm.planning.spec import (
     MatrixSpec,
 )
 
-#: `multimm.cluster.describe` is the function.
-describe_module = sys.modules["multimm.cluster.describe"]
 DAY = "2026-11-21"
 CPU = DeviceSpec("cpu", "cpu", 2**31, 30.0, 10.0)
 
@@ -46,7 +45,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 @pytest.fixture
 def quick(monkeypatch):
     """Small blocks, for an instant: what is measured is a rate, if no good one."""
-    monkeypatch.setattr(measure, "EFFORT", {"cpu": Effort(64, 0.001, 2**12, 0.001)})
+    monkeypatch.setattr(calibration_run, "EFFORT", {"cpu": Effort(64, 0.001, 2**12, 0.001)})
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def workers(count, **options):
 
 def another_process():
     """Forget all but the file, as the next process does."""
-    rates.forget()
+    store.forget()
 
 
 # ------------------------------------------------------------- what is measured
@@ -86,21 +85,21 @@ class Clock:
 def test_the_rate_counts_products_after_the_first(monkeypatch):
     clock = Clock(100.0, 0.5, 0.5, 0.25)
     monkeypatch.setattr(probes, "time", clock)
-    monkeypatch.setattr("multimm.graph.tasks.multiply", clock.work)
+    monkeypatch.setattr("multimm.graph.tasks.multiply.multiply", clock.work)
     # Three products of 2 * 10**6 flop in 1.25 s; the one before, with all it loads, is left out.
     assert product_gflops("ieee", 100, 1.2, False) == pytest.approx(3 * 2e6 / 1.25 / 1e9)
 
 
 def test_products_are_those_of_tasks_and_right(monkeypatch):
-    from multimm.graph import tasks
+    from multimm.graph.tasks import multiply as tasks_multiply
 
-    made, real = [], tasks.multiply
+    made, real = [], tasks_multiply.multiply
 
     def multiply(a, b, partial=None, *, step):
         made.append((a, b, partial, step, real(a, b, partial, step=step)))
         return made[-1][-1]
 
-    monkeypatch.setattr(tasks, "multiply", multiply)
+    monkeypatch.setattr(tasks_multiply, "multiply", multiply)
     product_gflops("tf32", 16, 0.0, False)
     (a, b, none, step, first), (_, _, partial, _, second) = made
     assert none is None
@@ -121,9 +120,9 @@ def test_gpus_multiply_operands_that_were_packed_before(monkeypatch, precision, 
         return f"packed {role}"
 
     monkeypatch.setattr(probes, "normal", lambda seed, shape, gpu: f"raw {'ab'[seed - 1]}")
-    monkeypatch.setattr("multimm.graph.tasks.pack", pack)
+    monkeypatch.setattr("multimm.graph.tasks.multiply.pack", pack)
     monkeypatch.setattr(
-        "multimm.graph.tasks.multiply", lambda a, b, *_, **__: multiplied.append((a, b))
+        "multimm.graph.tasks.multiply.multiply", lambda a, b, *_, **__: multiplied.append((a, b))
     )
     product_gflops(precision, 8, 0.0, True)
     state = "packed" if sides else "raw"
@@ -186,9 +185,9 @@ def test_the_slowest_of_a_kind_counts_and_kinds_are_apart(monkeypatch):
         asked[precision] = list(addresses)
         return said[precision]
 
-    monkeypatch.setattr(measure, "_on_workers", on_workers)
-    monkeypatch.setattr(measure, "_today", lambda: DAY)
-    assert measure._devices(None, spec) == (
+    monkeypatch.setattr(calibration_run, "_on_workers", on_workers)
+    monkeypatch.setattr(calibration_run, "_today", lambda: DAY)
+    assert calibration_run._devices(None, spec) == (
         DeviceRates(H200.name, H200.gflops, 4e4, (("float32", 1.6e5), ("tf32", 4.4e5)), DAY),
         DeviceRates("cpu", 30.0, 20.0, (), DAY),
     )
@@ -207,15 +206,15 @@ def test_links_within_hosts_and_between_them_are_apart(monkeypatch):
         slower = 2 if len(workers) > 1 else 1
         return {w: whole * (slower if i else 1) for i, w in enumerate(workers)}
 
-    monkeypatch.setattr(measure, "_on_workers", on_workers)
-    monkeypatch.setattr(measure, "_today", lambda: DAY)
-    inside, outside = measure._links(None, spec, hosts)
+    monkeypatch.setattr(calibration_run, "_on_workers", on_workers)
+    monkeypatch.setattr(calibration_run, "_today", lambda: DAY)
+    inside, outside = calibration_run._links(None, spec, hosts)
     assert inside.key == ("ucxx", H200.name, False)
     assert outside.key == ("ucxx", H200.name, True)
     assert (inside.pair_gbps, outside.pair_gbps) == (100.0, 12.5)
     # The slowest worker takes four times as long while all receive.
     assert (inside.gbps, outside.gbps) == (25.0, pytest.approx(3.125))
-    assert outside.latency_s == pytest.approx(8 * measure.SMALL_BYTES / 100e9, rel=1e-3)
+    assert outside.latency_s == pytest.approx(8 * calibration_run.SMALL_BYTES / 100e9, rel=1e-3)
 
 
 # ----------------------------------------------------------------- live workers
@@ -294,7 +293,7 @@ def test_busy_workers_are_not_measured(gate, rates_file):
 
 @pytest.mark.usefixtures("quick")
 def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rates_file):
-    real = measure._links
+    real = calibration_run._links
     with workers(1) as client:
 
         def links(*args):
@@ -304,7 +303,7 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rate
             return real(*args)
 
         late = []
-        monkeypatch.setattr(measure, "_links", links)
+        monkeypatch.setattr(calibration_run, "_links", links)
         with pytest.raises(ClusterError, match="nothing was kept"):
             mc.describe(client, measure=True)
         gate.set()
@@ -313,7 +312,7 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rate
 
 @pytest.mark.usefixtures("quick")
 def test_workers_that_join_spoil_the_measurement(monkeypatch, rates_file):
-    real = measure._links
+    real = calibration_run._links
     with workers(1) as client:
 
         def links(*args):
@@ -321,7 +320,7 @@ def test_workers_that_join_spoil_the_measurement(monkeypatch, rates_file):
             client.wait_for_workers(2)
             return real(*args)
 
-        monkeypatch.setattr(measure, "_links", links)
+        monkeypatch.setattr(calibration_run, "_links", links)
         with pytest.raises(ClusterError, match="joined or left"):
             mc.describe(client, measure=True)
     assert not rates_file.exists()
@@ -350,7 +349,7 @@ def test_an_asynchronous_client_cannot_measure():
 
 
 def test_a_worker_that_does_not_say_what_it_is_cannot_be_measured(monkeypatch, rates_file):
-    monkeypatch.setattr(describe_module, "ask", lambda client, addresses: {})
+    monkeypatch.setattr(cluster_spec, "ask", lambda client, addresses: {})
     with (
         workers(1) as client,
         pytest.raises(ClusterError, match="does not say what it computes with"),
@@ -384,7 +383,7 @@ def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, rates_file
     with mc.start(workers=2, memory_limit="1GiB") as client:
         named = {w["name"]: address for address, w in listed(client).items()}
         with monkeypatch.context() as patch:
-            patch.setattr(measure, "product_rate", die)
+            patch.setattr(calibration_run, "product_rate", die)
             started = time.monotonic()
             with pytest.raises(ClusterError) as caught:
                 mc.describe(client, measure=True)
@@ -402,8 +401,8 @@ def test_workers_that_stay_silent_are_given_up(monkeypatch, rates_file):
     async def sleep(**_):
         await asyncio.sleep(30)
 
-    monkeypatch.setattr(measure, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(measure, "product_rate", sleep)
+    monkeypatch.setattr(calibration_run, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(calibration_run, "product_rate", sleep)
     with workers(1) as client, pytest.raises(ClusterError, match=r"did not answer .*nothing was"):
         mc.describe(client, measure=True)
     assert not rates_file.exists()

@@ -16,18 +16,19 @@ from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
 from small import integers
 
-from multimm.graph import gram_tasks, tasks
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.owners import block_keys, where_blocks_lie
-from multimm.graph.placement import BlockPlacement
-from multimm.graph.recut import cut_out
-from multimm.graph.tasks import Step
+from multimm.graph.data_location import block_keys, where_blocks_lie
+from multimm.graph.lowering import symmetric
+from multimm.graph.lowering.rechunk import cut_out
+from multimm.graph.scheduler.plugin import BlockPlacement
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 #: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
 #: which here are multiplied in milliseconds.
@@ -86,7 +87,7 @@ def unhurried(monkeypatch):
         time.sleep(0.005)
         return block
 
-    for module in (tasks, gram_tasks):
+    for module in (multiply, symmetric):
         monkeypatch.setattr(module, "finished", slow)
 
 

@@ -10,12 +10,12 @@ import re
 import pytest
 from cuda.bindings import nvrtc
 
-from multimm.gpu import copies
-from multimm.gpu.add_config import CAPACITIES, AddConfig
-from multimm.gpu.compile import OPTIONS
-from multimm.gpu.registry import REGISTRY
-from multimm.gpu.source import kernel_text
-from multimm.gpu.transpose_config import TransposeConfig
+from multimm.gpu.elementwise import batched_copy
+from multimm.gpu.elementwise.reduce_configs import CAPACITIES, AddConfig
+from multimm.gpu.elementwise.transpose_configs import TransposeConfig
+from multimm.gpu.runtime.jit import OPTIONS
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.simt.configs import REGISTRY
 
 # A few registers around the loop; one that spills inside it spills hundreds of bytes.
 SPILLED_BYTES = 96
@@ -126,7 +126,7 @@ def test_vector_kernels_compile_without_spills(kernel, config):
 def test_pieces_are_found_where_the_launch_keeps_them():
     """Without a copy of the table in each thread's own memory."""
     for arch in architectures():
-        text = kernel_text("copy_pieces.cu", dict(copies.DEFINES))
+        text = kernel_text("copy_pieces.cu", dict(batched_copy.DEFINES))
         report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
         assert usage(report)["spilled"] == 0
         assert "0 bytes stack frame" in report

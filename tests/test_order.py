@@ -15,18 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
-from multimm.graph.build import build
-from multimm.graph.tasks import Step
-from multimm.planning import redistribution, strategy
-from multimm.planning.blocking import lay_out
-from multimm.planning.grid import Grid
-from multimm.planning.in_place import parts_in_place
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.graph.array import build
+from multimm.graph.tasks.multiply import Step
+from multimm.planning import choice
+from multimm.planning.candidates.block_order import by_owner
+from multimm.planning.candidates.in_place import parts_in_place
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import redistribution
 from multimm.planning.options import Options
-from multimm.planning.order import by_owner
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.grid import Grid
 
 TALL = (2**19, 2048)
 
@@ -237,8 +238,8 @@ client = counting_client(3)
 def test_only_sums_travel(client, other, owners, monkeypatch):
     """Where parts are not even, too: here nothing takes long enough to travel that it matters."""
     if uneven := len(set(Counter(owners).values())) > 1:
-        monkeypatch.setattr(strategy, "_moving_less", lambda other, plan: other)
-    strategy.plan_matmul.cache_clear()
+        monkeypatch.setattr(choice, "_moving_less", lambda other, plan: other)
+    choice.plan_matmul.cache_clear()
     rng = np.random.default_rng(1)
     x = rng.integers(-4, 5, (36000, 256)).astype("float32")
     y = rng.integers(-4, 5, (36000, 256)).astype("float32")
@@ -254,7 +255,7 @@ def test_only_sums_travel(client, other, owners, monkeypatch):
     received = sum(received_bytes(client).values())
     assert received == plan.bytes_received <= 2 * 256 * 256 * 4
     np.testing.assert_array_equal(c.compute(), x.T @ (y if other else x))
-    strategy.plan_matmul.cache_clear()
+    choice.plan_matmul.cache_clear()
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -274,8 +275,8 @@ def test_many_chunks_do_not_travel(client, other):
 
 def test_a_little_operand_comes_to_where_the_large_one_lies(client, monkeypatch):
     """X' y: y's blocks lie elsewhere, and each worker needs those of its part of X alone."""
-    monkeypatch.setattr(strategy, "with_fewer", lambda *_: {})  # one worker has it done first
-    strategy.plan_matmul.cache_clear()
+    monkeypatch.setattr(choice, "with_fewer", lambda *_: {})  # one worker has it done first
+    choice.plan_matmul.cache_clear()
     rng, owners = np.random.default_rng(2), (2, 0, 1, 1, 2, 0, 0, 1, 2, 0, 1, 2)
     x = rng.integers(-4, 5, (60000, 256)).astype("float32")
     y = rng.integers(-4, 5, (60000, 16)).astype("float32")

@@ -21,7 +21,8 @@ from foreign_files import get, names, put
 
 from multimm import io
 from multimm.errors import FileFormatError
-from multimm.files import commit, graph, unfinished
+from multimm.files import graph
+from multimm.files.output import commit, unfinished
 
 FORMATS = ["npy", "zarr", "h5"]
 OLD = np.arange(12, dtype="float64").reshape(4, 3)

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.errors import ShapeError
-from multimm.graph.owners import owners_of
-from multimm.planning import memory, traffic, transfers
-from multimm.planning.blocking import lay_out
-from multimm.planning.counts import Cut
-from multimm.planning.grid import Grid
-from multimm.planning.layout import Layout
+from multimm.graph.data_location import owners_of
+from multimm.planning.choice import NEARLY, plan_matmul
+from multimm.planning.cost import communication, counted_transfers, memory
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import cuts, cuts_of, offsets
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.recut import cuts, cuts_of, offsets
 from multimm.planning.search import rank_of
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.strategy import NEARLY, plan_matmul
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.counts import Cut
+from multimm.planning.tiling.grid import Grid
 
 SIZE, BLOCK = 96, 12
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
@@ -134,7 +134,7 @@ def test_what_is_between_two_products_stays_where_the_first_left_it(client):
 
 
 def test_the_traffic_of_a_chain_is_as_planned():
-    from multimm.cluster.transfers import received_bytes, reset_received_bytes
+    from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 
     def normal(seed):
         return da.random.default_rng(seed).standard_normal((512, 512), chunks=64, dtype="f4")
@@ -258,7 +258,7 @@ def test_bytes_and_memory_are_counted_from_the_owners():
     layout = plan_matmul(problem, cpus(2), options=Options(blocks=10, slabs=10)).layout
     assert layout.grid == (1, 2, 1)
     # Both workers use all of A, each block of which lies on one; B's columns are at home.
-    assert transfers.received(layout, 2).total() == 4 * 100 * 4
+    assert counted_transfers.received(layout, 2).total() == 4 * 100 * 4
     assert memory.held(layout, cpus(2))[1]["A at home"] == 3 * 100 * 4
 
 
@@ -343,7 +343,7 @@ def test_one_block_that_lies_elsewhere_is_counted():
     assert layout.elsewhere == (staying,)
     assert first.layout.arrives(staying) is False
     assert layout.arrives(staying)
-    before, after = (traffic.moved(x, 2) for x in (first.layout, layout))
+    before, after = (communication.moved(x, 2) for x in (first.layout, layout))
     assert after.total == before.total + 10 * 10 * 4
     assert after.busiest == before.total / 2 + 10 * 10 * 4  # all to one
 
@@ -380,7 +380,7 @@ def test_all_that_travels_is_counted(data, grid, batch):
     expected = Counter(dict.fromkeys(range(grid.workers), 0))
     for *_, rank, size in needs:
         expected[rank] += size
-    found = transfers.received(layout, grid.workers)
+    found = counted_transfers.received(layout, grid.workers)
     assert sum(found.values()) == sum(expected.values()) + sums
     assert all(found[rank] >= size for rank, size in expected.items())
     assert layout.parts > 1 or +found == +expected

@@ -17,13 +17,16 @@ import pytest
 from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
+from pack_reference import joined, pack_reference, split, swizzled
 from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu import pack_config, packed, packed_dask, packing
-from multimm.gpu.compile import compile_text
-from multimm.gpu.pack_config import (
+from multimm.gpu.arch import ARCHITECTURES, RESERVED_BYTES, limits_for
+from multimm.gpu.emulated import pack as emulated_pack
+from multimm.gpu.emulated import pack_configs, packed, serialization
+from multimm.gpu.emulated.pack import Packing, pack, prepared, source_of
+from multimm.gpu.emulated.pack_configs import (
     PARTS,
     cut_for,
     held_on,
@@ -31,12 +34,10 @@ from multimm.gpu.pack_config import (
     pack_shared_bytes,
     tiles_for,
 )
-from multimm.gpu.pack_reference import joined, pack_reference, split, swizzled
-from multimm.gpu.packed import PackedBlock, Residuals, check_pair
-from multimm.gpu.packing import Packing, pack, prepared, source_of
-from multimm.gpu.registry import Device
-from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import ARCHITECTURES, RESERVED_BYTES, limits_for
+from multimm.gpu.emulated.packed import PackedBlock, Residuals, check_pair
+from multimm.gpu.runtime.jit import compile_text
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.simt.configs import Device
 
 
 class Kernel:
@@ -54,7 +55,7 @@ class Kernel:
 
     def split_pack(self, tasks, struct, stage, patience):
         assert stage in range(3)
-        assert patience == pack_config.PATIENCE
+        assert patience == pack_configs.PATIENCE
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
             tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0
         assert tasks == 0
@@ -132,11 +133,11 @@ def cupy(monkeypatch):
     module.cuda.get_current_stream = lambda: SimpleNamespace(ptr=0)
     module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    for part in (packing, packed):
+    for part in (emulated_pack, packed):
         monkeypatch.setattr(
             part, "kernel_for", lambda device, file, entry, d, **_: Kernel(entry, d)
         )
-    monkeypatch.setattr(packing, "device_of", lambda _: H200)
+    monkeypatch.setattr(emulated_pack, "device_of", lambda _: H200)
     launches.clear()
     return module
 
@@ -150,8 +151,8 @@ def given_as(x: np.ndarray, side: str, trans: bool) -> np.ndarray:
 def many_residuals():
     """Odd numbers, too, stay packed, and so few that the source would be kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "SPLIT_K", 0)
-        for module in (pack_config, packing, packed):
+        patch.setattr(emulated_pack, "SPLIT_K", 0)
+        for module in (pack_configs, emulated_pack, packed):
             patch.setattr(module, "RESIDUAL_CAP", 65_536)
         yield
 
@@ -264,10 +265,10 @@ def test_what_is_not_finite_keeps_the_source(bad, layout):
 def test_too_many_residuals_keep_the_source(monkeypatch):
     x = numbers("wide", 60, 50, np.random.default_rng(9))
     count = pack_reference(x).uncarried
-    for module in (pack_config, packing, packed):
+    for module in (pack_configs, emulated_pack, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count)
     assert_packed(pack(gpu(x), side="a"), x)
-    for module in (pack_config, packing, packed):
+    for module in (pack_configs, emulated_pack, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
     block = pack(gpu(x), side="a")
     assert block.uncarried == count
@@ -277,7 +278,7 @@ def test_too_many_residuals_keep_the_source(monkeypatch):
 @pytest.mark.parametrize("side", ["a", "b"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side, layout):
-    monkeypatch.setattr(packing, "SPLIT_K", 256)
+    monkeypatch.setattr(emulated_pack, "SPLIT_K", 256)
     x = numbers("normal", 70, 255, np.random.default_rng(8))
     values = laid_out(given_as(x, side, False), layout)
     block = pack(values, side=side)
@@ -318,16 +319,16 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.tasks == panels * blocks
     assert cut.at_once == (blocks <= multiprocessors)
     # The device is full, or no block has less to do.
-    assert cut.run in (1, held) or cut.tasks > multiprocessors * pack_config.BLOCKS // 2
+    assert cut.run in (1, held) or cut.tasks > multiprocessors * pack_configs.BLOCKS // 2
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
 def test_blocks_share_a_multiprocessor(limits):
     each = pack_shared_bytes(held_on(limits)) + RESERVED_BYTES
-    assert each * pack_config.BLOCKS <= limits.shared_bytes
+    assert each * pack_configs.BLOCKS <= limits.shared_bytes
     more = pack_shared_bytes(held_on(limits) + 1) + RESERVED_BYTES
-    assert more * pack_config.BLOCKS > limits.shared_bytes or held_on(limits) == 6
-    assert limits.threads >= 256 * pack_config.BLOCKS
+    assert more * pack_configs.BLOCKS > limits.shared_bytes or held_on(limits) == 6
+    assert limits.threads >= 256 * pack_configs.BLOCKS
 
 
 def map_of_the_kernel() -> dict[str, object]:
@@ -391,7 +392,7 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
 def test_kernels_fit_a_multiprocessor(parts):
     text = kernel_text("split_pack.cu", dict(pack_defines(parts, 6)))
     usage = compile_text(text, "sm_90").usage["split_pack"]
-    assert usage.registers <= 65_536 // 256 // pack_config.BLOCKS
+    assert usage.registers <= 65_536 // 256 // pack_configs.BLOCKS
     assert (usage.spilled, usage.shared) == (0, 0)
     for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
         text = kernel_text(file, {"PARTS": parts, **more})
@@ -496,7 +497,7 @@ def test_blocks_travel_and_come_back(kind, family):
     from dask.sizeof import sizeof
     from distributed.protocol import deserialize, serialize
 
-    packed_dask.register()
+    serialization.register()
     block = block_of(*kind)
     if block.raw is not None and kind[1] == "a":
         turned = laid_out(np.asarray(block.raw), "F")
@@ -505,7 +506,7 @@ def test_blocks_travel_and_come_back(kind, family):
     header, frames = serialize(block, serializers=(family,), on_error="raise")
     assert header["serializer"] == family
     if family != "pickle":
-        assert sum(packed_dask.frame_bytes(frame) for frame in frames) == block.nbytes
+        assert sum(serialization.frame_bytes(frame) for frame in frames) == block.nbytes
     frames = [bytearray(frame) if family != "cuda" else frame for frame in frames]
     assert_same(deserialize(header, frames), block)
 
@@ -513,14 +514,14 @@ def test_blocks_travel_and_come_back(kind, family):
 def test_an_empty_block_travels():
     for rows, k in ((0, 5), (5, 0)):
         block = pack(gpu(np.zeros((rows, k), "f4")), side="a")
-        header, frames = packed_dask.to_host(block)
+        header, frames = serialization.to_host(block)
         assert len(frames) == (rows > 0)
-        assert_same(packed_dask.from_host(header, frames), block)
+        assert_same(serialization.from_host(header, frames), block)
         assert block.unpack().shape == (rows, k)
 
 
 def test_what_was_damaged_on_the_way_is_refused():
-    header, frames = packed_dask.to_host(block_of("wide"))
+    header, frames = serialization.to_host(block_of("wide"))
     tiles = bytes(frames[0])
 
     def arrays(change):
@@ -535,7 +536,7 @@ def test_what_was_damaged_on_the_way_is_refused():
         (ShapeError, "tiles has shape", {**header, "block": {**header["block"], "k": 500}}, frames),
     ):
         with pytest.raises(error, match=sentence):
-            packed_dask.from_host(damaged, arrived)
+            serialization.from_host(damaged, arrived)
 
 
 def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
@@ -546,14 +547,14 @@ def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
     monkeypatch.setitem(sys.modules, "dask_cuda.is_device_object", module)
-    packed_dask.register.cache_clear()
-    packed_dask.register()
+    serialization.register.cache_clear()
+    serialization.register()
     assert registered[PackedBlock](block_of("normal")) is True
 
 
 def test_packing_loads_no_distributed_and_registers_where_it_is_loaded():
     code = (
-        "import sys, multimm.gpu.packing as p; assert 'distributed' not in sys.modules; "
+        "import sys, multimm.gpu.emulated.pack as p; assert 'distributed' not in sys.modules; "
         "from distributed.protocol.serialize import dask_serialize; p.register_with_dask(); "
         "dask_serialize.dispatch(p.PackedBlock); print('registered')"
     )
@@ -565,7 +566,7 @@ def test_a_worker_that_packs_nothing_knows_packed_blocks_from_their_type():
     assert_registers(
         "import pickle, sys, distributed; assert 'multimm' not in sys.modules; "
         "from distributed.protocol.cuda import cuda_deserialize; "
-        f"kind = pickle.loads({name!r}); assert 'multimm.gpu.packing' not in sys.modules; "
+        f"kind = pickle.loads({name!r}); assert 'multimm.gpu.emulated.pack' not in sys.modules; "
         "cuda_deserialize.dispatch(kind); print('registered')"
     )
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.graph import tasks
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.tasks import Step
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
-from multimm.planning import cost, memory, traffic
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import communication, memory, time
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 FLOAT = Step("float32", "float32")
 
@@ -67,7 +67,7 @@ def test_each_block_is_packed_once_and_at_home():
 @pytest.mark.parametrize("role", ["a", "b"])
 def test_transposed_blocks_are_packed_as_they_are_stored(role, monkeypatch):
     seen = []
-    monkeypatch.setattr(tasks, "is_cupy", lambda block: seen.append(block.shape))
+    monkeypatch.setattr(multiply, "is_cupy", lambda block: seen.append(block.shape))
     step = replace(FLOAT, trans_a=role == "a", trans_b=role == "b")
     a, b = (da.ones(shape, chunks=1024, dtype="f4") for shape in ((2048, 1024), (1024, 2048)))
     stored = [a.T if role == "a" else a, b.T if role == "b" else b]
@@ -129,7 +129,7 @@ def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
     assert stay["A in use"] + spill["packed A"] == pytest.approx(half / 2 * 1152 / 1025)
     assert spill["packed B"] == pytest.approx(half / 2 * 1152 / 1025)
     assert packed.peak_bytes > plain.peak_bytes
-    products = [cost.seconds(p.layout, p.cluster, 0)["block products"] for p in (packed, plain)]
+    products = [time.seconds(p.layout, p.cluster, 0)["block products"] for p in (packed, plain)]
     assert products[0] == pytest.approx(0.29 * products[1])
 
 
@@ -138,7 +138,7 @@ def test_tf32_blocks_are_half_as_large_once_they_are_packed():
     full, half = (planned(*sizes, pack=pack, **options) for pack in ("float32", "tf32"))
     assert half.layout.packed == ("a", "b")
     assert half.bytes_received == full.bytes_received / 2 == full.bytes_bound / 2
-    assert traffic.moved(half.layout, 2).total == half.bytes_received  # the closed form, too
+    assert communication.moved(half.layout, 2).total == half.bytes_received  # the closed form, too
     in_flight, being_packed = "B in flight", "operands being packed"
     for name in (in_flight, being_packed):
         assert half.memory_terms[name] == full.memory_terms[name] / 2

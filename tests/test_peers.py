@@ -29,7 +29,7 @@ from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.records import ROOT
 from benchmarks.sweep_cases import Product
 from multimm import products
-from multimm.cluster.describe import described
+from multimm.cluster.inspect.cluster_spec import described
 from multimm.planning.spec import H200
 
 GB = 10**9
@@ -464,8 +464,12 @@ def gpu_workers(cupy, monkeypatch):
 
 
 def test_dask_moves_each_hosted_block_once(gpu_workers, monkeypatch):
-    monkeypatch.setattr("multimm.cluster.transfers.reset_received_bytes", lambda client: None)
-    monkeypatch.setattr("multimm.cluster.transfers.received_bytes", lambda client: {})
+    monkeypatch.setattr(
+        "multimm.cluster.plugins.transfer_counter.reset_received_bytes", lambda client: None
+    )
+    monkeypatch.setattr(
+        "multimm.cluster.plugins.transfer_counter.received_bytes", lambda client: {}
+    )
     one = gpu_workers("dask.array")
     with one.opened():
         MOVED.clear()

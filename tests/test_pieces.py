@@ -15,20 +15,21 @@ from small import integers
 
 import multimm
 from multimm.errors import ShapeError
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.pieces import Pieces, multiply_bands, pieces
-from multimm.graph.tasks import Step
+from multimm.graph.lowering.sub_blocks import Pieces, multiply_bands, pieces
+from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
-from multimm.planning import cost, cutting, memory
-from multimm.planning.grid import Grid, regular
-from multimm.planning.layout import Layout
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import memory, time
+from multimm.planning.hardware import CALL_S, LONE_CALL_S
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import cuts_of
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.recut import cuts_of
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
-from multimm.planning.workers import CALL_S, LONE_CALL_S
+from multimm.planning.tiling import cutting
+from multimm.planning.tiling.grid import Grid, regular
 
 PLAIN = Step("float32", "float32")
 
@@ -244,12 +245,12 @@ def test_a_lone_worker_joins_no_long_pieces_and_has_few_tasks(pack, wide):
         at_once = (32768 + 256) * 2048 * (4 if pack == "float32" else 2)
         assert plan.memory_terms["operands being packed"] == pytest.approx(at_once, rel=0.02)
     joined = replace(plan.layout, in_bands=False)
-    more = cost.seconds(joined, gpus(1), 0), cost.seconds(plan.layout, gpus(1), 0)
-    copies = 2 * x.nbytes / 4.2e12 + 128 * cost.PIECE_S
+    more = time.seconds(joined, gpus(1), 0), time.seconds(plan.layout, gpus(1), 0)
+    copies = 2 * x.nbytes / 4.2e12 + 128 * time.PIECE_S
     assert more[0]["cutting"] - more[1]["cutting"] == pytest.approx(copies, rel=0.1)
     kernels = more[1]["block products"] + more[1]["packing"]
     assert more[0]["launching"] == 0
-    launching = max(0, 128 * (1 + bool(pack)) * cost.LAUNCH_S - kernels)
+    launching = max(0, 128 * (1 + bool(pack)) * time.LAUNCH_S - kernels)
     assert more[1]["launching"] == pytest.approx(launching)
 
 
@@ -264,9 +265,9 @@ def test_pieces_along_k_take_no_tasks_of_their_own(pack):
     assert plan.layout.slabs == (8192,)
     assert plan.layout.sums_in_bands == 1
     assert plan.memory_terms["sums of pieces"] == 2 * 5792 * 1024 * 4
-    terms = cost.seconds(plan.layout, gpus(1), 0)
+    terms = time.seconds(plan.layout, gpus(1), 0)
     c = 1048576 * 1024
-    assert terms["sums between slabs"] == pytest.approx(c * 4 * cost.SUMS_BYTES / 4.2e12, rel=0.2)
+    assert terms["sums between slabs"] == pytest.approx(c * 4 * time.SUMS_BYTES / 4.2e12, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -325,18 +326,18 @@ def test_what_products_cut_is_priced_by_its_uses():
     assert within.recut == (0, 0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
     alone = gpus(1)
     moved = 2 * (a.nbytes + 2 * b.nbytes) / (alone.slowest.copy_gbps * 1e9)
-    terms = cost.seconds(within, alone, 0)
-    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + moved)
+    terms = time.seconds(within, alone, 0)
+    assert terms["cutting"] == pytest.approx(48 * time.PIECE_S + moved)
     assert terms["from step to step"] == 0
-    assert cost.seconds(once, alone, 0)["from step to step"] > 0
+    assert time.seconds(once, alone, 0)["from step to step"] > 0
     # Of several workers any one may do it, and what lies elsewhere is fetched piece by piece.
     far = replace(problem, a=replace(a, owners=(1,) * 16), b=replace(b, owners=(0,) * 16))
     elsewhere = replace(within, problem=far)
     assert elsewhere.recut.nbytes == a.nbytes
     assert elsewhere.arrives("a")
     assert not elsewhere.arrives("b")
-    terms = cost.seconds(elsewhere, gpus(2).first(1), 0)
-    assert terms["cutting"] == pytest.approx(48 * cost.PIECE_S + 16 * cost.FETCH_S + moved)
+    terms = time.seconds(elsewhere, gpus(2).first(1), 0)
+    assert terms["cutting"] == pytest.approx(48 * time.PIECE_S + 16 * time.FETCH_S + moved)
 
 
 def test_a_lone_task_takes_as_long_on_a_cluster_of_many():

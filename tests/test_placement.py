@@ -16,15 +16,16 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import multimm
-from multimm.cluster.describe import listed
-from multimm.cluster.transfers import TransferCounter
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import TransferCounter
 from multimm.errors import ClusterError
-from multimm.graph import heirs, placement
 from multimm.graph.block_task import BlockTask
-from multimm.graph.departed import Departed
-from multimm.graph.install import install
-from multimm.graph.product import Product
-from multimm.planning.grid import Coordinate, Grid
+from multimm.graph.scheduler import failover
+from multimm.graph.scheduler import plugin as scheduler_plugin
+from multimm.graph.scheduler.install import install
+from multimm.graph.scheduler.lost_peers import Departed
+from multimm.graph.scheduler.product_state import Product
+from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
 
@@ -235,7 +236,7 @@ def test_restrictions_of_the_user_are_left_alone(client, recorder):
 def test_small_products_are_left_to_dask(client, recorder, cluster):
     x, a = matrix(21)
     np.testing.assert_array_equal(multimm.matmul(a, a).compute(), x @ x)
-    plugin = cluster.scheduler.plugins[placement.NAME]
+    plugin = cluster.scheduler.plugins[scheduler_plugin.NAME]
     assert not plugin.products
 
 
@@ -244,8 +245,8 @@ def test_plugin_is_registered_once_and_forgets(client, cluster):
     for _ in range(3):
         multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK).compute()
     names = [name for name in cluster.scheduler.plugins if name.startswith("multimm")]
-    assert names.count(placement.NAME) == 1
-    plugin = cluster.scheduler.plugins[placement.NAME]
+    assert names.count(scheduler_plugin.NAME) == 1
+    plugin = cluster.scheduler.plugins[scheduler_plugin.NAME]
     for _ in range(100):
         if not plugin.products:
             break
@@ -259,7 +260,7 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
         raise RuntimeError("planned failure")
 
     x, a = matrix(17)
-    monkeypatch.setattr(placement, "pin_tasks", broken)
+    monkeypatch.setattr(scheduler_plugin, "pin_tasks", broken)
     c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
     with pytest.warns(RuntimeWarning, match="planned failure"):
         result = compute_and_listen(c)
@@ -267,7 +268,7 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("plugin", "hook"), [(placement.BlockPlacement, "start"), (Departed, "setup")]
+    ("plugin", "hook"), [(scheduler_plugin.BlockPlacement, "start"), (Departed, "setup")]
 )
 def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(plugin, hook):
     def refuse(self, *args, **kwargs):
@@ -281,7 +282,7 @@ def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(pl
                 with pytest.raises(ClusterError, match=r"No module named .* same versions"):
                     multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
-        assert placement.NAME in cluster.scheduler.plugins
+        assert scheduler_plugin.NAME in cluster.scheduler.plugins
         assert all(Departed.name in worker.plugins for worker in cluster.workers.values())
 
 
@@ -297,7 +298,7 @@ def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
         soon(lambda: client.status == "running" and len(workers_of(client)) == 2)
         result = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK).compute()
         np.testing.assert_array_equal(result, x @ x)
-        assert placement.NAME in cluster.scheduler.plugins
+        assert scheduler_plugin.NAME in cluster.scheduler.plugins
         for worker in cluster.workers.values():
             assert {Departed.name, TransferCounter.name} <= set(worker.plugins)
 
@@ -327,7 +328,7 @@ def test_what_no_client_hears_is_in_the_schedulers_log(others, level, caplog):
     clients = dict.fromkeys(["fire-and-forget", *others])  # the first is none, and always there
     scheduler = SimpleNamespace(clients=clients, log_event=lambda topics, _: events.append(topics))
     with caplog.at_level("INFO"):
-        heirs.tell(scheduler, "said once")
+        failover.tell(scheduler, "said once")
     assert [(record.levelname, record.message) for record in caplog.records] == [
         (level, "said once")
     ]
@@ -346,10 +347,12 @@ def test_planned_before_there_was_a_worker():
 def test_a_worker_that_joins_concerns_products_that_have_room_for_it_alone(monkeypatch):
     """Whatever is pinned of the others need not be looked at: 0.1 s for 100,000 tasks."""
     followed = []
-    monkeypatch.setattr(placement, "follow", lambda _, products, __: followed.extend(products))
+    monkeypatch.setattr(
+        scheduler_plugin, "follow", lambda _, products, __: followed.extend(products)
+    )
     full = Product("full", Grid(2, 2, 1), ["w0", "w1", "w2", "w3"])
     crowded = Product("crowded", Grid(2, 2, 1), ["w0", "w1", "w0", "w1"])
-    plugin = placement.BlockPlacement()
+    plugin = scheduler_plugin.BlockPlacement()
     plugin.products = {"full": full, "crowded": crowded}
     plugin.add_worker(SimpleNamespace(workers=dict.fromkeys(["w0", "w1", "w2", "w3", "w4"])), "w4")
     assert followed == [crowded]
@@ -395,8 +398,8 @@ def test_a_paused_worker_s_part_goes_to_others_and_nobody_else_s_does():
 @pytest.mark.filterwarnings("ignore:workers that take no tasks")
 def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
     """What it has been sent goes to others as well."""
-    monkeypatch.setattr(placement, "PATIENCE", 0.3)
-    monkeypatch.setattr(placement, "GLANCE", 0.05)
+    monkeypatch.setattr(scheduler_plugin, "PATIENCE", 0.3)
+    monkeypatch.setattr(scheduler_plugin, "GLANCE", 0.05)
 
     def slow(block):
         time.sleep(0.01)
@@ -411,23 +414,23 @@ def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
         set_status(client, [victim], status)
         np.testing.assert_array_equal(future.result(timeout=30), x @ y)
         # What looks for such workers stops with the last product.
-        assert placement.NAME in scheduler.periodic_callbacks
+        assert scheduler_plugin.NAME in scheduler.periodic_callbacks
         del future
-        soon(lambda: placement.NAME not in scheduler.periodic_callbacks)
+        soon(lambda: scheduler_plugin.NAME not in scheduler.periodic_callbacks)
 
 
 def test_a_product_waits_while_every_worker_is_paused(monkeypatch):
-    monkeypatch.setattr(placement, "PATIENCE", 0.05)
-    monkeypatch.setattr(placement, "GLANCE", 0.05)
+    monkeypatch.setattr(scheduler_plugin, "PATIENCE", 0.05)
+    monkeypatch.setattr(scheduler_plugin, "GLANCE", 0.05)
     with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
         (x, a), (y, b) = matrix(27), matrix(28)
         everyone = workers_of(client)
         c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
         set_status(client, everyone, Status.paused)
         future = client.compute(c)
-        soon(lambda: placement.NAME in cluster.scheduler.periodic_callbacks)
+        soon(lambda: scheduler_plugin.NAME in cluster.scheduler.periodic_callbacks)
         time.sleep(0.2)
-        (product,) = cluster.scheduler.plugins[placement.NAME].products.values()
+        (product,) = cluster.scheduler.plugins[scheduler_plugin.NAME].products.values()
         assert product.workers == everyone
         set_status(client, everyone, Status.running)
         np.testing.assert_array_equal(future.result(timeout=30), x @ y)

@@ -13,11 +13,27 @@ from hypothesis import strategies as st
 
 from multimm.cluster.start import RMM_POOL_SHARE
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
-from multimm.planning import boundaries, cost, memory, traffic, transfers
-from multimm.planning.blocking import lay_out
-from multimm.planning.counts import Cut
-from multimm.planning.dry_run import blocks_text, human
-from multimm.planning.grid import (
+from multimm.planning.choice import _drawback, plan_matmul
+from multimm.planning.cost import communication, counted_transfers, memory, time
+from multimm.planning.explain import blocks_text, human
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.options import Options
+from multimm.planning.problem import Problem
+from multimm.planning.search import Rank
+from multimm.planning.spec import (
+    H200,
+    INFINIBAND,
+    LOCAL_TCP,
+    NVLINK,
+    ClusterSpec,
+    DeviceSpec,
+    Link,
+    MatrixSpec,
+)
+from multimm.planning.tiling import boundaries
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.counts import Cut
+from multimm.planning.tiling.grid import (
     Coordinate,
     Grid,
     ceil_div,
@@ -32,21 +48,6 @@ from multimm.planning.grid import (
     regular,
     turns,
 )
-from multimm.planning.layout import Layout
-from multimm.planning.options import Options
-from multimm.planning.problem import Problem
-from multimm.planning.search import Rank
-from multimm.planning.spec import (
-    H200,
-    INFINIBAND,
-    LOCAL_TCP,
-    NVLINK,
-    ClusterSpec,
-    DeviceSpec,
-    Link,
-    MatrixSpec,
-)
-from multimm.planning.strategy import _drawback, plan_matmul
 
 GB = 10**9
 CPU = DeviceSpec("cpu", "cpu", 2 * GB, 50.0, 20.0)
@@ -196,20 +197,20 @@ def test_rearrange_keeps_the_parts_of_k(grid, workers, expected):
 def test_volume_is_the_closed_form():
     # |A| = 3*5*4, |B| = 5*7*4, |C| = 3*7*4 bytes; distinct primes, so that no term can hide
     shape = problem(3, 5, 7)
-    assert traffic.volume(shape, Grid(11, 13, 17)) == 60 * 12 + 140 * 10 + 84 * 16
+    assert communication.volume(shape, Grid(11, 13, 17)) == 60 * 12 + 140 * 10 + 84 * 16
 
 
 def test_bound_is_the_best_plane():
-    assert traffic.bound_2d(square(100), 4) == 40_000 * 2
-    assert traffic.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
+    assert communication.bound_2d(square(100), 4) == 40_000 * 2
+    assert communication.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
 
 
 @pytest.mark.parametrize("grid", [Grid(2, 2, 1), Grid(4, 2, 1), Grid(2, 1, 3), Grid(2, 2, 2)])
 def test_counting_block_by_block_gives_the_closed_form(grid):
     shape = problem(240, 480, 360)
     layout = Layout(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
-    counted = transfers.received(layout, grid.workers)
-    assert sum(counted.values()) == traffic.volume(shape, grid)
+    counted = counted_transfers.received(layout, grid.workers)
+    assert sum(counted.values()) == communication.volume(shape, grid)
     assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
 
 
@@ -220,8 +221,8 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     """Exactly, where blocks are too few for all workers; and three on two are not shared evenly."""
     shape, grid = problem(60, 70, 80), Grid(p_m, p_n, 1)
     layout = Layout(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
-    counted = transfers.received(layout, grid.workers)
-    most, moved = max(counted.values(), default=0), traffic.of_products(layout, grid.workers)
+    counted = counted_transfers.received(layout, grid.workers)
+    most, moved = max(counted.values(), default=0), communication.of_products(layout, grid.workers)
     assert moved.total == sum(counted.values())
     if rows < p_m or columns < p_n:
         assert moved.busiest == most
@@ -243,15 +244,17 @@ def test_b_is_sent_in_every_wave(band):
     """And a plan is chosen by that."""
     shape = problem(240, 480, 360)
     layout = Layout(shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band)
-    moved = traffic.moved(layout, 4).total
-    assert moved == sum(transfers.received(layout, 4).values())
+    moved = communication.moved(layout, 4).total
+    assert moved == sum(counted_transfers.received(layout, 4).values())
     assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
     for matrices in (8, 1):
         stack = Problem(MatrixSpec((matrices, 80, 50)), MatrixSpec((matrices, 50, 50)))
         layout = Layout(stack, Grid(2, 2, 1), (even(matrices, matrices),), even(80, 8 // matrices),
                         (25, 25), (50,), band=band)  # fmt: skip
         assert layout.waves == 4 // band
-        assert traffic.moved(layout, 4).total == sum(transfers.received(layout, 4).values())
+        assert communication.moved(layout, 4).total == sum(
+            counted_transfers.received(layout, 4).values()
+        )
 
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
@@ -283,10 +286,10 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
 def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
     stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
     layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert not transfers.received(layout, 4)
+    assert not counted_transfers.received(layout, 4)
     shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
     layout = Layout(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert sum(transfers.received(layout, 4).values()) == 3 * 50 * 50 * 4
+    assert sum(counted_transfers.received(layout, 4).values()) == 3 * 50 * 50 * 4
 
 
 def test_memory_is_a_sum_of_named_terms():
@@ -306,20 +309,20 @@ def test_seconds_are_a_sum_of_named_terms():
     device = DeviceSpec("slow", "cpu", 1000 * GB, 1.0, 1.0)
     cluster = ClusterSpec.homogeneous(device, 2, Link("wire", 2.0, 0.5))
     layout = Layout(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
-    terms = cost.seconds(layout, cluster, 3e9)
+    terms = time.seconds(layout, cluster, 3e9)
     assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
     assert terms["transfers"] == 1.5
     assert terms["scheduling"] == 1e-3
     # B's one block is with one of the two workers, the other one has nothing to do until it comes.
     assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 2 * 0.5
     assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
-    switch = cost.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
+    switch = time.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
     idle = ("packing", "cutting", "sums between slabs", "last sums", "mirroring", "spilling")
     assert [terms[name] for name in idle] == [0] * len(idle)
-    hidden = cost.FRICTION * (terms["block products"] + switch + terms["scheduling"])
+    hidden = time.FRICTION * (terms["block products"] + switch + terms["scheduling"])
     around = terms["starting"] + terms["first blocks"]
-    assert cost.total_seconds(terms) == pytest.approx(1.5 + hidden + around)
+    assert time.total_seconds(terms) == pytest.approx(1.5 + hidden + around)
 
 
 @pytest.mark.parametrize(("slabs", "p_k"), [(1, 1), (3, 1), (6, 2), (5, 2)])
@@ -330,12 +333,12 @@ def test_sums_are_handed_from_slab_to_slab(slabs, p_k):
     layout = Layout(
         problem(20, 60, 40), Grid(2, 1, p_k), (), (10, 10), (40,), even(60, slabs), band=1
     )
-    terms = cost.seconds(layout, cluster, 0)
+    terms = time.seconds(layout, cluster, 0)
     handed_on = (-(-slabs // p_k) - 1) * 10 * 40 * 4
-    assert terms["sums between slabs"] == pytest.approx(cost.SUMS_BYTES * handed_on / 2e9)
+    assert terms["sums between slabs"] == pytest.approx(time.SUMS_BYTES * handed_on / 2e9)
     without = terms | {"sums between slabs": 0.0}
-    in_turn = sum(without[name] for name in cost.IN_TURN)
-    assert in_turn + terms["sums between slabs"] == sum(terms[name] for name in cost.IN_TURN)
+    in_turn = sum(without[name] for name in time.IN_TURN)
+    assert in_turn + terms["sums between slabs"] == sum(terms[name] for name in time.IN_TURN)
 
 
 def test_parts_of_k_without_a_slab_have_no_share():
@@ -344,13 +347,13 @@ def test_parts_of_k_without_a_slab_have_no_share():
     cluster = cpus(2)
     layout = Layout(shape, Grid(2, 1, 4), (), (12, 12), (40,), (30, 30), band=1)
     assert (layout.parts, layout.ranks) == (2, 4)
-    moved = traffic.moved(layout, 8)
-    assert moved.total == traffic.volume(shape, Grid(2, 1, 2))
-    most = max(transfers.received(layout, 8).values())
+    moved = communication.moved(layout, 8)
+    assert moved.total == communication.volume(shape, Grid(2, 1, 2))
+    most = max(counted_transfers.received(layout, 8).values())
     assert most <= moved.busiest == 1.2 * most  # who has no block of B keeps no sums
     one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
     rate = cluster.slowest.gflops * 1e9
-    assert cost.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
+    assert time.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
     assert memory.held(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
 
 
@@ -371,17 +374,17 @@ def test_packing_is_counted_once_for_each_block_or_for_each_product():
     cluster = ClusterSpec.homogeneous(H200, 2)
     layout = Layout(p, Grid(2, 1, 1), (), (2048, 2048), (2048, 2048), (4096, 4096), band=1)
     size = 2048 * 4096 * 4
-    moving = cost.PACK_BYTES * size / (H200.copy_gbps * 1e9)
+    moving = time.PACK_BYTES * size / (H200.copy_gbps * 1e9)
     # Four blocks of A and four of B, on two workers.
-    once = cost.seconds(layout, cluster, 0)["packing"]
-    assert once == pytest.approx(4 * (cost.PACK_S + moving))
+    once = time.seconds(layout, cluster, 0)["packing"]
+    assert once == pytest.approx(4 * (time.PACK_S + moving))
     # Eight products, each of which packs both of its operands: reads and writes four bytes.
-    moving *= cost.WITHIN_BYTES * (4 + 4) / (4 * cost.PACK_BYTES)
-    each = cost.seconds(replace(layout, pack_once=False), cluster, 0)["packing"]
+    moving *= time.WITHIN_BYTES * (4 + 4) / (4 * time.PACK_BYTES)
+    each = time.seconds(replace(layout, pack_once=False), cluster, 0)["packing"]
     assert each == pytest.approx(2 * 4 * moving)
     half = replace(layout, pack_once=False, problem=replace(p, pack="tf32"))  # writes two
-    assert cost.seconds(half, cluster, 0)["packing"] == pytest.approx(2 * 4 * moving * 6 / 8)
-    assert cost.seconds(replace(layout, problem=replace(p, pack="")), cluster, 0)["packing"] == 0
+    assert time.seconds(half, cluster, 0)["packing"] == pytest.approx(2 * 4 * moving * 6 / 8)
+    assert time.seconds(replace(layout, problem=replace(p, pack="")), cluster, 0)["packing"] == 0
 
 
 def test_what_has_to_be_cut_again_is_waited_for():
@@ -391,27 +394,27 @@ def test_what_has_to_be_cut_again_is_waited_for():
     layout = Layout(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
     # No block is cut, four are joined to each; half of them come from the other worker.
     assert layout.recut == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
-    terms = cost.seconds(layout, cluster, 0)
+    terms = time.seconds(layout, cluster, 0)
     copied = 2 * 1.5 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
-    once = 4 * cost.PACK_S + 2 * cost.FETCH_S
-    assert terms["cutting"] == pytest.approx(once + 12 * cost.PIECE_S + copied)
+    once = 4 * time.PACK_S + 2 * time.FETCH_S
+    assert terms["cutting"] == pytest.approx(once + 12 * time.PIECE_S + copied)
     fits = replace(layout, problem=Problem(replace(a, chunks=(even, even)), b))
-    assert cost.seconds(fits, cluster, 0)["cutting"] == 0
+    assert time.seconds(fits, cluster, 0)["cutting"] == 0
     # Half of the first block of A comes from the other worker, and a block of B.
     block, link = 2000 * 2000 * 4, cluster.link
     waits = 2 * link.latency_s + 1.5 * block / (link.gbps * 1e9)
-    assert cost.seconds(layout, cluster, 0)["first blocks"] == pytest.approx(waits)
-    assert cost.seconds(fits, cluster, 0)["first blocks"] < waits
+    assert time.seconds(layout, cluster, 0)["first blocks"] == pytest.approx(waits)
+    assert time.seconds(fits, cluster, 0)["first blocks"] < waits
 
 
 def test_a_lone_chain_is_waited_for_where_others_have_two():
     cluster, thirds = ClusterSpec.homogeneous(H200, 2), (1000,) * 3
     a, b = MatrixSpec((3000, 4000)), MatrixSpec((4000, 1000))
     layout = Layout(Problem(a, b), Grid(2, 1, 1), (), thirds, (1000,), (1000,) * 4, band=2)
-    tasks = -(-(layout.tasks + layout.recut.tasks) // 2) * cost.SWITCH["gpu"]
-    terms = cost.seconds(layout, cluster, 0)
+    tasks = -(-(layout.tasks + layout.recut.tasks) // 2) * time.SWITCH["gpu"]
+    terms = time.seconds(layout, cluster, 0)
     each = cluster.task_overhead_s
-    assert terms["between tasks"] == pytest.approx((tasks + 3 * cost.CHAINED["gpu"]) * each)
+    assert terms["between tasks"] == pytest.approx((tasks + 3 * time.CHAINED["gpu"]) * each)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +459,7 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
     plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
     assert str(plan.grid) == grids_of[workers]
     assert plan.bytes_received <= 1.05 * plan.bytes_bound
-    assert plan.bytes_received <= 1.05 * traffic.volume(wanted, plan.grid)
+    assert plan.bytes_received <= 1.05 * communication.volume(wanted, plan.grid)
     assert plan.peak_bytes <= plan.budget_bytes
     # Nobody does much more than an even share, and what is not multiplying is little beside it.
     if plan.strategy != "one task":
@@ -504,7 +507,7 @@ def test_what_does_not_fit_is_spilled_and_read_back():
     beyond = plan.peak_bytes + sum(plan.spill_terms.values()) - plan.budget_bytes
     assert plan.peak_bytes <= plan.budget_bytes
     assert beyond > 0
-    assert plan.time_terms["spilling"] == pytest.approx(2 * beyond / cost.SPILL_RATE["gpu"])
+    assert plan.time_terms["spilling"] == pytest.approx(2 * beyond / time.SPILL_RATE["gpu"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -552,9 +555,9 @@ def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, 
     cluster = ClusterSpec.homogeneous(H200, 8, Link("wire", 1.0, 1.0))
     layout = Layout(problem(10, 80, 10), Grid(1, 1, 8), (), (10,), (10,), (10,) * 8, band=1)
     layout = replace(layout, fan_in=fan_in)
-    terms = cost.seconds(layout, cluster, 0)
+    terms = time.seconds(layout, cluster, 0)
     assert terms["from step to step"] == pytest.approx(levels * 3e-3)
-    each = cost.PART * 1.0 + 400 / 1e9
+    each = time.PART * 1.0 + 400 / 1e9
     assert terms["last sums"] == pytest.approx(levels * 1.0 + blocks * each)
     stay, _ = memory.held(layout, cluster)
     assert stay["sums received"] == (fan_in - 1 + 1) * 400
@@ -564,7 +567,7 @@ def test_the_next_task_of_a_lone_chain_is_waited_for():
     cluster, lone = ClusterSpec.homogeneous(H200, 2), problem(10, 80, 10)
     one = Layout(lone, Grid(1, 1, 2), (), (10,), (10,), (10,) * 8, band=1)
     two = Layout(lone, Grid(1, 1, 2), (), (5, 5), (10,), (10,) * 8, band=2)
-    between = [cost.seconds(x, cluster, 0)["between tasks"] for x in (one, two)]
+    between = [time.seconds(x, cluster, 0)["between tasks"] for x in (one, two)]
     assert between == pytest.approx([(5 * 0.4 + 3 * 3.6) * 0.5e-3, 9 * 0.4 * 0.5e-3])
 
 
@@ -599,7 +602,7 @@ def test_a_thousand_gpus_are_planned_on_a_laptop():
 
 def test_the_share_that_crosses_nodes():
     shape = problem(30, 50, 70)  # |A| = 6000, |B| = 14000, |C| = 8400 bytes
-    share = traffic.share_between_nodes
+    share = communication.share_between_nodes
     # 4 x 4 workers in nodes of 4: a node is a grid row, so only B's columns leave it.
     assert share(shape, Grid(4, 4, 1), 4) == pytest.approx(3 * 14000 / (3 * 6000 + 3 * 14000))
     # In nodes of 8 there are two rows on each: one of three copies of B stays inside.
@@ -615,7 +618,7 @@ def test_the_same_count_block_by_block():
         layout = Layout(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
         sent = [
             (home, user, size)
-            for count in (transfers._count_a, transfers._count_b)
+            for count in (counted_transfers._count_a, counted_transfers._count_b)
             for kept, users in count(layout)
             for (home, size), user in product(kept.items(), users)
             if user != home
@@ -623,7 +626,7 @@ def test_the_same_count_block_by_block():
         total = sum(size for *_, size in sent)
         far = sum(size for home, user, size in sent if home // per_node != user // per_node)
         assert far / total == pytest.approx(
-            traffic.share_between_nodes(shape, grid, per_node), abs=0.02
+            communication.share_between_nodes(shape, grid, per_node), abs=0.02
         )
 
 
@@ -635,7 +638,7 @@ def test_slow_links_between_nodes_cost_time_and_turn_the_grid(gpus):
     nodes = replace(fast, per_node=8, between=Link("slow", 5.0, 1e-3))
     near, far = plan_matmul(shape, fast), plan_matmul(shape, nodes)
     assert far.seconds >= near.seconds
-    share = traffic.share_between_nodes
+    share = communication.share_between_nodes
     assert share(shape, far.grid, 8) <= share(shape, near.grid, 8)
     assert far.time_terms["transfers"] > 0
     assert "8 per node, slow between nodes" in str(far)
@@ -891,5 +894,5 @@ def test_every_term_of_the_seconds_is_part_of_their_sum():
     """One that is in none of the three groups would not count, and nobody would see."""
     square = MatrixSpec((8192, 8192))
     terms = plan_matmul(Problem(square, square), H200X8).time_terms
-    groups = (cost.IN_TURN, cost.BESIDE, cost.AROUND)
+    groups = (time.IN_TURN, time.BESIDE, time.AROUND)
     assert sorted(terms) == sorted(name for group in groups for name in group)

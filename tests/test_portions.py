@@ -14,17 +14,17 @@ from small import integers
 
 import multimm
 from multimm.errors import ArrayTypeError, ShapeError
-from multimm.graph.build import build
-from multimm.graph.portions import Recipe, Slab, portion
-from multimm.graph.tasks import Step
-from multimm.planning import cost
-from multimm.planning.gathered import GatheredLayout
-from multimm.planning.in_place import in_place
-from multimm.planning.in_portions import in_portions
-from multimm.planning.portions import Group, Portions
+from multimm.graph.array import build
+from multimm.graph.tasks.multiply import Step
+from multimm.graph.tasks.partial_products import Recipe, Slab, portion
+from multimm.planning.candidates.in_place import in_place
+from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import time
+from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.layouts.partial_products import Group, Portions
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 #: 1048576 x 8192 in the squares of 128 MiB that Dask cuts it into, 182 times 2.
 ROWS, COLUMNS = (5792,) * 181 + (224,), (5792, 2400)
@@ -112,7 +112,7 @@ def test_many_small_chunks_travel_in_bundles():
     assert plan.layout.arriving.chunks == 1
     assert "bundled" in str(plan)
     single = replace(plan.layout, bundled=False)
-    assert cost.seconds(single, gpus(2), 0)["first blocks"] > 0.1
+    assert time.seconds(single, gpus(2), 0)["first blocks"] > 0.1
     one = replace(y, chunks=((SHAPE[0],), (8,)), owners=(0,))
     assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.bundlers
 

@@ -10,12 +10,13 @@ from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
-from multimm.gpu import precision, recall
-from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice, note
-from multimm.gpu.packed import PackedBlock
-from multimm.gpu.precision import gemm, packed
-from multimm.gpu.registry import Device
-from multimm.gpu.tiles import limits_for
+from multimm.gpu import product
+from multimm.gpu.arch import limits_for
+from multimm.gpu.emulated.packed import PackedBlock
+from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice, note
+from multimm.gpu.product import gemm, packed
+from multimm.gpu.runtime import launch_cache
+from multimm.gpu.simt.configs import Device
 
 HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
 TURING, ADA = Device(limits_for(75), 40), Device(limits_for(89), 128)
@@ -82,15 +83,15 @@ def at(pointer, shape, strides):
 def kernels(monkeypatch):
     found = Kernels()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(precision.launch, "gemm", found.gemm)
-    monkeypatch.setattr(precision.split, "multiply", found.multiply)
-    monkeypatch.setattr(precision.tensor_cores, "prepared", found.on_tensor_cores)
-    monkeypatch.setattr(precision, "choose_kernel", found.choose)
-    monkeypatch.setattr(precision, "device_of", lambda ident: found.device)
+    monkeypatch.setattr(product.simt_gemm, "gemm", found.gemm)
+    monkeypatch.setattr(product.multiply, "multiply", found.multiply)
+    monkeypatch.setattr(product.emulated_gemm, "prepared", found.on_tensor_cores)
+    monkeypatch.setattr(product, "choose_kernel", found.choose)
+    monkeypatch.setattr(product, "device_of", lambda ident: found.device)
     note(Choice(FFMA, "ieee", "nothing yet"))
-    recall.forget()
+    launch_cache.forget()
     yield found
-    recall.forget()
+    launch_cache.forget()
 
 
 def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
@@ -107,8 +108,10 @@ def test_large_products_run_on_the_tensor_cores_and_are_known_again(kernels):
     assert kernels.ran == ["split float32"] * 4
     assert kernels.prepared == 2
     a, b = operands(seed=2)
-    np.testing.assert_array_equal(recall.product(a, b, "float32"), np.asarray(a) @ np.asarray(b))
-    assert recall.product(a, b, "ieee") is None
+    np.testing.assert_array_equal(
+        launch_cache.product(a, b, "float32"), np.asarray(a) @ np.asarray(b)
+    )
+    assert launch_cache.product(a, b, "ieee") is None
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -185,7 +188,7 @@ def test_repeated_rows_of_a_gram_product_are_laid_out_once(kernels):
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("into", [None, "C", "F"])
 def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
-    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     x, y = operands(k=156)
     a, b = (gpu(np.ascontiguousarray(z.T)) if flag else z
             for z, flag in zip((x, y), trans, strict=True))  # fmt: skip
@@ -203,7 +206,7 @@ def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
 
 
 def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(kernels, monkeypatch):
-    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     taken = []
 
     def workspace(shape, device):
@@ -213,7 +216,7 @@ def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(kernels, monke
         kernels.ran.append(f"take {number}")
         return room, lambda: kernels.ran.append(f"free {number}")
 
-    monkeypatch.setattr(precision, "workspace", workspace)
+    monkeypatch.setattr(product, "workspace", workspace)
     a, b = operands(k=156)
     np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
     split = "split float32"
@@ -229,11 +232,11 @@ def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypa
     object.__setattr__(b, "tiles", b.raw)
     object.__setattr__(b, "raw", None)
     with pytest.raises(KernelError, match="a packed operand is unpacked first"):
-        precision._packed(a, b, False, False, {}, None, True, False)
+        product._packed(a, b, False, False, {}, None, True, False)
 
 
 def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
-    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     a, _ = operands(k=104)
     result = gemm(a, a, trans_b=True, lower=True)
     np.testing.assert_array_equal(result, np.asarray(a) @ np.asarray(a).T)
@@ -241,7 +244,7 @@ def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
 
 
 def test_what_cannot_be_written_to_is_refused_before_the_first_stretch(kernels, monkeypatch):
-    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 52))
+    monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     a, b = operands(k=156)
     with pytest.raises(ShapeError, match="out and a may share memory"):
         gemm(a, b, out=a[:, :SIDE])
@@ -310,7 +313,7 @@ def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monke
             object.__setattr__(block, name, value)
         blocks.append(block)
     monkeypatch.setattr(PackedBlock, "unpack", lambda block: block.tiles)
-    monkeypatch.setattr(precision, "add_residuals", lambda *_, **__: None)
+    monkeypatch.setattr(product, "add_residuals", lambda *_, **__: None)
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
     assert kernels.ran == ["ffma" if device is TURING else "split"]
 

@@ -14,11 +14,11 @@ from distributed import Event, secede, wait
 
 import multimm
 from benchmarks.peers.trace import NAME, Trace
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
-from multimm.graph import placement
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.graph.block_task import Place
-from multimm.graph.prefetch import Progress, fetch_for, is_step
-from multimm.planning.grid import Coordinate, Grid
+from multimm.graph.scheduler import plugin as scheduler_plugin
+from multimm.graph.scheduler.prefetch import Progress, fetch_for, is_step
+from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
 
@@ -100,7 +100,7 @@ def test_no_more_than_one_step_ahead():
 def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypatch):
     """Those of the step at hand and of the next one: not of all that wait."""
     asked = []
-    original = placement.fetch_for
+    original = scheduler_plugin.fetch_for
 
     def noted(scheduler, user, place, progress, stimulus_id):
         before = len(progress.asked)
@@ -108,7 +108,7 @@ def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypat
         if len(progress.asked) > before:
             asked.append((place.order[1], min((step for _, step in progress.left))))
 
-    monkeypatch.setattr(placement, "fetch_for", noted)
+    monkeypatch.setattr(scheduler_plugin, "fetch_for", noted)
     shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
     a, b = (da.random.default_rng(7).integers(-4, 5, s, chunks=SIDE).astype("f4") for s in shapes)
     c, _ = run(client, a, b)
@@ -154,7 +154,7 @@ def _left(client, waits=2.0):
 
 
 def _counted(dask_scheduler):
-    plugin = dask_scheduler.plugins[placement.NAME]
+    plugin = dask_scheduler.plugins[scheduler_plugin.NAME]
     return {
         (rank, step): count
         for product in plugin.products.values()

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.planning import arrivals, cost, search, strategy
-from multimm.planning.grid import Grid
-from multimm.planning.layout import Layout
+from multimm.planning import choice, search
+from multimm.planning.cost import first_blocks, time
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.search import Rank
 from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, Link, MatrixSpec
+from multimm.planning.tiling.grid import Grid
 
 GB = 10**9
 WIRE = Link("wire", 2.0, 0.5)
@@ -29,7 +30,7 @@ def four(gflops):
 
 
 def waiting(layout, cluster):
-    return cost.seconds(layout, cluster, 0)["first blocks"]
+    return time.seconds(layout, cluster, 0)["first blocks"]
 
 
 def test_a_worker_multiplies_what_it_keeps_while_the_rest_of_the_first_slab_comes():
@@ -67,14 +68,14 @@ def test_blocks_that_lie_elsewhere_are_waited_for(grid, swapped, fetches, produc
         return replace(home, problem=replace(home.problem, a=a))
 
     assert lying(owners).elsewhere == ()
-    assert arrivals._first_slab(lying(owners)) == arrivals._first_slab(home)
+    assert first_blocks._first_slab(lying(owners)) == first_blocks._first_slab(home)
     i, j = swapped
     owners[i], owners[j] = owners[j], owners[i]
     assert lying(owners).elsewhere == ("a",)
     size = 50 * 100 * 4
     # Without products of its own a worker needs one of each operand.
     expected = fetches, products, size if products else 2 * size
-    assert arrivals._first_slab(lying(owners)) == expected
+    assert first_blocks._first_slab(lying(owners)) == expected
 
 
 def test_what_packs_once_has_no_packing_left_to_do_meanwhile():
@@ -82,7 +83,7 @@ def test_what_packs_once_has_no_packing_left_to_do_meanwhile():
     once = Layout(shape, Grid(2, 2, 1), (), sixteens, sixteens, (65536,), band=2)
     cluster = ClusterSpec.homogeneous(H200, 4, Link("slow", 50.0, 0.05))
     for layout in (once, replace(once, pack_once=False)):
-        terms = cost.seconds(layout, cluster, 0)
+        terms = time.seconds(layout, cluster, 0)
         product = terms["block products"] / 4 + (0 if layout.packed else terms["packing"] / 4)
         arrival = 3 * 0.05 + 16384 * 65536 * layout.width("a") / 50e9
         assert terms["first blocks"] == pytest.approx(arrival - product)
@@ -91,7 +92,7 @@ def test_what_packs_once_has_no_packing_left_to_do_meanwhile():
 def test_plans_without_parts_of_k_are_preferred():
     def prefer(seconds, moved, parts=1, too_large=False):
         split, whole = Rank(False, 1.0, 100, 2, 1), Rank(too_large, seconds, moved, parts, 1)
-        return strategy._preferred({"split": split, "whole": whole})
+        return choice._preferred({"split": split, "whole": whole})
 
     assert prefer(1.09, 200) == "whole"
     assert prefer(1.11, 200) == prefer(1.05, 201) == "split"
@@ -115,8 +116,8 @@ def test_one_more_candidate_makes_no_choice_slower_by_more_than_the_rule_allows(
     before = dict(enumerate(ranks))
     after = before | {len(ranks): more}
     for choose, allowed in (
-        (strategy._cheapest, search.NEARLY),
-        (strategy._preferred, search.NEARLY * strategy.UNSPLIT),
+        (choice._cheapest, search.NEARLY),
+        (choice._preferred, search.NEARLY * choice.UNSPLIT),
     ):
         chosen = [found[choose(found)].seconds for found in (before, after)]
         assert chosen[1] <= allowed * chosen[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,14 @@ from kept import slowly
 import multimm
 import multimm.cluster as mc
 from multimm.cli import main
-from multimm.cluster import rates
-from multimm.cluster.describe import spec_of
-from multimm.cluster.rates import DeviceRates, LinkRates, Rates, applied
+from multimm.cluster.calibration import store
+from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, applied
+from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.inspect.cluster_spec import spec_of
 from multimm.errors import OptionError
-from multimm.gpu import cache
-from multimm.planning import cost
-from multimm.planning.dry_run import rates_text
+from multimm.gpu.runtime import file_cache
+from multimm.planning.cost import time
+from multimm.planning.explain import rates_text
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,
@@ -34,8 +34,6 @@ from multimm.planning.spec import (
     MatrixSpec,
 )
 
-#: `multimm.cluster.describe` is the function.
-describe_module = sys.modules["multimm.cluster.describe"]
 #: Where the other tests of this session keep what may be kept.
 SESSION = os.environ["MULTIMM_CACHE_DIR"]
 DAY, LATER = "2026-11-21", "2026-12-24"
@@ -51,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("rates_file")
 
 def another_process():
     """Forget all but the file, as the next process does."""
-    rates.forget()
+    store.forget()
 
 
 # ------------------------------------------------------------------ what applies
@@ -132,16 +130,16 @@ def test_predictions_are_made_from_the_rates():
     side = MatrixSpec((16384, 16384))
     plain, packed = Problem(side, side), Problem(side, side, pack="float32")
     fast = applied(ClusterSpec.homogeneous(H200, 1), ALL).slowest
-    assert cost.product_gflops(plain, H200) == H200.gflops
-    assert cost.product_gflops(plain, fast) == 60_000.0
+    assert time.product_gflops(plain, H200) == H200.gflops
+    assert time.product_gflops(plain, fast) == 60_000.0
     shipped_rate = pytest.approx(H200.gflops / packed.relative_cost)
-    assert cost.product_gflops(packed, H200) == shipped_rate
-    assert cost.product_gflops(packed, fast) == 170_000.0
+    assert time.product_gflops(packed, H200) == shipped_rate
+    assert time.product_gflops(packed, fast) == 170_000.0
     # tf32 was not measured: scaled from what was.
     single = replace(packed, pack="tf32")
-    assert cost.product_gflops(single, fast) == pytest.approx(6e4 / single.relative_cost)
+    assert time.product_gflops(single, fast) == pytest.approx(6e4 / single.relative_cost)
     double = Problem(side, side, accumulate="float64")
-    assert cost.product_gflops(double, fast) == 30_000.0
+    assert time.product_gflops(double, fast) == 30_000.0
     shipped = multimm.plan(side, side, precision="ieee", cluster=ClusterSpec((H200,)))
     measured = multimm.plan(side, side, precision="ieee", cluster=ClusterSpec((fast,)))
     ratio = shipped.time_terms["block products"] / measured.time_terms["block products"]
@@ -159,38 +157,38 @@ def test_rates_must_be_positive():
 
 
 def test_rates_are_found_by_the_next_process(rates_file):
-    assert rates.keep(ALL) == rates_file
-    assert rates.stored() == ALL
+    assert store.keep(ALL) == rates_file
+    assert store.stored() == ALL
     another_process()
-    assert rates.stored() == ALL
+    assert store.stored() == ALL
 
 
 def test_a_new_measurement_replaces_its_own_kind_alone():
-    rates.keep(ALL)
+    store.keep(ALL)
     again, other = FAST_H200._replace(gflops=5e4, measured=LATER), DeviceRates("x", 1.0, 2.0, (),
                                                                                LATER)  # fmt: skip
-    rates.keep(Rates((again, other)))
+    store.keep(Rates((again, other)))
     another_process()
-    assert rates.stored() == Rates((again, other), ALL.links)
+    assert store.stored() == Rates((again, other), ALL.links)
 
 
 def test_what_another_process_wrote_meanwhile_is_kept():
-    assert rates.stored() == Rates()  # read before
-    mine = dict(rates._known)
-    rates.keep(Rates((FAST_H200,)))
-    rates._known.update(mine)
-    rates.keep(Rates((), (BETWEEN,)))
+    assert store.stored() == Rates()  # read before
+    mine = dict(store._known)
+    store.keep(Rates((FAST_H200,)))
+    store._known.update(mine)
+    store.keep(Rates((), (BETWEEN,)))
     another_process()
-    assert rates.stored() == Rates((FAST_H200,), (BETWEEN,))
+    assert store.stored() == Rates((FAST_H200,), (BETWEEN,))
 
 
 def test_who_measures_at_the_same_time_loses_no_rates(monkeypatch):
     kinds = [FAST_H200._replace(name=f"gpu {i}") for i in range(8)]
-    monkeypatch.setattr(rates, "_read", slowly(rates._read))
+    monkeypatch.setattr(store, "_read", slowly(store._read))
     with ThreadPoolExecutor(len(kinds)) as pool:
-        assert all(pool.map(lambda kind: rates.keep(Rates((kind,))), kinds))
+        assert all(pool.map(lambda kind: store.keep(Rates((kind,))), kinds))
     another_process()
-    assert set(rates.stored().devices) == set(kinds)
+    assert set(store.stored().devices) == set(kinds)
 
 
 def damaged(change):
@@ -228,35 +226,35 @@ def damaged(change):
 def test_a_file_that_does_not_fit_is_ignored_and_written_anew(rates_file, caplog, text):
     rates_file.parent.mkdir()
     rates_file.write_text(text)
-    assert rates.stored() == Rates()
+    assert store.stored() == Rates()
     assert "is ignored: measure again" in caplog.text
-    rates.keep(ALL)
+    store.keep(ALL)
     another_process()
-    assert rates.stored() == ALL
+    assert store.stored() == ALL
 
 
 def test_an_undamaged_file_is_not_ignored(rates_file):
     rates_file.parent.mkdir()
     rates_file.write_text(damaged(lambda content: None))
-    assert rates.stored() == Rates((FAST_H200,), (FAST_NVLINK,))
+    assert store.stored() == Rates((FAST_H200,), (FAST_NVLINK,))
 
 
 def test_where_nothing_can_be_written_rates_hold_for_this_process(rates_file, caplog):
-    cache._unwritable.cache_clear()
+    file_cache._unwritable.cache_clear()
     rates_file.parent.write_text("a file in the place of the directory")
-    assert rates.keep(ALL) is None
+    assert store.keep(ALL) is None
     assert "set MULTIMM_CACHE_DIR" in caplog.text
-    assert rates.stored() == ALL
+    assert store.stored() == ALL
     another_process()
-    assert rates.stored() == Rates()
+    assert store.stored() == Rates()
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(cache, "directory", lambda: None)
-    assert rates.stored() == Rates()
-    assert rates.keep(ALL) is None
+    monkeypatch.setattr(file_cache, "directory", lambda: None)
+    assert store.stored() == Rates()
+    assert store.keep(ALL) is None
     assert "set MULTIMM_CACHE_DIR" in caplog.text
-    assert rates.stored() == ALL
+    assert store.stored() == ALL
 
 
 def test_uneven_hosts_are_described_by_the_rate_between_them(monkeypatch):
@@ -265,7 +263,7 @@ def test_uneven_hosts_are_described_by_the_rate_between_them(monkeypatch):
         cluster = None
 
     monkeypatch.setattr(
-        describe_module,
+        cluster_spec,
         "listed",
         lambda client: {
             f"tcp://10.0.0.{host}:{port}": {
@@ -277,19 +275,19 @@ def test_uneven_hosts_are_described_by_the_rate_between_them(monkeypatch):
     name = mc.describe(Listed()).slowest.name
     assert mc.describe(Listed()).link == LOCAL_TCP
     way = LinkRates("tcp", name, False, 5.0, 5.0, 1e-4, DAY)
-    rates.keep(Rates((), (way, way._replace(between=True, gbps=2.0))))
+    store.keep(Rates((), (way, way._replace(between=True, gbps=2.0))))
     assert mc.describe(Listed()).link.gbps == 2.0
 
 
 def test_threads_of_this_process_use_what_was_measured():
     (device,) = mc.local().devices
-    rates.keep(Rates((DeviceRates(device.name, device.gflops, 77.0, (), DAY),)))
+    store.keep(Rates((DeviceRates(device.name, device.gflops, 77.0, (), DAY),)))
     assert mc.local().slowest.gflops == 77.0
     assert mc.local().link == SHARED_MEMORY
 
 
 def test_the_spec_of_listed_workers_stays_as_shipped():
-    rates.keep(ALL)
+    store.keep(ALL)
     gpu = {"name": H200.name, "memory-total": 2**37}
     listed = {"host": "x", "nthreads": 1, "memory_limit": 2**30, "gpu": gpu}
     assert spec_of({"ucxx://x:1": listed}, {}).slowest.gflops == H200.gflops
@@ -300,7 +298,7 @@ def run(*args):
 
 
 def test_plans_for_gpus_on_paper_use_what_was_measured():
-    rates.keep(ALL)
+    store.keep(ALL)
     output = run("plan", "65536x65536", "65536x65536", "--gpus", "16", "--per-node", "8").output
     assert f"rates measured {DAY}\n" in output
     given = run("plan", "65536x65536", "65536x65536", "--gpus", "16", "--per-node", "8",

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from multimm.gpu import recall
+from multimm.gpu.runtime import launch_cache
 
 
 class Array:
@@ -28,9 +28,9 @@ def cupy(monkeypatch):
     module.ndarray = Array
     module.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: module.device))
     monkeypatch.setitem(sys.modules, "cupy", module)
-    recall.forget()
+    launch_cache.forget()
     yield module
-    recall.forget()
+    launch_cache.forget()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def runs():
 
 
 def keep_product(a, b, addresses):
-    recall.keep(
+    launch_cache.keep(
         "float32", (Array(a), Array(b), None, None), None, False, False,
         result=Array((a[0], b[1])), run=lambda given: addresses.append(tuple(given)),
     )  # fmt: skip
@@ -54,8 +54,8 @@ def keep_product(a, b, addresses):
 def test_same_kind_runs_with_its_own_addresses(runs):
     a, b = Array((3, 4), ptr=0x2000), Array((4, 5), ptr=0x3000)
     for again in (
-        recall.product(a, b, "float32"),
-        recall.again("float32", (a, b, None, None), None, False, False),
+        launch_cache.product(a, b, "float32"),
+        launch_cache.again("float32", (a, b, None, None), None, False, False),
     ):
         assert isinstance(again, Array)
         assert (again.shape, again.dtype) == ((3, 5), np.float32)
@@ -84,22 +84,22 @@ def test_same_kind_runs_with_its_own_addresses(runs):
 def test_any_difference_means_deciding_anew(runs, a, b, sides):
     flags = sides.get("trans_a", False), sides.get("trans_b", False)
     if not any(flags):
-        assert recall.product(a, b, "float32") is None
-    assert recall.again("float32", (a, b, None, None), None, *flags) is None
+        assert launch_cache.product(a, b, "float32") is None
+    assert launch_cache.again("float32", (a, b, None, None), None, *flags) is None
     assert runs == []
 
 
 def test_arrays_on_another_than_the_current_device_are_left_to_others(runs, cupy):
     cupy.device = 1
-    assert recall.product(Array((3, 4)), Array((4, 5)), "float32") is None
-    assert recall.again("float32", (Array((3, 4)), Array((4, 5)), None, None), None) is None
+    assert launch_cache.product(Array((3, 4)), Array((4, 5)), "float32") is None
+    assert launch_cache.again("float32", (Array((3, 4)), Array((4, 5)), None, None), None) is None
     assert runs == []
 
 
 def test_nothing_is_imported_before_something_is_kept(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert recall.product(Array((3, 4)), Array((4, 5)), "float32") is None
-    assert recall.again("transpose", (Array((3, 4)),), None) is None
+    assert launch_cache.product(Array((3, 4)), Array((4, 5)), "float32") is None
+    assert launch_cache.again("transpose", (Array((3, 4)),), None) is None
 
 
 # Whatever else
@@ -113,20 +113,20 @@ def test_verbs_scalars_and_missing_operands_are_told_apart():
     ]  # fmt: skip
     found = []
     for i, (verb, operands, scalars) in enumerate(calls):
-        assert recall.again(verb, operands, None, *scalars) is None, calls[i]
-        recall.keep(verb, operands, None, *scalars, result=Array((i + 1,)),
+        assert launch_cache.again(verb, operands, None, *scalars) is None, calls[i]
+        launch_cache.keep(verb, operands, None, *scalars, result=Array((i + 1,)),
                     run=lambda given, i=i: found.append((i, len(given))))  # fmt: skip
     for i, (verb, operands, scalars) in enumerate(calls):
-        assert recall.again(verb, operands, None, *scalars).shape == (i + 1,)
+        assert launch_cache.again(verb, operands, None, *scalars).shape == (i + 1,)
     assert found == [(i, len(operands) + 1) for i, (_, operands, _) in enumerate(calls)]
 
 
 def test_scalars_without_a_hash_are_left_to_others():
     x = Array((3, 4))
     for scalar in (np.array(2.0), [2.0]):
-        recall.keep("verb", (x,), None, scalar, result=x, run=lambda _: None)
-        assert recall.again("verb", (x,), None, scalar) is None
-    assert not recall._known
+        launch_cache.keep("verb", (x,), None, scalar, result=x, run=lambda _: None)
+        assert launch_cache.again("verb", (x,), None, scalar) is None
+    assert not launch_cache._known
 
 
 BYTES = 4 * 3 * 4
@@ -146,32 +146,32 @@ BYTES = 4 * 3 * 4
 def test_a_result_that_may_overlap_an_operand_is_looked_at_again(ptr, in_place, runs_again):
     ran = []
     x, out = Array((3, 4)), Array((3, 4), ptr=0x20000)
-    recall.keep("verb", (x,), out, result=out, run=ran.append, in_place=in_place)
+    launch_cache.keep("verb", (x,), out, result=out, run=ran.append, in_place=in_place)
     given = Array((3, 4), ptr=0x1000), Array((3, 4), ptr=ptr)
-    found = recall.again("verb", given[:1], given[1])
+    found = launch_cache.again("verb", given[:1], given[1])
     assert (found is given[1]) == runs_again
     assert ran == ([[0x1000, ptr]] if runs_again else [])
 
 
 def test_in_place_needs_the_same_strides():
     x, out = Array((4, 4)), Array((4, 4), strides=(4, 16), ptr=0x20000)
-    recall.keep("verb", (x,), out, result=out, run=lambda _: None, in_place=True)
-    assert recall.again("verb", (x,), Array((4, 4), strides=(4, 16), ptr=x.data.ptr)) is None
-    assert recall.again("verb", (x,), out) is out
+    launch_cache.keep("verb", (x,), out, result=out, run=lambda _: None, in_place=True)
+    assert launch_cache.again("verb", (x,), Array((4, 4), strides=(4, 16), ptr=x.data.ptr)) is None
+    assert launch_cache.again("verb", (x,), out) is out
 
 
 def test_descending_strides_reach_below_the_address():
     x, out = Array((4,), strides=(-4,)), Array((4,), ptr=0x20000)
-    recall.keep("verb", (x,), out, result=out, run=lambda _: None)
+    launch_cache.keep("verb", (x,), out, result=out, run=lambda _: None)
     below = Array((4,), strides=(-4,), ptr=0x30000)
-    assert recall.again("verb", (below,), Array((4,), ptr=0x30000 - 16)) is None
-    assert recall.again("verb", (below,), Array((4,), ptr=0x30000 + 16)) is not None
+    assert launch_cache.again("verb", (below,), Array((4,), ptr=0x30000 - 16)) is None
+    assert launch_cache.again("verb", (below,), Array((4,), ptr=0x30000 + 16)) is not None
 
 
 def test_what_is_kept_is_bounded(monkeypatch, runs):
-    monkeypatch.setattr(recall, "CAPACITY", 3)
+    monkeypatch.setattr(launch_cache, "CAPACITY", 3)
     for m in range(1, 10):
         keep_product((m, 4), (4, 5), [])
-        assert len(recall._known) <= 3
-    assert recall.product(Array((9, 4)), Array((4, 5)), "float32") is not None
-    assert recall.product(Array((3, 4)), Array((4, 5)), "float32") is None
+        assert len(launch_cache._known) <= 3
+    assert launch_cache.product(Array((9, 4)), Array((4, 5)), "float32") is not None
+    assert launch_cache.product(Array((3, 4)), Array((4, 5)), "float32") is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu import reference
+from multimm.gpu import library_gemm
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NUMBERS = [np.dtype(c) for c in "?bBhHiIlLefdgFDG"]
@@ -41,9 +41,9 @@ def test_gemm_is_matmul(left, right, m, n, k, batch, trans_a, trans_b, fortran):
     if fortran:
         a, b = np.asfortranarray(a), np.asfortranarray(b)
     before = a.copy(), b.copy()
-    result = reference.gemm(a, b, trans_a=trans_a, trans_b=trans_b)
+    result = library_gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b)
     expected = np.matmul(a.swapaxes(-1, -2) if trans_a else a, b.swapaxes(-1, -2) if trans_b else b)
-    assert result.dtype == expected.dtype == reference.result_dtype(left, right)
+    assert result.dtype == expected.dtype == library_gemm.result_dtype(left, right)
     np.testing.assert_array_equal(result, expected, strict=True)
     assert result.flags.c_contiguous
     assert not any(np.shares_memory(result, x) for x in (a, b))
@@ -61,7 +61,7 @@ def test_gemm_formula(dtype, m, n, k, with_c, with_partial, alpha, beta):
     c = values(rng, (m, n), dtype) if with_c else None
     partial = values(rng, (m, n), dtype) if with_partial else None
     kept = [None if x is None else x.copy() for x in (c, partial)]
-    result = reference.gemm(a, b, alpha=alpha, beta=beta, c=c, partial=partial)
+    result = library_gemm.gemm(a, b, alpha=alpha, beta=beta, c=c, partial=partial)
     expected = alpha * (a @ b + (0 if partial is None else partial))
     expected = expected + (0 if c is None else beta * c)
     np.testing.assert_array_equal(result, expected)
@@ -74,63 +74,63 @@ def test_gemm_formula(dtype, m, n, k, with_c, with_partial, alpha, beta):
 
 def test_what_is_multiplied_by_zero_is_never_read():
     nan, ones = np.full((3, 3), np.nan), np.ones((3, 3))
-    np.testing.assert_array_equal(reference.gemm(ones, ones, beta=0, c=nan), ones @ ones)
-    result = reference.gemm(nan, nan, alpha=0, beta=2, c=ones, partial=nan)
+    np.testing.assert_array_equal(library_gemm.gemm(ones, ones, beta=0, c=nan), ones @ ones)
+    result = library_gemm.gemm(nan, nan, alpha=0, beta=2, c=ones, partial=nan)
     np.testing.assert_array_equal(result, 2 * ones)
-    np.testing.assert_array_equal(reference.gemm(nan, nan, alpha=0), np.zeros((3, 3)))
-    np.testing.assert_array_equal(reference.add_partials([nan], alpha=0), np.zeros((3, 3)))
-    np.testing.assert_array_equal(reference.add_partials([ones, ones], c=nan), 2 * ones)
+    np.testing.assert_array_equal(library_gemm.gemm(nan, nan, alpha=0), np.zeros((3, 3)))
+    np.testing.assert_array_equal(library_gemm.add_partials([nan], alpha=0), np.zeros((3, 3)))
+    np.testing.assert_array_equal(library_gemm.add_partials([ones, ones], c=nan), 2 * ones)
 
 
 def test_no_k_is_nothing_whatever_alpha():
     a, b, c = np.ones((2, 0)), np.ones((0, 3)), np.ones((2, 3))
-    np.testing.assert_array_equal(reference.gemm(a, b, alpha=np.inf), np.zeros((2, 3)))
-    np.testing.assert_array_equal(reference.gemm(a, b, beta=5, c=c), 5 * c)
-    np.testing.assert_array_equal(reference.gemm(a, b, alpha=3, partial=c), 3 * c)
+    np.testing.assert_array_equal(library_gemm.gemm(a, b, alpha=np.inf), np.zeros((2, 3)))
+    np.testing.assert_array_equal(library_gemm.gemm(a, b, beta=5, c=c), 5 * c)
+    np.testing.assert_array_equal(library_gemm.gemm(a, b, alpha=3, partial=c), 3 * c)
 
 
 def test_integers_wrap_as_in_numpy():
     a = np.full((1, 300), 100, np.int8)
     expected = a @ a.T
     assert int(expected[0, 0]) != 300 * 100 * 100
-    np.testing.assert_array_equal(reference.gemm(a, a.T.copy()), expected)
+    np.testing.assert_array_equal(library_gemm.gemm(a, a.T.copy()), expected)
 
 
 def test_booleans_are_or_of_ands():
     a = np.array([[True, True], [False, False]])
     b = np.array([[True, False], [True, False]])
-    np.testing.assert_array_equal(reference.gemm(a, b), [[True, False], [False, False]])
+    np.testing.assert_array_equal(library_gemm.gemm(a, b), [[True, False], [False, False]])
     c = np.array([[True, False], [False, True]])
-    for result in (reference.gemm(a, b, beta=1, c=c), reference.gemm(a, b, partial=c)):
+    for result in (library_gemm.gemm(a, b, beta=1, c=c), library_gemm.gemm(a, b, partial=c)):
         np.testing.assert_array_equal(result, [[True, False], [False, True]], strict=True)
 
 
 def test_factors_are_weakly_typed():
     ints, halves = np.ones((2, 2), np.int16), np.ones((2, 2), np.float16)
     floats = np.ones((2, 2), np.float32)
-    assert reference.gemm(ints, ints, alpha=1, beta=1, c=ints).dtype == np.int16
-    assert reference.gemm(ints, ints, alpha=1.0).dtype == np.float64
-    assert reference.add_partials([ints], alpha=0.0).dtype == np.float64
-    assert reference.gemm(ints, ints, alpha=3).dtype == np.int16
-    assert reference.gemm(ints, ints, alpha=0.5)[0, 0] == 1.0
-    assert reference.gemm(ints, ints, alpha=0.5).dtype == np.float64
-    assert reference.gemm(halves, halves, alpha=0.5).dtype == np.float16
-    assert reference.gemm(floats, floats, alpha=np.float64(0.5)).dtype == np.float32
-    assert reference.gemm(floats, floats, alpha=1j).dtype == np.complex64
-    assert reference.gemm(floats, floats, alpha=1 + 0j).dtype == np.complex64
+    assert library_gemm.gemm(ints, ints, alpha=1, beta=1, c=ints).dtype == np.int16
+    assert library_gemm.gemm(ints, ints, alpha=1.0).dtype == np.float64
+    assert library_gemm.add_partials([ints], alpha=0.0).dtype == np.float64
+    assert library_gemm.gemm(ints, ints, alpha=3).dtype == np.int16
+    assert library_gemm.gemm(ints, ints, alpha=0.5)[0, 0] == 1.0
+    assert library_gemm.gemm(ints, ints, alpha=0.5).dtype == np.float64
+    assert library_gemm.gemm(halves, halves, alpha=0.5).dtype == np.float16
+    assert library_gemm.gemm(floats, floats, alpha=np.float64(0.5)).dtype == np.float32
+    assert library_gemm.gemm(floats, floats, alpha=1j).dtype == np.complex64
+    assert library_gemm.gemm(floats, floats, alpha=1 + 0j).dtype == np.complex64
     with pytest.raises(OptionError, match="300 does not fit int8"):
-        reference.gemm(ints.astype(np.int8), ints.astype(np.int8), alpha=300)
+        library_gemm.gemm(ints.astype(np.int8), ints.astype(np.int8), alpha=300)
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 def test_half_precision_is_summed_in_float32(dtype):
     """Ones past 2048 (float16) or 256 (bfloat16) would be lost in a sum held in their dtype."""
     ones = np.ones((1, 5000), dtype)
-    assert reference.accumulate_dtype(dtype, dtype) == np.float32
-    result = reference.gemm(ones, ones, trans_b=True, dtype=np.float32)
+    assert library_gemm.accumulate_dtype(dtype, dtype) == np.float32
+    result = library_gemm.gemm(ones, ones, trans_b=True, dtype=np.float32)
     assert result.dtype == np.float32
     assert result[0, 0] == 5000
-    rounded = reference.gemm(ones, ones, trans_b=True, dtype=dtype)
+    rounded = library_gemm.gemm(ones, ones, trans_b=True, dtype=dtype)
     assert rounded.dtype == dtype
     assert float(rounded[0, 0]) == float(np.float32(5000).astype(dtype))
 
@@ -138,16 +138,16 @@ def test_half_precision_is_summed_in_float32(dtype):
 def test_accumulate_holds_sum_and_partial():
     a = np.full((1, 1), 2.0**12, np.float32)
     partial = np.full((1, 1), 1.0, np.float64)
-    wide = reference.gemm(a, a, partial=partial, accumulate=np.float64, dtype=np.float64)
+    wide = library_gemm.gemm(a, a, partial=partial, accumulate=np.float64, dtype=np.float64)
     assert wide[0, 0] == 2.0**24 + 1
-    assert reference.gemm(a, a, partial=partial, dtype=np.float64)[0, 0] == 2.0**24
+    assert library_gemm.gemm(a, a, partial=partial, dtype=np.float64)[0, 0] == 2.0**24
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 129, 1000])
 def test_float32_meets_the_bound(k):
     rng = np.random.default_rng(k)
     a, b, c = (rng.standard_normal(s).astype(np.float32) for s in ((5, k), (k, 7), (5, 7)))
-    result = reference.gemm(a, b, alpha=0.7, beta=-0.3, c=c)
+    result = library_gemm.gemm(a, b, alpha=0.7, beta=-0.3, c=c)
     alpha, beta = float(np.float32(0.7)), float(np.float32(-0.3))
     exact = a.astype(float) @ b.astype(float)
     bound = alpha * (k + 2) * U32 * (abs(a).astype(float) @ abs(b).astype(float))
@@ -161,7 +161,7 @@ def test_add_partials_is_a_sum(count, alpha, beta, with_c):
     parts = [values(rng, (3, 2), np.dtype(np.float32)) for _ in range(count)]
     c = values(rng, (3, 2), np.dtype(np.float32)) if with_c else None
     kept = [part.copy() for part in parts]
-    result = reference.add_partials(parts, alpha=alpha, beta=beta, c=c)
+    result = library_gemm.add_partials(parts, alpha=alpha, beta=beta, c=c)
     expected = alpha * np.sum(parts, axis=0) + (beta * c if with_c else 0)
     np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(parts, kept)
@@ -173,8 +173,8 @@ def test_add_partials_is_a_fixed_tree():
     parts = [np.full((1, 1), x, np.float32) for x in (one, tiny, tiny, tiny, tiny)]
     # (1 + tiny) ties to 1; (tiny + tiny) survives its addition; the last tiny ties away again.
     one_ulp = np.float32(1 + 2.0**-23)
-    assert reference.add_partials(parts)[0, 0] == (one + tiny + (tiny + tiny)) + tiny
-    assert reference.add_partials(parts[:4])[0, 0] == one_ulp
+    assert library_gemm.add_partials(parts)[0, 0] == (one + tiny + (tiny + tiny)) + tiny
+    assert library_gemm.add_partials(parts[:4])[0, 0] == one_ulp
     assert parts[0] + parts[1] + parts[2] + parts[3] == one  # one after the other loses all
 
 
@@ -182,14 +182,14 @@ def test_add_partials_refuses():
     ones = np.ones((2, 2))
     for parts, sentence in (([], "no parts"), ([ones, ones[:1]], r"part 1 has shape \(1, 2\)")):
         with pytest.raises(ShapeError, match=sentence):
-            reference.add_partials(parts)
+            library_gemm.add_partials(parts)
 
 
 @given(st.sampled_from([(0, 3), (1, 4), (4, 1), (2, 3), (5, 2, 3), (2, 0, 3)]), st.booleans())
 def test_transpose_is_a_contiguous_copy(shape, fortran):
     a = np.arange(np.prod(shape)).reshape(shape)
     a = np.asfortranarray(a) if fortran else a
-    result = reference.transpose(a)
+    result = library_gemm.transpose(a)
     np.testing.assert_array_equal(result, a.swapaxes(-1, -2), strict=True)
     assert result.flags.c_contiguous
     assert not np.shares_memory(result, a)
@@ -200,8 +200,8 @@ def test_transpose_is_a_contiguous_copy(shape, fortran):
 )
 def test_result_dtypes(pair):
     expected = np.matmul(np.zeros((1, 1), pair[0]), np.zeros((1, 1), pair[1])).dtype
-    assert reference.result_dtype(*pair) == expected
-    held = reference.accumulate_dtype(*pair)
+    assert library_gemm.result_dtype(*pair) == expected
+    held = library_gemm.accumulate_dtype(*pair)
     assert held == (np.float32 if expected.name in ("float16", "bfloat16") else expected)
 
 
@@ -209,29 +209,29 @@ def test_result_dtypes(pair):
 def test_other_dtypes_are_refused(dtype):
     for pair, name in (((dtype, "f4"), "a"), (("f4", dtype), "b")):
         with pytest.raises(DTypeError, match=f"{name} has dtype .*allowed are bool"):
-            reference.result_dtype(*pair)
+            library_gemm.result_dtype(*pair)
 
 
 def test_foreign_byte_order_gives_native_results():
     a = np.arange(6, dtype=">f4").reshape(2, 3)
-    assert reference.result_dtype(a.dtype, a.dtype) == np.float32
-    np.testing.assert_array_equal(reference.gemm(a, a, trans_b=True), a @ a.T)
+    assert library_gemm.result_dtype(a.dtype, a.dtype) == np.float32
+    np.testing.assert_array_equal(library_gemm.gemm(a, a, trans_b=True), a @ a.T)
 
 
 def test_operands_that_do_not_fit():
     ones = np.ones((2, 3))
     for error, sentence, call in (
-        (ShapeError, "3 columns of a must equal the 2 rows", lambda: reference.gemm(ones, ones)),
-        (ShapeError, r"2 columns of op\(a\) must equal the 3", lambda: reference.gemm(
+        (ShapeError, "3 columns of a must equal the 2 rows", lambda: library_gemm.gemm(ones, ones)),
+        (ShapeError, r"2 columns of op\(a\) must equal the 3", lambda: library_gemm.gemm(
             ones, ones.T, trans_a=True)),
-        (ShapeError, "matrix or a stack", lambda: reference.gemm(ones[0], ones.T)),
-        (ShapeError, r"c has shape \(2, 1\)", lambda: reference.gemm(
+        (ShapeError, "matrix or a stack", lambda: library_gemm.gemm(ones[0], ones.T)),
+        (ShapeError, r"c has shape \(2, 1\)", lambda: library_gemm.gemm(
             ones, ones.T, beta=1, c=ones[:, :1])),
-        (ShapeError, r"partial has shape \(4, 2, 2\)", lambda: reference.gemm(
+        (ShapeError, r"partial has shape \(4, 2, 2\)", lambda: library_gemm.gemm(
             ones, ones.T, partial=np.ones((4, 2, 2)))),
-        (ShapeError, "matrix or a stack", lambda: reference.transpose(ones[0])),
-        (ArrayTypeError, "a is a builtins.list", lambda: reference.gemm([[1]], ones)),
-        (ArrayTypeError, "MaskedArray", lambda: reference.gemm(ones, np.ma.ones((3, 2)))),
+        (ShapeError, "matrix or a stack", lambda: library_gemm.transpose(ones[0])),
+        (ArrayTypeError, "a is a builtins.list", lambda: library_gemm.gemm([[1]], ones)),
+        (ArrayTypeError, "MaskedArray", lambda: library_gemm.gemm(ones, np.ma.ones((3, 2)))),
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             call()

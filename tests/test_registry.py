@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
-from multimm.gpu.registry import (
+from multimm.gpu.arch import ARCHITECTURES, limits_for
+from multimm.gpu.simt.configs import (
     MAX_SLICES,
     MAX_SUMS,
     MIN_SLICE,
@@ -23,7 +24,6 @@ from multimm.gpu.registry import (
     slice_length,
     slices_of_k,
 )
-from multimm.gpu.tiles import ARCHITECTURES, limits_for
 
 H200 = Device(limits_for(90), 132)
 

@@ -14,11 +14,12 @@ from benchmarks import rehearsal, shared_gpus
 from benchmarks.records import load
 from benchmarks.report import prediction
 from benchmarks.sweep_cases import Product
-from multimm.cluster.devices import Gpu
-from multimm.graph import gram_tasks, tasks
-from multimm.graph.tasks import Step
+from multimm.cluster.inspect.devices import Gpu
+from multimm.graph.lowering import symmetric
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
-from multimm.planning.triangle import computed
+from multimm.planning.tiling.triangle import computed
 
 GB = 10**9
 
@@ -27,7 +28,7 @@ GB = 10**9
 def waiting(monkeypatch):
     """Block products wait as in a rehearsal, at 1 GFLOP/s; slept seconds are collected."""
     slept = []
-    for module in (tasks, gram_tasks):
+    for module in (multiply, symmetric):
         monkeypatch.setattr(module, "gemm", module.gemm)  # put back afterwards
     monkeypatch.setattr(time, "sleep", slept.append)
     rehearsal.wait_instead(1e9, 1e9)
@@ -39,7 +40,7 @@ def waiting(monkeypatch):
 def test_a_block_product_waits_as_long_as_it_would_take(waiting, trans_a, trans_b):
     a, b = np.ones((20, 30), "f4"), np.ones((30, 40), "f4")
     step = Step("float32", "float32", trans_a, trans_b)
-    result = tasks.multiply(a.T if trans_a else a, b.T if trans_b else b, step=step)
+    result = multiply.multiply(a.T if trans_a else a, b.T if trans_b else b, step=step)
     assert (result.shape, result.dtype) == ((20, 40), np.float32)
     assert waiting == [2 * 20 * 30 * 40 / 1e9]
 
@@ -47,10 +48,10 @@ def test_a_block_product_waits_as_long_as_it_would_take(waiting, trans_a, trans_
 def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting):
     a = np.ones((2048, 64), "f4")
     step = Step("float32", "float32", trans_b=True)
-    assert gram_tasks.multiply_diagonal(a, step=step).shape == (2048, 2048)
+    assert symmetric.multiply_diagonal(a, step=step).shape == (2048, 2048)
     assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
     waiting.clear()
-    tasks.gemm(a, a, step=step, lower=True)
+    multiply.gemm(a, a, step=step, lower=True)
     assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import replace
 
@@ -14,15 +13,16 @@ from distributed import wait
 from small import integers
 
 import multimm
-from multimm.cluster.describe import listed
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
-from multimm.graph.owners import owners_of
+from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.graph.data_location import owners_of
+from multimm.planning.candidates.block_order import as_stored
+from multimm.planning.candidates.rank_map import renumbered
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
-from multimm.planning.order import as_stored
 from multimm.planning.problem import Problem
-from multimm.planning.renumber import renumbered
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, Link, MatrixSpec
-from multimm.planning.strategy import plan_matmul
 
 TALL, ROWS = (2**22, 2048), (2**20, 8192)
 
@@ -247,8 +247,7 @@ client = counting_client(4)
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """Plans reckon with a link on which copies are worth avoiding."""
-    described = importlib.import_module("multimm.cluster.describe")
-    monkeypatch.setattr(described, "SHARED_MEMORY", Link("slow", 0.1, 1e-3))
+    monkeypatch.setattr(cluster_spec, "SHARED_MEMORY", Link("slow", 0.1, 1e-3))
 
 
 def held(client, array):

@@ -12,10 +12,14 @@ from distributed import Client, wait
 from distributed.active_memory_manager import ActiveMemoryManagerPolicy
 
 import multimm
-from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
+from multimm.cluster.plugins.transfer_counter import (
+    TransferCounter,
+    received_bytes,
+    reset_received_bytes,
+)
 from multimm.graph.block_task import BlockTask
-from multimm.graph.install import install
-from multimm.graph.replicas import SpareAwaited
+from multimm.graph.scheduler.install import install
+from multimm.graph.scheduler.replicas import SpareAwaited
 
 SIZE, BLOCK = 256, 32
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pack_reference import joined, pack_reference, split, swizzled
 from stand_in import fake_cupy, gpu, laid_out, memory
 
-from multimm.gpu import residuals
-from multimm.gpu.pack_reference import joined, pack_reference, split, swizzled
-from multimm.gpu.packed import Residuals
-from multimm.gpu.registry import Device
-from multimm.gpu.residuals import add_residuals
-from multimm.gpu.tiles import limits_for
+from multimm.gpu.arch import limits_for
+from multimm.gpu.emulated import outliers
+from multimm.gpu.emulated.outliers import add_residuals
+from multimm.gpu.emulated.packed import Residuals
+from multimm.gpu.simt.configs import Device
 
 
 class Kernel:
@@ -59,8 +59,8 @@ launches: list[tuple] = []
 def kernels(monkeypatch):
     launches.clear()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(residuals, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
-    monkeypatch.setattr(residuals, "device_of", lambda ident: Device(limits_for(90), 132))
+    monkeypatch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
+    monkeypatch.setattr(outliers, "device_of", lambda ident: Device(limits_for(90), 132))
 
 
 def flat(x):
@@ -151,6 +151,6 @@ def test_they_are_added_on_the_device_that_holds_them(monkeypatch):
 
 def test_a_large_product_is_shared_by_as_many_blocks_as_run_at_a_time(monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda kernel, grid, *_: launches.append(grid))
-    nothing = residuals.Lists(0, 0, 0, 0, 0)
-    residuals.prepared(65536, 65536, 64, "float32", 0, 1.0, 65536)(nothing, nothing, 0, 0)
+    nothing = outliers.Lists(0, 0, 0, 0, 0)
+    outliers.prepared(65536, 65536, 64, "float32", 0, 1.0, 65536)(nothing, nothing, 0, 0)
     assert launches == [(8 * 132, 1, 1)]

@@ -28,7 +28,7 @@ from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, SIZES, Product, operand_specs, products, too_large
 from benchmarks.unfinished import Unfinished
 from multimm.cli import main
-from multimm.cluster.devices import Gpu
+from multimm.cluster.inspect.devices import Gpu
 from multimm.errors import OptionError
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 
 from multimm.errors import KernelError
-from multimm.gpu import add, compiled, launch, skinny_choice, slices, tuning
-from multimm.gpu.compile import compile_text
-from multimm.gpu.registry import Device, GemmSizes
-from multimm.gpu.skinny_choice import way_for
-from multimm.gpu.skinny_config import AxpyConfig, DotConfig, OuterConfig
-from multimm.gpu.source import kernel_text
-from multimm.gpu.tiles import limits_for
+from multimm.gpu.arch import limits_for
+from multimm.gpu.elementwise import reduce
+from multimm.gpu.runtime import launch as runtime_launch
+from multimm.gpu.runtime.jit import compile_text
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.simt import gemm, split_k, thin_selection
+from multimm.gpu.simt.configs import Device, GemmSizes
+from multimm.gpu.simt.thin_configs import AxpyConfig, DotConfig, OuterConfig
+from multimm.gpu.simt.thin_selection import way_for
+from multimm.gpu.tuning import autotune
 
 H200 = Device(limits_for(90), 132)
 
@@ -70,13 +73,13 @@ class Kernel(stand_in.Kernel):
 @contextlib.contextmanager
 def skinny_kernels():
     with standing_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(tuning, "winners_on", lambda device: {})
-        patch.setattr(slices, "workspace", lambda shape, device: (
+        patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        patch.setattr(autotune, "winners_on", lambda device: {})
+        patch.setattr(split_k, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
-        compiled.device_of.cache_clear()
+        runtime_launch.device_of.cache_clear()
         yield stand_in.Kernel.launches
-    compiled.device_of.cache_clear()
+    runtime_launch.device_of.cache_clear()
 
 
 @pytest.fixture
@@ -234,7 +237,7 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     partial = integers(4, m, n, layout=orders[3]) if with_partial else None
     with skinny_kernels() as launches:
         out = laid_out(np.full((*stack, m, n), np.nan, "f4"), into) if into else None
-        result = launch.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
+        result = gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
                              partial=partial, out=out)  # fmt: skip
         assert set(kernels(launches)) <= {"sgemm_dot", "sgemm_axpy", "sgemm_outer"}
     given_c = c if with_c and beta else None
@@ -255,7 +258,7 @@ def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
     for into in ("C", "wide rows", "F"):
         launches.clear()
         out = laid_out(np.zeros((m, n) if trans_a else (1, m, n), "f4"), into)
-        launch.gemm(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
+        gemm.gemm(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
         wanted = expected(a, b, trans_a, False, 2, 3, c, partial)
         np.testing.assert_array_equal(np.asarray(out), wanted)
         loose = n == 1 and into == "wide rows"  # a column whose values are no neighbours
@@ -264,10 +267,10 @@ def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
 
 
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
-    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     a, b = integers(1, 20, 200_000), integers(2, 200_000, 3)
     for _ in range(2):  # the second time by what was kept
-        np.testing.assert_array_equal(np.asarray(launch.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+        np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
     assert kernels(launches) == ["sgemm_dot"] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
 
@@ -275,20 +278,20 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
 def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
     shapes = [((1, 900), (900, 80)), ((20, 200_000), (200_000, 1)), ((750, 5), (5, 752))]
     for seed, (left, right) in enumerate(shapes):
-        launch.gemm(integers(seed, *left), integers(seed, *right))
+        gemm.gemm(integers(seed, *left), integers(seed, *right))
     count = len(launches)
-    monkeypatch.setattr(launch, "way_for", None)
-    monkeypatch.setattr(add, "prepared_sum", None)
+    monkeypatch.setattr(gemm, "way_for", None)
+    monkeypatch.setattr(reduce, "prepared_sum", None)
     for seed, (left, right) in enumerate(shapes):
         a, b = integers(seed + 5, *left), integers(seed + 7, *right)
-        np.testing.assert_array_equal(np.asarray(launch.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+        np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 2 * count
 
 
 def test_a_named_configuration_is_not_skinny(launches, monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: launches.append((self,)))
-    monkeypatch.setattr(launch, "slices_of_k", lambda *_: 1)
-    launch.gemm(integers(1, 1, 900), integers(2, 900, 80), config="small")
+    monkeypatch.setattr(gemm, "slices_of_k", lambda *_: 1)
+    gemm.gemm(integers(1, 1, 900), integers(2, 900, 80), config="small")
     assert kernels(launches) == ["sgemm_ffma"]
 
 
@@ -305,7 +308,7 @@ def test_wide_loads_where_every_row_allows_them(launches):
         (matrix(100, 799, 800), 0),
     ):
         launches.clear()
-        launch.gemm(x, b)
+        gemm.gemm(x, b)
         assert launches[0][0].defines["WIDE"] == wide
 
 
@@ -341,4 +344,4 @@ def test_kernels_compile_without_spills(kernel, config, flags):
 def test_what_is_short_is_padded_to_a_power_of_two():
     for few, cols in ((1, 1), (3, 4), (5, 8), (8, 8), (9, 16)):
         assert way_for(GemmSizes(8192, few, 8192, 1, True), H200).config.cols == cols
-    assert skinny_choice.NARROW_AXPY < 9 <= skinny_choice.NARROW_DOT
+    assert thin_selection.NARROW_AXPY < 9 <= thin_selection.NARROW_DOT

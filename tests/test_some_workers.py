@@ -13,19 +13,23 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 
-from multimm.cluster.transfers import TransferCounter, received_bytes, reset_received_bytes
-from multimm.graph.build import build
-from multimm.graph.install import install
-from multimm.graph.owners import owners_of
-from multimm.graph.tasks import Step
-from multimm.planning import cost, traffic, transfers
-from multimm.planning.blocking import lay_out
-from multimm.planning.grid import Grid
+from multimm.cluster.plugins.transfer_counter import (
+    TransferCounter,
+    received_bytes,
+    reset_received_bytes,
+)
+from multimm.graph.array import build
+from multimm.graph.data_location import owners_of
+from multimm.graph.scheduler.install import install
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.cost import communication, counted_transfers, time
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.search import rank_of
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.grid import Grid
 
 CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
 
@@ -62,13 +66,16 @@ def test_a_block_beyond_the_grid_is_fetched_from_there():
     assert (home.elsewhere, one.elsewhere) == ((), ("a",))
     block = 4096 * 819 * 4
     for layout, fetched in ((one, 1), (two, 2)):
-        assert traffic.moved(layout, 4).total == traffic.moved(home, 4).total + fetched * block
-        more = Counter(transfers.received(layout, 4))
-        more.subtract(transfers.received(home, 4))
+        assert (
+            communication.moved(layout, 4).total
+            == communication.moved(home, 4).total + fetched * block
+        )
+        more = Counter(counted_transfers.received(layout, 4))
+        more.subtract(counted_transfers.received(home, 4))
         assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
     assert [one.keepers("a", 0, row)[0] for row in range(4)] == [0, 1, 2, 4]
     assert all(home.grid.rank(one.home("a", 0, row, 0)) == row for row in range(4))
-    first = [cost.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
+    first = [time.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
     assert first[0] < first[1]
 
 
@@ -79,7 +86,7 @@ def test_what_is_cut_anew_travels_to_a_lone_worker_unless_it_lies_there(owner):
     layout = lay_out(asked, gpus(8), Grid(1, 1, 1), Options(blocks=4096, slabs=819))[0]
     assert layout.cut_again == ("a",)
     assert layout.recut.nbytes == (a.nbytes if owner else 0)
-    assert (cost.seconds(layout, gpus(1), 0)["first blocks"] > 0) == bool(owner)
+    assert (time.seconds(layout, gpus(1), 0)["first blocks"] > 0) == bool(owner)
 
 
 # On workers ------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 
 import multimm.gpu
 from multimm.errors import KernelError
-from multimm.gpu import source
-from multimm.gpu.registry import config_named
-from multimm.gpu.transpose_config import TransposeConfig
+from multimm.gpu.elementwise.transpose_configs import TransposeConfig
+from multimm.gpu.runtime import kernel_source
+from multimm.gpu.simt.configs import config_named
 
 GEMM = {**config_named("large").defines(), "TRANS_A": 0, "TRANS_B": 1, "WIDE_A": 0, "WIDE_B": 0}
 KERNELS = [("sgemm_ffma.cu", GEMM), ("transpose.cu", TransposeConfig(4, 1).defines())]
@@ -22,22 +22,22 @@ kernels = pytest.mark.parametrize(("name", "defines"), KERNELS)
 def files(monkeypatch):
     """Files in memory in the place of kernels/."""
     texts: dict[str, str] = {}
-    monkeypatch.setattr(source, "_read", lambda path: texts[str(path)])
-    source._assemble.cache_clear()
+    monkeypatch.setattr(kernel_source, "_read", lambda path: texts[str(path)])
+    kernel_source._assemble.cache_clear()
     yield texts
-    source._assemble.cache_clear()
+    kernel_source._assemble.cache_clear()
 
 
 @kernels
 def test_text_needs_no_include_path(name, defines):
-    text = source.kernel_text(name, defines)
+    text = kernel_source.kernel_text(name, defines)
     assert not re.search(r"^\s*#\s*(include|pragma\s+once)", text, re.MULTILINE)
     assert text.count('#line 1 "common/index.cuh"') == 1
 
 
 @kernels
 def test_every_parameter_is_defined_and_used(name, defines):
-    text = source.kernel_text(name, defines)
+    text = kernel_source.kernel_text(name, defines)
     required = set(re.findall(r"!defined\((\w+)\)", text))
     assert required == set(defines)
     for key, value in defines.items():
@@ -46,14 +46,14 @@ def test_every_parameter_is_defined_and_used(name, defines):
 
 
 def test_same_text_is_the_same_object():
-    assert source.kernel_text(*KERNELS[0]) is source.kernel_text(*KERNELS[0])
+    assert kernel_source.kernel_text(*KERNELS[0]) is kernel_source.kernel_text(*KERNELS[0])
 
 
 def test_includes_once_with_lines_that_match_the_files(files):
     files["main.cu"] = 'one\n#include "a.cuh"\nthree\n#include "b.cuh"\nfive\n'
     files["a.cuh"] = '#pragma once\n#include "b.cuh"\nin a\n'
     files["b.cuh"] = "#pragma once\nin b\n"
-    text = source.kernel_text("main.cu", {"N": 7})
+    text = kernel_source.kernel_text("main.cu", {"N": 7})
     assert text.splitlines() == [
         "#define N 7",
         '#line 1 "main.cu"', "one",
@@ -67,21 +67,21 @@ def test_includes_once_with_lines_that_match_the_files(files):
 
 def test_every_byte_of_a_header_counts(files):
     files.update({"main.cu": '#include "a.cuh"\n', "a.cuh": "first\n"})
-    before = source.kernel_text("main.cu", {})
+    before = kernel_source.kernel_text("main.cu", {})
     files["a.cuh"] = "First\n"
-    source._assemble.cache_clear()
-    assert source.kernel_text("main.cu", {}) != before
+    kernel_source._assemble.cache_clear()
+    assert kernel_source.kernel_text("main.cu", {}) != before
 
 
 def test_system_headers_are_refused(files):
     files["main.cu"] = "\n#include <cuda_fp16.h>\n"
     with pytest.raises(KernelError, match=r"main\.cu:2 includes <cuda_fp16\.h>"):
-        source.kernel_text("main.cu", {})
+        kernel_source.kernel_text("main.cu", {})
 
 
 def test_missing_file_is_named():
     with pytest.raises(KernelError, match=r"'nowhere\.cu' was not found"):
-        source.kernel_text("nowhere.cu", {})
+        kernel_source.kernel_text("nowhere.cu", {})
 
 
 def test_sources_lie_inside_the_package():

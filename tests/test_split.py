@@ -7,16 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import stand_in
+from pack_reference import pack_reference, swizzled
 from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, slices, split
-from multimm.gpu.pack_reference import pack_reference, swizzled
-from multimm.gpu.registry import Device
-from multimm.gpu.split import multiply
-from multimm.gpu.split_choice import SPLIT_REGISTRY, slices_of, split_config_named
-from multimm.gpu.split_config import split_slices
-from multimm.gpu.tiles import limits_for, tiles_of
+from multimm.gpu.arch import limits_for, tiles_of
+from multimm.gpu.emulated import multiply as emulated_multiply
+from multimm.gpu.emulated.configs import split_slices
+from multimm.gpu.emulated.multiply import multiply
+from multimm.gpu.emulated.selection import SPLIT_REGISTRY, slices_of, split_config_named
+from multimm.gpu.runtime import launch
+from multimm.gpu.simt import split_k
+from multimm.gpu.simt.configs import Device
 
 H200 = Device(limits_for(90), 132)
 
@@ -70,14 +72,14 @@ class Kernel(stand_in.Kernel):
 @pytest.fixture(autouse=True)
 def launches():
     with standing_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(slices, "workspace", lambda shape, device: (
+        patch.setattr(launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
+        patch.setattr(split_k, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
-        compiled.device_of.cache_clear()
-        split._plan.cache_clear()
+        launch.device_of.cache_clear()
+        emulated_multiply._plan.cache_clear()
         yield stand_in.Kernel.launches
-    compiled.device_of.cache_clear()
-    split._plan.cache_clear()
+    launch.device_of.cache_clear()
+    emulated_multiply._plan.cache_clear()
 
 
 def on_gpu(x: np.ndarray) -> GPUArray:
@@ -133,7 +135,7 @@ def test_k_is_cut_into_slices_where_d_is_small(launches):
 
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
     a, b, c, p, exact = case(60, 70, 9000)
-    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     for _ in range(2):
         result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
         np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
@@ -207,7 +209,7 @@ def another_gpu(monkeypatch):
 
     def put(capability):
         monkeypatch.setattr(stand_in.Device, "compute_capability", capability)
-        compiled.device_of.cache_clear()
+        launch.device_of.cache_clear()
 
     return put
 

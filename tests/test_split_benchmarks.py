@@ -11,22 +11,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pack_reference import joined
+from pack_reference import split as split_parts
 from stand_in import gpu, memory
 from toy_cupy import ToyTimer, toy_cupy
+from wgmma_model import wgmma_model
 
-import multimm.gpu.packing
-import multimm.gpu.precision
-import multimm.gpu.split
+import multimm.gpu.emulated.multiply
+import multimm.gpu.emulated.pack
+import multimm.gpu.product
 from benchmarks import accuracy, records, split, xla
 from benchmarks.cases import TRANSPOSES, Case, square
 from benchmarks.cublas import COMPUTE_TF32, Cublas
 from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.report import split_tables
-from multimm.gpu.choice import FFMA, SPLIT, Choice, note
-from multimm.gpu.pack_reference import joined
-from multimm.gpu.pack_reference import split as split_parts
-from multimm.gpu.wgmma_model import wgmma_model
+from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, note
 
 TOY_CAP = 40  #: elements that a toy product leaves to single updates
 
@@ -98,8 +98,8 @@ class ToyKernels:
 def toys(monkeypatch):
     kernels = ToyKernels()
     for module, name in (
-        (multimm.gpu.precision, "gemm"), (multimm.gpu.packing, "pack"),
-        (multimm.gpu.split, "multiply"),
+        (multimm.gpu.product, "gemm"), (multimm.gpu.emulated.pack, "pack"),
+        (multimm.gpu.emulated.multiply, "multiply"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(kernels, name))
     for suite in (split, accuracy):

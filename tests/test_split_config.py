@@ -10,21 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
-from multimm.gpu import choice, split_choice, split_config
-from multimm.gpu.pack_config import ROW_ALIGN, SLAB
-from multimm.gpu.registry import MAX_SUMS, Device
-from multimm.gpu.source import kernel_text
-from multimm.gpu.split_choice import (
-    PRODUCTS,
-    SPLIT_REGISTRY,
-    SUMS_SHARE,
-    choose_split,
-    entries_for,
-    pays,
-    slices_of,
-    split_config_named,
-)
-from multimm.gpu.split_config import (
+from multimm.gpu import kernel_selection
+from multimm.gpu.arch import ARCHITECTURES, limits_for
+from multimm.gpu.emulated import configs, selection
+from multimm.gpu.emulated.configs import (
     GRAIN,
     MAX_SLICES,
     MIN_SLABS,
@@ -34,8 +23,22 @@ from multimm.gpu.split_config import (
     split_slices,
     stretch_of,
 )
-from multimm.gpu.tiles import ARCHITECTURES, limits_for
-from multimm.planning import cutting, memory, problem
+from multimm.gpu.emulated.pack_configs import ROW_ALIGN, SLAB
+from multimm.gpu.emulated.selection import (
+    PRODUCTS,
+    SPLIT_REGISTRY,
+    SUMS_SHARE,
+    choose_split,
+    entries_for,
+    pays,
+    slices_of,
+    split_config_named,
+)
+from multimm.gpu.runtime.kernel_source import kernel_text
+from multimm.gpu.simt.configs import MAX_SUMS, Device
+from multimm.planning import problem
+from multimm.planning.cost import memory
+from multimm.planning.tiling import cutting
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -96,15 +99,15 @@ def test_the_table():
 def test_the_kernel_has_the_same_constants():
     text = kernel_text("sgemm_split.cu", CONFIGS[0].defines())
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
-    assert int(found["TILE_M"]) == split_config.TILE_M
+    assert int(found["TILE_M"]) == configs.TILE_M
     assert int(found["SLAB"]) == SLAB
-    assert int(found["TILE_ROWS"]) == split_config.TILE_ROWS
-    assert int(found["MULTIPLY_REGISTERS"]) == split_config.REGISTERS
+    assert int(found["TILE_ROWS"]) == configs.TILE_ROWS
+    assert int(found["MULTIPLY_REGISTERS"]) == configs.REGISTERS
     # Plans, which know no kernels, count with the same.
     assert (cutting.PACKED_ROWS, cutting.PACKED_K) == (ROW_ALIGN, SLAB)
-    assert problem.ALONE == choice.ALONE
+    assert problem.ALONE == kernel_selection.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
-    assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == split_config.TILE_M
+    assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M
 
 
 def test_of_mma():
@@ -215,7 +218,7 @@ def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
 def choose_clocks(size, k, products, lower):
     """Of the chosen configuration with the chosen slices."""
     cut = slices_of(size, size, k, products, H200, lower)
-    return split_choice._fastest(size, size, cut, products, H200, lower)[1]
+    return selection._fastest(size, size, cut, products, H200, lower)[1]
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 2**21), st.sampled_from([1, 3]),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Program, started
 
-from multimm.gpu.source import kernel_text
+from multimm.gpu.runtime.kernel_source import kernel_text
 
 TILE_N = 64
 # One warpgroup takes its part of a tile of sums from memory, and finishes it as the kernel does.

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.build import build
-from multimm.graph.tasks import Step
-from multimm.planning import memory, traffic, transfers
-from multimm.planning.grid import Grid, even
-from multimm.planning.layout import Layout
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import communication, counted_transfers, memory
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.stacks import Share, shares
-from multimm.planning.strategy import plan_matmul
+from multimm.planning.tiling.grid import Grid, even
+from multimm.planning.tiling.stacks import Share, shares
 
 M, K, N = 16, 8, 12
 #: Batch dimensions of A and of B: its own each, one or the other or both broadcast.
@@ -81,8 +81,8 @@ layouts = st.builds(
 @given(layouts)
 def test_bytes_and_homes_are_those_of_the_graph(layout):
     received, kept = counted(layout)
-    assert transfers.received(layout, layout.grid.workers) == received
-    moved = traffic.moved(layout, layout.grid.workers)
+    assert counted_transfers.received(layout, layout.grid.workers) == received
+    moved = communication.moved(layout, layout.grid.workers)
     assert moved.total == sum(received.values())
     assert moved.busiest >= moved.total / layout.grid.workers
     for role in "ab":
@@ -167,7 +167,7 @@ def test_the_closed_form_of_a_stack_on_a_column_of_eight(a, b, copies):
     batch_a, batch_b = a
     problem = Problem(MatrixSpec((*batch_a, M, K)), MatrixSpec((*batch_b, K, N)))
     moved = copies[0] * problem.a.nbytes + copies[1] * problem.b.nbytes
-    assert traffic.volume(problem, Grid(8, 1, 1)) == moved
+    assert communication.volume(problem, Grid(8, 1, 1)) == moved
 
 
 def test_shares_are_told_apart_by_every_dimension():

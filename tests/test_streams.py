@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from multimm.gpu import enqueue
+from multimm.gpu.runtime import driver_launch
 from multimm.graph import streams
 
 HOST_CHUNK = 256
@@ -121,7 +121,7 @@ def pool(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
     driver = SimpleNamespace(cuEventRecord=record, cuStreamWaitEvent=wait)
-    monkeypatch.setattr(enqueue, "_driver", lambda: driver)
+    monkeypatch.setattr(driver_launch, "_driver", lambda: driver)
     return _pool
 
 

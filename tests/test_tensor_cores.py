@@ -12,10 +12,14 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
-from multimm.gpu import ahead, compiled, launch, slices, tensor_cores, tuning
-from multimm.gpu.choice import FFMA, SPLIT, Choice, last_choice
-from multimm.gpu.layout import product_shape
-from multimm.gpu.pack_config import RESIDUAL_CAP
+from multimm.gpu.emulated import gemm as emulated_gemm
+from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP
+from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
+from multimm.gpu.runtime import launch as runtime_launch
+from multimm.gpu.simt import gemm as simt_gemm
+from multimm.gpu.simt import split_k
+from multimm.gpu.strides import product_shape
+from multimm.gpu.tuning import autotune, precompile
 
 CHOICE = Choice(SPLIT, "float32", "large")
 
@@ -120,15 +124,15 @@ def kernels(monkeypatch):
     module.cuda.runtime.memcpyAsync = lambda to, at, size, *_: ctypes.memmove(to, at, size)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(stand_in.GPUArray, "get", lambda x, stream: np.array(x), raising=False)
-    monkeypatch.setattr(compiled, "_loaded", found.load)
-    monkeypatch.setattr(tuning, "winners_on", lambda device: {})
-    tensor_cores.split._plan.cache_clear()
-    compiled.kernel_for.cache_clear()
-    compiled.device_of.cache_clear()
+    monkeypatch.setattr(runtime_launch, "_loaded", found.load)
+    monkeypatch.setattr(autotune, "winners_on", lambda device: {})
+    emulated_gemm.emulated_multiply._plan.cache_clear()
+    runtime_launch.kernel_for.cache_clear()
+    runtime_launch.device_of.cache_clear()
     yield found
-    tensor_cores.split._plan.cache_clear()
-    compiled.kernel_for.cache_clear()
-    compiled.device_of.cache_clear()
+    emulated_gemm.emulated_multiply._plan.cache_clear()
+    runtime_launch.kernel_for.cache_clear()
+    runtime_launch.device_of.cache_clear()
 
 
 def run(
@@ -137,8 +141,8 @@ def run(
     """Prepare a product, and compute it twice."""
     shape = product_shape(a.shape, b.shape, *trans)
     kernels.k = shape.k
-    found = [launch.addressable(x, i < 2) for i, x in enumerate((a, b, c, partial, out))]
-    product = tensor_cores.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False, **more)
+    found = [simt_gemm.addressable(x, i < 2) for i, x in enumerate((a, b, c, partial, out))]
+    product = emulated_gemm.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False, **more)
     for _ in range(2):
         out[...] = np.nan
         product([stack.pointer for _, stack in found])
@@ -165,7 +169,7 @@ def test_four_launches_without_a_look(kernels, trans, layout):
     assert kernels.ran == LAUNCHES * 2
     assert last_choice() == CHOICE
     # What seldom runs is one of few kernels, which are compiled beforehand.
-    assert kernels.defines["sgemm_ffma"] in [dict(job.defines) for job in ahead.wanted(90)]
+    assert kernels.defines["sgemm_ffma"] in [dict(job.defines) for job in precompile.wanted(90)]
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -194,9 +198,9 @@ def test_a_gram_product_is_packed_once(kernels, turned, odd):
 
 
 def test_what_is_above_the_diagonal_is_left_to_the_kernel(kernels, monkeypatch):
-    asked, prepared = [], tensor_cores.split.prepared
+    asked, prepared = [], emulated_gemm.emulated_multiply.prepared
     monkeypatch.setattr(
-        tensor_cores.split, "prepared",
+        emulated_gemm.emulated_multiply, "prepared",
         lambda *args, **more: asked.append(more) or prepared(*args, **more),
     )  # fmt: skip
     x = integers(130, 200)
@@ -255,7 +259,7 @@ def test_without_memory_to_pack_in(kernels, caplog, room):
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_without_memory_for_slices_once_operands_are_packed(kernels, monkeypatch, caplog, refused):
-    monkeypatch.setattr(slices, "workspace", stand_in.no_memory)
+    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     x, y = integers(130, 2048), integers(2048, 70)
     x[3] = np.inf if refused else 1
     y[y == 0] = 1
@@ -271,7 +275,7 @@ def test_without_memory_for_slices_once_operands_are_packed(kernels, monkeypatch
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("most", [10**6, 0])
 def test_no_more_memory_is_kept_for_who_asks_than_is_needed(kernels, monkeypatch, most, refused):
-    monkeypatch.setattr(tensor_cores, "KEPT_BYTES", most)
+    monkeypatch.setattr(emulated_gemm, "KEPT_BYTES", most)
     x, y = integers(130, 200), integers(200, 70)
     y[3, 5] = np.inf if refused else 1
     with np.errstate(invalid="ignore"):

@@ -20,8 +20,8 @@ from multimm.cli import main
 from multimm.cli import run as cli_run
 from multimm.cli.options import Workers
 from multimm.cli.terminal import console, plain
-from multimm.cluster.answers import Answer
-from multimm.cluster.describe import spec_of
+from multimm.cluster.inspect.cluster_spec import spec_of
+from multimm.cluster.inspect.workers import Answer
 from multimm.errors import ClusterError, printable
 from multimm.planning.spec import DeviceSpec, MatrixSpec
 

@@ -14,9 +14,9 @@ from golden_plans import chunks_of, workers_of
 from small import integers
 
 import multimm
-from multimm.cluster import rates
-from multimm.cluster.describe import describe, listed
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.cluster.calibration import store
+from multimm.cluster.inspect.cluster_spec import describe, listed
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 
 SIZE, BLOCK = 1024, 128  # 8 x 8 blocks
 
@@ -88,12 +88,12 @@ def client(request, tmp_path_factory) -> Iterator[Client]:
     """Workers so slow, by what was measured, that tiny products are worth sharing out."""
     with pytest.MonkeyPatch.context() as patch, counting(request.param) as client:
         patch.setenv("MULTIMM_CACHE_DIR", str(tmp_path_factory.mktemp("rates")))
-        rates.forget()
+        store.forget()
         device = describe(client).devices[0]
-        slow = rates.DeviceRates(device.name, device.gflops, 0.003, (), "2026-01-01")
-        rates.keep(rates.Rates((slow,)))
+        slow = store.DeviceRates(device.name, device.gflops, 0.003, (), "2026-01-01")
+        store.keep(store.Rates((slow,)))
         yield client
-    rates.forget()
+    store.forget()
 
 
 def lying(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray, da.Array]:

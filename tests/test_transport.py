@@ -14,11 +14,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 import multimm.cluster as mc
-from multimm.cluster import transport, warm
 from multimm.cluster.client import set_up_cluster
-from multimm.cluster.describe import listed
-from multimm.cluster.transport import Overlap, obstacles
-from multimm.cluster.warm import WarmUp, wait_until_warm
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins import ucxx_overlap, warmup
+from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
+from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
 
 pytestmark = pytest.mark.alone
 
@@ -61,7 +61,7 @@ def test_setup_replaces_the_wait_and_teardown_puts_it_back(ucxx):
     here, plugin = worker(), Overlap()
     plugin.setup(here)
     assert plugin.reason == ""
-    assert ucxx.inner.synchronize_stream is transport.synchronize_stream_0
+    assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
     assert here.state.transfer_incoming_bytes_limit == 10 * GIB
     plugin.teardown(here)
     assert ucxx.inner.synchronize_stream is wide_wait
@@ -78,7 +78,7 @@ def test_a_worker_that_is_started_again_gets_it_again(ucxx):
     ucxx.inner.synchronize_stream = wide_wait  # a new process
     again = pickle.loads(sent)
     again.setup(worker())
-    assert ucxx.inner.synchronize_stream is transport.synchronize_stream_0
+    assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
     assert again.reason == ""
 
 
@@ -105,7 +105,7 @@ def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch)
     cuda.Device = Device
     null = SimpleNamespace(synchronize=lambda: log.append("stream 0"))
     cuda.Stream = SimpleNamespace(null=null)
-    transport.synchronize_stream_0("CudaStream.Default")
+    ucxx_overlap.synchronize_stream_0("CudaStream.Default")
     assert log == ["device 0", "stream 0", "left"]
 
 
@@ -135,7 +135,7 @@ def test_a_release_without_the_function_is_left_alone(ucxx, caplog):
     assert not hasattr(ucxx.inner, "synchronize_stream")
 
 
-@pytest.mark.parametrize("name", transport.PER_THREAD_VARIABLES)
+@pytest.mark.parametrize("name", ucxx_overlap.PER_THREAD_VARIABLES)
 def test_per_thread_default_streams_are_left_alone(ucxx, caplog, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     assert refusal(caplog) == f"{name} is set"
@@ -179,10 +179,10 @@ def met(client):
 
 def test_start_returns_when_all_pairs_have_met(client):
     plugins = client.run(lambda dask_worker: sorted(dask_worker.plugins))
-    assert all({transport.NAME, warm.NAME} <= set(names) for names in plugins.values())
+    assert all({ucxx_overlap.NAME, warmup.NAME} <= set(names) for names in plugins.values())
     addresses = listed(client)
     # Not waited for: they have met by now.
-    found = client.run(warm._met)
+    found = client.run(warmup._met)
     assert {address: set(peers) for address, peers in found.items()} == everybody(addresses)
     assert all(0 < seconds < 10 for peers in found.values() for seconds in peers.values())
     assert obstacles(client) == {}
@@ -216,7 +216,7 @@ def test_connect_changes_the_transport_only_when_asked_to():
             reasons = obstacles(client)
             assert set(reasons.values()) == {"the plugin is not installed"}
             assert len(reasons) == 2
-            installed = client.run(lambda dask_worker: warm.NAME in dask_worker.plugins)
+            installed = client.run(lambda dask_worker: warmup.NAME in dask_worker.plugins)
             assert not any(installed.values())
         with mc.connect(cluster.scheduler_address, overlap=True) as client:
             assert obstacles(client) == {}
@@ -239,14 +239,14 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
 
 
 def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
-    monkeypatch.setattr(warm, "PEER_SECONDS", 0.2)
+    monkeypatch.setattr(warmup, "PEER_SECONDS", 0.2)
     settings = IN_PROCESS
 
     async def peers(worker):
         return ["tcp://127.0.0.1:9", *await real_peers(worker)]
 
-    real_peers = warm._peers
-    monkeypatch.setattr(warm, "_peers", peers)
+    real_peers = warmup._peers
+    monkeypatch.setattr(warmup, "_peers", peers)
     with (
         LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
         Client(cluster) as client,
@@ -264,15 +264,15 @@ def test_teardown_stops_a_warm_up_that_is_under_way(monkeypatch):
 
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(warm, "_peers", never)
+    monkeypatch.setattr(warmup, "_peers", never)
     with (
         LocalCluster(n_workers=1, processes=False, protocol="tcp", **settings) as cluster,
         Client(cluster) as client,
     ):
         client.register_plugin(WarmUp())
-        (plugin,) = (worker.plugins[warm.NAME] for worker in cluster.workers.values())
+        (plugin,) = (worker.plugins[warmup.NAME] for worker in cluster.workers.values())
         assert not plugin._running.done()
-        client.unregister_worker_plugin(warm.NAME)
+        client.unregister_worker_plugin(warmup.NAME)
         deadline = time.monotonic() + 10
         while not plugin._running.done():
             assert time.monotonic() < deadline
@@ -284,7 +284,7 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     import asyncio
 
     calls = []
-    kernels = ModuleType("multimm.graph.kernels")
+    kernels = ModuleType("multimm.graph.warmup")
     kernels.compile_kernels = lambda *share: calls.append(share)
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     here = worker("ucxx://10.0.0.2:40000")
@@ -294,18 +294,18 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
         return dict.fromkeys((here.address, *others), 1)
 
     here.scheduler = SimpleNamespace(ncores=known)
-    asyncio.run(warm._compile(here))
+    asyncio.run(warmup._compile(here))
     assert calls == []
-    monkeypatch.setattr(warm, "by_dask_cuda", lambda worker: True)
-    asyncio.run(warm._compile(here))
+    monkeypatch.setattr(warmup, "by_dask_cuda", lambda worker: True)
+    asyncio.run(warmup._compile(here))
     assert calls == [(1, 3)]  # the second of three on its host
 
     async def unknown():
         raise OSError("no scheduler")
 
     here.scheduler = SimpleNamespace(ncores=unknown)
-    asyncio.run(warm._compile(here))
+    asyncio.run(warmup._compile(here))
     assert calls == [(1, 3), (0, 1)]
     kernels.compile_kernels = lambda *share: 1 / 0
-    asyncio.run(warm._compile(here))
+    asyncio.run(warmup._compile(here))
     assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text

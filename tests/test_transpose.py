@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import compiled, reference
-from multimm.gpu import transpose as launcher
-from multimm.gpu.source import kernel_text
-from multimm.gpu.transpose import transpose
-from multimm.gpu.transpose_config import TransposeConfig, config_for
+from multimm.gpu import library_gemm
+from multimm.gpu.elementwise import transpose as launcher
+from multimm.gpu.elementwise.transpose import transpose
+from multimm.gpu.elementwise.transpose_configs import TransposeConfig, config_for
+from multimm.gpu.runtime import launch
+from multimm.gpu.runtime.kernel_source import kernel_text
 
 SIZES = (1, 2, 4, 8, 16)
 ALIGNMENTS = (1, 2, 4, 8, 16)
@@ -60,7 +61,7 @@ def test_every_element_arrives(dtype, batch, rows, cols, layout, into):
 def test_agrees_with_the_reference():
     values = bytes_of("f4", 3, 20, 30)
     np.testing.assert_array_equal(
-        np.asarray(transpose(gpu(values))), np.asarray(reference.transpose(values))
+        np.asarray(transpose(gpu(values))), np.asarray(library_gemm.transpose(values))
     )
 
 
@@ -78,7 +79,7 @@ def test_addresses_decide_on_the_kernel(extra, offset, entry, vector, tiles):
     assert grid == (tiles, 1, 1)
     assert block == (kernel.defines["THREADS"], 1, 1)
     assert args[:5] == (324, 300, x.data.ptr, 300 + extra, 0)
-    assert [type(value) for value in args] == list(compiled.TRANSPOSE_SIGNATURE)
+    assert [type(value) for value in args] == list(launch.TRANSPOSE_SIGNATURE)
 
 
 def test_where_rows_of_the_result_begin_counts_too():
@@ -103,7 +104,7 @@ def test_rows_and_columns_are_copied(shape, layout):
 
 
 def test_stacks_are_cut_at_the_grid_limit(monkeypatch):
-    monkeypatch.setattr(compiled, "MAX_GRID_Z", 4)
+    monkeypatch.setattr(launch, "MAX_GRID_Z", 4)
     values = bytes_of("f8", 11, 2, 3)
     assert transpose(gpu(values)).tobytes() == values.swapaxes(-1, -2).tobytes()
     assert [grid[2] for _, grid, _, _ in Kernel.launches] == [4, 4, 3]

@@ -15,13 +15,15 @@ import dask
 import pytest
 
 import multimm
-from multimm.cluster import rates, scratch
-from multimm.cluster.rates import DeviceRates, LinkRates, Rates
+from multimm.cluster import scratch
+from multimm.cluster.calibration import store
+from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates
 from multimm.errors import OptionError
-from multimm.gpu import ahead, cache, nvrtc, tuning
-from multimm.gpu import compile as compiling
-from multimm.gpu.registry import REGISTRY
-from multimm.gpu.tuning import Case, Model, Outcome, Timing
+from multimm.gpu.runtime import file_cache, nvrtc
+from multimm.gpu.runtime import jit as compiling
+from multimm.gpu.simt.configs import REGISTRY
+from multimm.gpu.tuning import autotune, precompile
+from multimm.gpu.tuning.autotune import Case, Model, Outcome, Timing
 from multimm.planning.spec import H200, ClusterSpec, Link, MatrixSpec
 
 STRANGER = 54321
@@ -61,9 +63,9 @@ def home(monkeypatch, tmp_path):
 
 def another_process():
     """Forget all but files."""
-    rates.forget()
-    tuning.winners_on.cache_clear()
-    for said in (cache._unwritable, cache._refused):
+    store.forget()
+    autotune.winners_on.cache_clear()
+    for said in (file_cache._unwritable, file_cache._refused):
         said.cache_clear()
 
 
@@ -78,12 +80,12 @@ class Rated:
 
     @staticmethod
     def write():
-        return rates.keep(FOUND) is not None
+        return store.keep(FOUND) is not None
 
     @staticmethod
     def known():
-        rates.forget()
-        return rates.stored() == FOUND
+        store.forget()
+        return store.stored() == FOUND
 
     file = Path("rates.json")
 
@@ -91,11 +93,11 @@ class Rated:
 class Tuned:
     @staticmethod
     def write():
-        return tuning.save(MODEL, [TUNED]) is not None
+        return autotune.save(MODEL, [TUNED]) is not None
 
     @staticmethod
     def known():
-        return tuning.read(MODEL) == {CASE: WINNER}
+        return autotune.read(MODEL) == {CASE: WINNER}
 
     file = Path("tuned/nvidia-h200-sm_90.json")
 
@@ -269,7 +271,7 @@ def test_links_in_a_circle_end(tmp_path, monkeypatch):
 
 def test_nothing_is_compiled_ahead_for_a_cache_that_is_not_used(home, compiler):
     home.chmod(0o777)
-    ahead.compile_files(90, 1)
+    precompile.compile_files(90, 1)
     assert compiler.compiled == 0
 
 
@@ -378,9 +380,9 @@ def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
     if name == "packed_gflops":
         value = [["float32", value]]
     (home / "rates.json").write_text(edited(**{name: value}))
-    assert rates.stored() == Rates()
+    assert store.stored() == Rates()
     assert len(warnings(caplog)) == 1
-    spec = rates.applied(ClusterSpec.homogeneous(H200, 4), rates.stored())
+    spec = store.applied(ClusterSpec.homogeneous(H200, 4), store.stored())
     side = MatrixSpec((65536, 65536))
     assert 0.1 < multimm.plan(side, side, cluster=spec).seconds < 60
 
@@ -400,7 +402,7 @@ def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
 )
 def test_names_and_days_that_are_none_are_damage(home, changes, caplog):
     (home / "rates.json").write_text(edited(**changes))
-    assert rates.stored() == Rates()
+    assert store.stored() == Rates()
     (said,) = warnings(caplog)
     assert said.isprintable()
     assert len(said) < 1000
@@ -410,11 +412,11 @@ def test_names_and_days_that_are_none_are_damage(home, changes, caplog):
     "size", [0, -1, 10**30, 10**4000, 1.5, True, "512"], ids=lambda x: f"{x!r:.9}"
 )
 def test_sizes_that_no_product_has_are_damage(home, size, caplog):
-    path = tuning.save(MODEL, [TUNED])
+    path = autotune.save(MODEL, [TUNED])
     content = json.loads(path.read_text())
     content["winners"][0]["m"] = size
     path.write_text(json.dumps(content))
-    assert tuning.read(MODEL) == {}
+    assert autotune.read(MODEL) == {}
     assert "is damaged" in warnings(caplog)[0]
 
 
@@ -481,7 +483,7 @@ def test_what_is_no_lock_of_ours_is_gone_on_without(home, kind, lock, place, mon
 def test_nobody_waits_for_a_lock_for_ever(home, kind, lock, monkeypatch, caplog):
     import fcntl
 
-    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(file_cache, "LOCK_SECONDS", 0.2)
     assert kind.write()
     with open(home / lock) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -498,7 +500,7 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(home):
     order = []
 
     def other():
-        with cache.alone(home / "x"):
+        with file_cache.alone(home / "x"):
             inside.set()
             time.sleep(0.2)
             order.append("first")
@@ -507,7 +509,7 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(home):
     thread = threading.Thread(target=other)
     thread.start()
     inside.wait(10)
-    with cache.alone(home / "x"):
+    with file_cache.alone(home / "x"):
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -520,18 +522,18 @@ def test_variables_that_name_no_folder_are_passed_over(monkeypatch, tmp_path):
     monkeypatch.delenv("MULTIMM_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/cache")
-    assert cache.directory() == tmp_path / ".cache" / "multimm"
+    assert file_cache.directory() == tmp_path / ".cache" / "multimm"
     monkeypatch.delenv("XDG_CACHE_HOME")
     for useless in ("", "relative"):
         monkeypatch.setenv("HOME", useless)
-        found = cache.directory()
+        found = file_cache.directory()
         assert found is None or found.is_absolute()
         assert found != Path("/.cache/multimm")
     monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 7)  # nobody's number
-    assert cache.directory() is None
-    assert "set MULTIMM_CACHE_DIR" in cache.obstacle()
+    assert file_cache.directory() is None
+    assert "set MULTIMM_CACHE_DIR" in file_cache.obstacle()
     monkeypatch.setenv("MULTIMM_CACHE_DIR", "here")
-    assert cache.directory() == Path.cwd() / "here"
+    assert file_cache.directory() == Path.cwd() / "here"
 
 
 @every_kind

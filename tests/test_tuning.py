@@ -15,10 +15,12 @@ from kept import slowly
 from multimm.cli import main
 from multimm.cli import tune as command
 from multimm.errors import OptionError
-from multimm.gpu import cache, compiled, recall, timing, tuning
-from multimm.gpu.registry import REGISTRY, Device, config_named
-from multimm.gpu.tiles import limits_for
-from multimm.gpu.tuning import Case, Model, Outcome, Timing
+from multimm.gpu.arch import limits_for
+from multimm.gpu.runtime import file_cache, launch, launch_cache
+from multimm.gpu.simt.configs import REGISTRY, Device, config_named
+from multimm.gpu.tuning import autotune
+from multimm.gpu.tuning import bench as tuning_bench
+from multimm.gpu.tuning.autotune import Case, Model, Outcome, Timing
 
 H200 = Device(limits_for(90), 132)
 MODEL = Model("NVIDIA H200", 90)
@@ -29,9 +31,9 @@ FIRST, SECOND, THIRD = (entry.name for entry in REGISTRY[:3])
 @pytest.fixture(autouse=True)
 def directory(monkeypatch, tmp_path):
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
-    tuning.winners_on.cache_clear()
+    autotune.winners_on.cache_clear()
     yield tmp_path
-    tuning.winners_on.cache_clear()
+    autotune.winners_on.cache_clear()
 
 
 class FakeBench:
@@ -59,41 +61,41 @@ class FakeBench:
 def test_the_fastest_wins_if_it_is_faster_than_noise(times, winner):
     names = [FIRST, SECOND, THIRD]
     bench = FakeBench(dict(zip(names, times, strict=True)))
-    outcome = tuning.tune(CASE, names, bench, 0.001)
+    outcome = autotune.tune(CASE, names, bench, 0.001)
     assert [one.name for one in outcome.timings] == names
     assert outcome.winner.name == winner
 
 
 def test_configurations_take_turns():
     bench = FakeBench({FIRST: 1e-4, SECOND: 1e-9, THIRD: 1.0})
-    tuning.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
+    autotune.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
     warm, rounds = bench.order[:3], bench.order[3:]
     assert warm == [(FIRST, 3), (SECOND, 3), (THIRD, 3)]
-    assert len(rounds) == 3 * tuning.MIN_ROUNDS
+    assert len(rounds) == 3 * autotune.MIN_ROUNDS
     assert [name for name, _ in rounds[:9]] == [FIRST, SECOND, THIRD, SECOND, THIRD, FIRST,
                                                 THIRD, FIRST, SECOND]  # fmt: skip
-    assert dict(rounds) == {FIRST: 20, SECOND: tuning.MAX_LAUNCHES, THIRD: 1}
+    assert dict(rounds) == {FIRST: 20, SECOND: autotune.MAX_LAUNCHES, THIRD: 1}
 
 
 def test_what_is_wrong_is_out_of_the_race():
     bench = FakeBench({FIRST: 1.0, THIRD: 0.5}, {SECOND: "other bits"})
-    outcome = tuning.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
+    outcome = autotune.tune(CASE, [FIRST, SECOND, THIRD], bench, 0.0)
     assert outcome.winner.name == THIRD
     assert outcome.timings[1].reason == "other bits"
-    wrong = tuning.tune(CASE, [FIRST, SECOND], FakeBench({}, {FIRST: "wrong"}), 0.0)
+    wrong = autotune.tune(CASE, [FIRST, SECOND], FakeBench({}, {FIRST: "wrong"}), 0.0)
     assert wrong.winner is wrong.default
     assert wrong.default.reason == "wrong"
 
 
 def test_candidates_run_on_the_device_and_begin_with_the_default():
     default = config_named(THIRD)
-    found = tuning.candidates(default, H200)
+    found = autotune.candidates(default, H200)
     assert next(iter(found)) == THIRD
     assert set(found) == {entry.name for entry in REGISTRY}
     assert all(config == config_named(name) for name, config in found.items())
     old = Device(limits_for(75), 40)
     assert all(config.blocks_per_multiprocessor(old.limits) for config in
-               list(tuning.candidates(default, old).values())[1:])  # fmt: skip
+               list(autotune.candidates(default, old).values())[1:])  # fmt: skip
 
 
 def outcome(case, winner, default=FIRST):
@@ -103,56 +105,56 @@ def outcome(case, winner, default=FIRST):
 
 def test_winners_come_back_from_the_file(directory):
     turned = CASE._replace(trans_b=True)
-    path = tuning.save(MODEL, [outcome(CASE, SECOND), outcome(turned, THIRD)])
+    path = autotune.save(MODEL, [outcome(CASE, SECOND), outcome(turned, THIRD)])
     assert path == directory / "tuned" / "nvidia-h200-sm_90.json"
-    assert tuning.read(MODEL) == {CASE: SECOND, turned: THIRD}
+    assert autotune.read(MODEL) == {CASE: SECOND, turned: THIRD}
     # Later runs add to it; where the default has become the best there is nothing to remember.
     more = Case(7, 8, 9, True, True)
-    tuning.save(MODEL, [outcome(more, SECOND), outcome(turned, FIRST)])
-    assert tuning.read(MODEL) == {CASE: SECOND, more: SECOND}
-    assert tuning.read(Model("NVIDIA H100", 90)) == {}
+    autotune.save(MODEL, [outcome(more, SECOND), outcome(turned, FIRST)])
+    assert autotune.read(MODEL) == {CASE: SECOND, more: SECOND}
+    assert autotune.read(Model("NVIDIA H100", 90)) == {}
 
 
 def test_products_that_ran_without_a_winner_decide_anew(monkeypatch):
-    monkeypatch.setitem(recall._known, ("float32", 0), None)
-    tuning.save(MODEL, [outcome(CASE, SECOND)])
-    assert not recall._known
+    monkeypatch.setitem(launch_cache._known, ("float32", 0), None)
+    autotune.save(MODEL, [outcome(CASE, SECOND)])
+    assert not launch_cache._known
 
 
 def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):
-    read, cases = tuning.read, [Case(512, 256, k) for k in range(1, 9)]
+    read, cases = autotune.read, [Case(512, 256, k) for k in range(1, 9)]
 
-    monkeypatch.setattr(tuning, "read", slowly(read))
+    monkeypatch.setattr(autotune, "read", slowly(read))
     with ThreadPoolExecutor(len(cases)) as pool:
-        done = pool.map(lambda case: tuning.save(MODEL, [outcome(case, SECOND)]), cases)
+        done = pool.map(lambda case: autotune.save(MODEL, [outcome(case, SECOND)]), cases)
         assert all(done)
     assert read(MODEL) == dict.fromkeys(cases, SECOND)
 
 
 def test_a_directory_that_cannot_be_locked_is_no_error(directory, caplog):
     directory.joinpath("tuned").write_text("no directory")
-    cache._unwritable.cache_clear()
-    assert tuning.save(MODEL, [outcome(CASE, SECOND)]) is None
+    file_cache._unwritable.cache_clear()
+    assert autotune.save(MODEL, [outcome(CASE, SECOND)]) is None
     assert "nothing is kept in" in caplog.text
 
 
 def test_a_file_for_other_kernels_is_ignored_and_said(monkeypatch, caplog):
-    tuning.save(MODEL, [outcome(CASE, SECOND)])
-    monkeypatch.setattr(tuning, "kernels_hash", lambda: "another")
-    assert tuning.read(MODEL) == {}
+    autotune.save(MODEL, [outcome(CASE, SECOND)])
+    monkeypatch.setattr(autotune, "kernels_hash", lambda: "another")
+    assert autotune.read(MODEL) == {}
     assert "was tuned for other kernels and is ignored" in caplog.text
-    tuning.save(MODEL, [outcome(CASE, THIRD)])
-    assert tuning.read(MODEL) == {CASE: THIRD}
+    autotune.save(MODEL, [outcome(CASE, THIRD)])
+    assert autotune.read(MODEL) == {CASE: THIRD}
 
 
 def test_the_hash_follows_kernels_and_registry(monkeypatch):
-    before = tuning.kernels_hash()
-    tuning.kernels_hash.cache_clear()
-    assert tuning.kernels_hash() == before
-    tuning.kernels_hash.cache_clear()
-    monkeypatch.setattr(tuning, "REGISTRY", REGISTRY[1:])
-    assert tuning.kernels_hash() != before
-    tuning.kernels_hash.cache_clear()
+    before = autotune.kernels_hash()
+    autotune.kernels_hash.cache_clear()
+    assert autotune.kernels_hash() == before
+    autotune.kernels_hash.cache_clear()
+    monkeypatch.setattr(autotune, "REGISTRY", REGISTRY[1:])
+    assert autotune.kernels_hash() != before
+    autotune.kernels_hash.cache_clear()
 
 
 def edited(content, **fields):
@@ -178,16 +180,16 @@ def edited(content, **fields):
     ],
 )
 def test_a_damaged_file_is_ignored_and_said(caplog, damage):
-    path = tuning.save(MODEL, [outcome(CASE, SECOND)])
+    path = autotune.save(MODEL, [outcome(CASE, SECOND)])
     path.write_text(damage(json.loads(path.read_text())), "latin-1")
-    assert tuning.read(MODEL) == {}
+    assert autotune.read(MODEL) == {}
     (record,) = caplog.records
     assert str(path) in record.getMessage()
     assert "is ignored" in record.getMessage()
 
 
 def test_no_file_is_no_reason_to_speak(caplog):
-    assert tuning.read(MODEL) == {}
+    assert autotune.read(MODEL) == {}
     assert not caplog.records
 
 
@@ -201,23 +203,23 @@ def cupy(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    compiled.device_of.cache_clear()
+    launch.device_of.cache_clear()
     yield module
-    compiled.device_of.cache_clear()
+    launch.device_of.cache_clear()
 
 
 def test_lookup_finds_exactly_what_was_tuned(cupy):
-    tuning.save(MODEL, [outcome(CASE, SECOND), outcome(Case(9, 9, 9, True, False), THIRD)])
+    autotune.save(MODEL, [outcome(CASE, SECOND), outcome(Case(9, 9, 9, True, False), THIRD)])
     turned = Case(9, 9, 9, True, False).sizes
-    assert tuning.lookup(0, CASE.sizes, False, False) is config_named(SECOND)
-    assert tuning.lookup(0, turned, True, False) is config_named(THIRD)
+    assert autotune.lookup(0, CASE.sizes, False, False) is config_named(SECOND)
+    assert autotune.lookup(0, turned, True, False) is config_named(THIRD)
     for sizes, sides in (
         (dataclasses.replace(CASE.sizes, k=129), (False, False)),
         (dataclasses.replace(CASE.sizes, batch=2), (False, False)),
         (dataclasses.replace(CASE.sizes, scattered_b=True), (False, False)),
         (CASE.sizes, (True, False)),
     ):
-        assert tuning.lookup(0, sizes, *sides) is None
+        assert autotune.lookup(0, sizes, *sides) is None
 
 
 @pytest.mark.parametrize(
@@ -262,8 +264,8 @@ def gpu(cupy, monkeypatch):
         state.made.append((case, device, list(configs)))
         return state.bench
 
-    monkeypatch.setattr("multimm.cluster.devices.visible_gpus", lambda: ("GPU-0",))
-    monkeypatch.setattr(timing, "GpuBench", make)
+    monkeypatch.setattr("multimm.cluster.inspect.devices.visible_gpus", lambda: ("GPU-0",))
+    monkeypatch.setattr(tuning_bench, "GpuBench", make)
     return state
 
 
@@ -277,8 +279,8 @@ def test_command_tunes_prints_and_keeps(gpu):
     assert [case for case, *_ in gpu.made] == command.parse("4096x4096x64,8192x8192x512", "nn,nt")
     assert "8192x8192x512 nt" in done.output
     assert f"kept in {MODEL.path}" in done.output.replace("\n", "")
-    assert set(tuning.read(MODEL).values()) == {SECOND}
-    assert tuning.lookup(0, Case(4096, 4096, 64, False, True).sizes, False, True) is config_named(
+    assert set(autotune.read(MODEL).values()) == {SECOND}
+    assert autotune.lookup(0, Case(4096, 4096, 64, False, True).sizes, False, True) is config_named(
         SECOND
     )
 
@@ -288,7 +290,7 @@ def test_command_keeps_no_winner_where_the_default_is_wrong(gpu):
     done = run("--shapes", "64x64x64", "--transposes", "nn")
     assert done.exit_code == 1
     assert "wrong results for 64x64x64 nn" in done.output
-    assert tuning.read(MODEL) == {}
+    assert autotune.read(MODEL) == {}
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_command_keeps_no_winner_where_the_default_is_wrong(gpu):
     ],
 )
 def test_command_says_what_is_wrong_in_one_line(monkeypatch, args, gpus, code, sentence):
-    monkeypatch.setattr("multimm.cluster.devices.visible_gpus", lambda: ("GPU",) * gpus)
+    monkeypatch.setattr("multimm.cluster.inspect.devices.visible_gpus", lambda: ("GPU",) * gpus)
     done = run(*args)
     assert done.exit_code == code
     assert sentence in done.output

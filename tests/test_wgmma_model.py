@@ -11,12 +11,12 @@ import pytest
 from cuda_on_cpu.packing import numbers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pack_reference import joined, pack_reference, row_exponents, split, swizzled
+from wgmma_model import Scheme, bfloat16, wgmma, wgmma_model
 
-from multimm.gpu.pack_config import SLAB
-from multimm.gpu.pack_reference import joined, pack_reference, row_exponents, split, swizzled
-from multimm.gpu.source import kernel_text
-from multimm.gpu.split_choice import SPLIT_REGISTRY
-from multimm.gpu.wgmma_model import Scheme, bfloat16, wgmma, wgmma_model
+from multimm.gpu.emulated.pack_configs import SLAB
+from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.runtime.kernel_source import kernel_text
 
 U = 2.0**-24
 SCHEMES = (Scheme(), Scheme(step=64), Scheme(separate=False, step=64))

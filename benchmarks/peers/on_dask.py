@@ -15,10 +15,10 @@ from benchmarks.peers import base, trace
 from benchmarks.peers.base import Array, Machine, System
 from benchmarks.sampling import Sample
 from benchmarks.sweep_cases import Product
-from multimm.cluster.describe import listed
-from multimm.cluster.probes import normal
+from multimm.cluster.calibration.probes import normal
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.gpu.arrays import to_numpy
-from multimm.planning.grid import regular
+from multimm.planning.tiling.grid import regular
 
 Blocks = tuple[int, ...]
 #: (row, column) of a block -> the rank of the worker that keeps it, workers in order of address.
@@ -119,7 +119,7 @@ class OnDask(System):
         return result
 
     def before(self) -> None:
-        from multimm.cluster.transfers import reset_received_bytes
+        from multimm.cluster.plugins.transfer_counter import reset_received_bytes
 
         if self.gpu:
             self.client.run(synchronize)
@@ -161,7 +161,7 @@ class OnDask(System):
         return left, right, found
 
     def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
-        from multimm.cluster.transfers import received_bytes
+        from multimm.cluster.plugins.transfer_counter import received_bytes
 
         begun = [since for rows in self.intervals.values() for kind, _, since, _ in rows
                  if kind != "transfer"]  # fmt: skip

@@ -36,7 +36,7 @@ class Multimm(OnDask):
     #: Kinds of products whose last run is recorded as a timeline.
     drawn: ClassVar[Collection[str]] = ("strong",)
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
-    returns_early = False  # `multimm.graph.tasks.finished` waits for every task's stream
+    returns_early = False  # `multimm.graph.tasks.multiply.finished` waits for every task's stream
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -47,7 +47,7 @@ class Multimm(OnDask):
 
     @classmethod
     def too_large(cls, product: Product, machine: Machine) -> str:
-        from multimm.cluster.devices import cpu_device
+        from multimm.cluster.inspect.devices import cpu_device
 
         if product.hosted and (reason := cls.beyond_host(product, machine)):
             return reason
@@ -181,6 +181,6 @@ def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:
     What efficiency is stated against, taken anew in each run. Predictions are made from the rates
     that `describe` knows, whose origin the record's plan states.
     """
-    from multimm.cluster.probes import product_gflops
+    from multimm.cluster.calibration.probes import product_gflops
 
     return product_gflops(precision, edge, seconds, gpu) / 1e3

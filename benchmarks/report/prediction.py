@@ -15,7 +15,7 @@ from benchmarks.report import style, sweep
 from benchmarks.report.formats import Rows, figures, markdown
 from benchmarks.report.runs import SCALING, Runs
 from benchmarks.report.style import Axes, Figure
-from multimm.planning.memory import Terms
+from multimm.planning.cost.memory import Terms
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, Link, MatrixSpec
 
 #: 400 Gb/s per GPU, all that the line carries: these figures show what would limit then. Plans

@@ -17,7 +17,7 @@ from benchmarks.agenda import key_of
 from benchmarks.records import INTERRUPTED, RESULTS, Record, load
 from benchmarks.sweep_cases import KINDS
 from multimm.errors import OptionError
-from multimm.gpu.choice import PRECISIONS
+from multimm.gpu.kernel_selection import PRECISIONS
 
 #: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
 #: nothing about speed.

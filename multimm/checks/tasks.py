@@ -15,7 +15,7 @@ import numpy as np
 from multimm.blocks import plain
 from multimm.checks.rule import PRIME, SHRINK, Rule
 from multimm.failures import named
-from multimm.graph.host import on_device
+from multimm.graph.tasks.host_offload import on_device
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
 #: and finite but hidden (their vector entry is zero: no finite value is right there)

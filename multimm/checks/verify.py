@@ -34,7 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
-from multimm.gpu.choice import check_precision
+from multimm.gpu.kernel_selection import check_precision
 from multimm.operands import check_waits, is_lazy
 
 #: What is said where no element of C was compared with a number.

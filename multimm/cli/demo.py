@@ -132,7 +132,7 @@ def random_matrix(size: int, seed: int, *, gpu: bool) -> da.Array:
     """A lazy square matrix of normal float32 numbers, in up to 4 x 4 blocks."""
     import dask.array as da
 
-    from multimm.planning.grid import regular
+    from multimm.planning.tiling.grid import regular
 
     blocks = regular(size, -(-size // 4))
     chunks = (blocks, blocks)

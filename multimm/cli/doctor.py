@@ -12,7 +12,7 @@ from multimm.cli.terminal import console, plain
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from multimm.cluster.facts import Facts
+    from multimm.cluster.inspect.host_report import Facts
 
 COLOURS = {"problem": "red", "note": "yellow"}
 
@@ -26,9 +26,9 @@ def doctor() -> None:
     """
     from rich.text import Text
 
-    from multimm.cluster.facts import findings, gather, usable
+    from multimm.cluster.inspect.host_report import findings, gather, usable
     from multimm.cluster.start import SHARED_HOST
-    from multimm.gpu import cache
+    from multimm.gpu.runtime import file_cache
 
     out = console()
 
@@ -42,7 +42,7 @@ def doctor() -> None:
         mark(finding.level, COLOURS[finding.level], finding.text)
         if finding.remedy:
             out.print(f"  do: {finding.remedy}", soft_wrap=True)
-    if why := cache.obstacle():
+    if why := file_cache.obstacle():
         mark("note", COLOURS["note"], f"kernels and rates are not kept between runs: {why}")
     mark("note", COLOURS["note"], SHARED_HOST)
     if not usable(found):

@@ -13,7 +13,7 @@ import click
 
 from multimm.cli import FAILED_RUN
 from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
-from multimm.planning.dry_run import human
+from multimm.planning.explain import human
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from multimm.io import Output
+    from multimm.planning.hardware import ClusterSpec
     from multimm.planning.plan import MatmulPlan
-    from multimm.planning.workers import ClusterSpec
 
 #: The check holds a few blocks per task in float64, and Dask reads ahead; arbitrary, seen to
 #: work with workers of 500 MB.

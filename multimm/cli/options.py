@@ -20,7 +20,7 @@ from multimm.errors import ClusterError, OptionError
 if TYPE_CHECKING:
     from distributed import Client
 
-    from multimm.planning.workers import ClusterSpec
+    from multimm.planning.hardware import ClusterSpec
 
 Command = Callable[..., Any]
 
@@ -162,10 +162,10 @@ class Workers:
 
     def on_paper(self) -> ClusterSpec:
         """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
-        from multimm.cluster.devices import PROCESS_BYTES, cpu_device
+        from multimm.cluster.inspect.devices import PROCESS_BYTES, cpu_device
         from multimm.cluster.options import check, cores
         from multimm.planning.devices import H200, LOCAL_TCP, NVLINK
-        from multimm.planning.workers import ClusterSpec
+        from multimm.planning.hardware import ClusterSpec
 
         threads = 1 if self.threads is None else self.threads
         if self.workers is None and self.gpus != 0:

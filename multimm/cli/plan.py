@@ -13,8 +13,8 @@ from multimm.cli.terminal import say
 from multimm.errors import FileFormatError, OptionError
 
 if TYPE_CHECKING:
+    from multimm.planning.hardware import ClusterSpec
     from multimm.planning.matrix import MatrixSpec
-    from multimm.planning.workers import ClusterSpec
 
 #: Chunks along a side of an operand on paper: arbitrary. More take seconds to write down.
 MOST_BLOCKS = 10**6
@@ -49,7 +49,7 @@ def plan(
     product does not fit in the workers' memory.
     """
     import multimm
-    from multimm.cluster import rates
+    from multimm.cluster.calibration import store
 
     if gram == (b is not None):
         raise OptionError("give A and B, or A and --gram for A times its own transpose")
@@ -59,7 +59,7 @@ def plan(
     right = left if b is None else operand(b, chunks, dtype, host)
     if gram:
         options["trans_b"] = not options["trans_a"]
-    paper = rates.applied(workers.on_paper(), rates.stored())
+    paper = store.applied(workers.on_paper(), store.stored())
     cluster = with_nodes(paper, per_node, node_link)
     made = multimm.plan(left, right, **options, cluster=cluster)
     say(str(made))
@@ -85,8 +85,8 @@ def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSp
     from multimm.files import locate
     from multimm.io import open_array
     from multimm.operands import named_dtype
-    from multimm.planning.grid import regular
     from multimm.planning.matrix import MatrixSpec
+    from multimm.planning.tiling.grid import regular
 
     if chunks is not None and chunks < 1:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")

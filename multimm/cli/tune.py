@@ -16,8 +16,8 @@ from multimm.errors import KernelError, OptionError, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from multimm.cluster.rates import Rates
-    from multimm.gpu.tuning import Case, Outcome
+    from multimm.cluster.calibration.store import Rates
+    from multimm.gpu.tuning.autotune import Case, Outcome
 
 SHAPES = "512x512x512,1024x1024x1024,2048x2048x2048,4096x4096x4096,8192x8192x8192"
 
@@ -57,10 +57,10 @@ def tune(
         raise OptionError(f"--seconds {seconds}: more than 0 is needed")
     _check_device(device)
 
-    from multimm.gpu import tuning
-    from multimm.gpu.compiled import device_of
-    from multimm.gpu.registry import choose
-    from multimm.gpu.timing import GpuBench
+    from multimm.gpu.runtime.launch import device_of
+    from multimm.gpu.simt.configs import choose
+    from multimm.gpu.tuning import autotune
+    from multimm.gpu.tuning.bench import GpuBench
 
     out = console()
     outcomes = []
@@ -68,11 +68,11 @@ def tune(
         for i, case in enumerate(cases):
             status.update(f"{case} ({i + 1} of {len(cases)})")
             default, _ = choose(case.sizes, device_of(device))
-            configs = tuning.candidates(default, device_of(device))
+            configs = autotune.candidates(default, device_of(device))
             bench = GpuBench(case, device, configs)
-            outcomes.append(tuning.tune(case, list(configs), bench, seconds))
+            outcomes.append(autotune.tune(case, list(configs), bench, seconds))
     out.print(report(outcomes))
-    path = tuning.save(tuning.model_of(device), outcomes)
+    path = autotune.save(autotune.model_of(device), outcomes)
     say(f"kept in {printable(path)}" if path else "the winners could not be kept: see the log")
     if wrong := [str(one.case) for one in outcomes if one.default.reason]:
         raise KernelError(f"wrong results for {', '.join(wrong)}: please report this")
@@ -80,14 +80,14 @@ def tune(
 
 def tune_cluster(workers: Workers) -> None:
     """Measure idle workers and keep what they reach."""
-    from multimm.cluster import rates
-    from multimm.cluster.measure import measure_rates
+    from multimm.cluster.calibration import store
+    from multimm.cluster.calibration.run import measure_rates
 
     with workers.open() as client:
         found = measure_rates(client)
     for line in rate_lines(found):
         say(line)
-    path = rates.keep(found)
+    path = store.keep(found)
     say(f"kept in {printable(path)}" if path else "the rates could not be kept: see the log")
 
 
@@ -110,7 +110,7 @@ def rate_lines(found: Rates) -> Iterator[str]:
 
 def parse(shapes: str, transposes: str) -> list[Case]:
     """Every shape with every way to store the operands."""
-    from multimm.gpu.tuning import Case
+    from multimm.gpu.tuning.autotune import Case
 
     cases = []
     for shape in shapes.split(","):
@@ -126,7 +126,7 @@ def parse(shapes: str, transposes: str) -> list[Case]:
 
 
 def _check_device(device: int) -> None:
-    from multimm.cluster.devices import visible_gpus
+    from multimm.cluster.inspect.devices import visible_gpus
 
     count = len(visible_gpus())
     if count == 0:

@@ -1,13 +1,13 @@
 """Start, reach and describe Dask clusters.
 
 Importing it loads neither `distributed` nor `dask_cuda` nor CuPy: functions import what needs them.
-Plugins that run on the workers are in `transfers`, `transport` and `warm`, functions that are sent
-there in `answers` and `probes`; what products need there comes from `multimm.graph.install`.
+`inspect` reads what a cluster is, `calibration` measures it, `plugins` run on its workers. What
+products need on the scheduler comes from `multimm.graph.scheduler.install`.
 """
 
 from multimm.cluster.connect import connect, prepare
-from multimm.cluster.describe import describe
+from multimm.cluster.inspect.cluster_spec import describe
+from multimm.cluster.local import local
 from multimm.cluster.start import start
-from multimm.cluster.this_process import local
 
 __all__ = ["connect", "describe", "local", "prepare", "start"]

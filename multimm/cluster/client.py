@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Client
 
-from multimm.cluster.garbage import UntilClosed, as_usual, spare_products
+from multimm.cluster.plugins.gc_policy import UntilClosed, as_usual, spare_products
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +77,11 @@ def set_up_cluster(client: Client, *, overlap: bool = False) -> None:
     ClusterError
         Where the scheduler or a worker cannot load them, or is lost meanwhile.
     """
-    from multimm.cluster.peer_memory import PeerMemory
-    from multimm.cluster.transfers import TransferCounter
-    from multimm.cluster.transport import Overlap
-    from multimm.cluster.warm import WarmUp
-    from multimm.graph.install import install, refusal
+    from multimm.cluster.plugins.peer_memory import PeerMemory
+    from multimm.cluster.plugins.transfer_counter import TransferCounter
+    from multimm.cluster.plugins.ucxx_overlap import Overlap
+    from multimm.cluster.plugins.warmup import WarmUp
+    from multimm.graph.scheduler.install import install, refusal
 
     install(client, TransferCounter(), *((Overlap(), PeerMemory(), WarmUp()) if overlap else ()))
     if overlap:
@@ -92,8 +92,8 @@ def set_up_cluster(client: Client, *, overlap: bool = False) -> None:
 
 
 def _get_ready(client: Client) -> None:
-    from multimm.cluster.transport import obstacles
-    from multimm.cluster.warm import wait_until_warm
+    from multimm.cluster.plugins.ucxx_overlap import obstacles
+    from multimm.cluster.plugins.warmup import wait_until_warm
 
     for reason in sorted(set(obstacles(client).values())):
         logger.warning("blocks travel between products, not during them: %s", reason)

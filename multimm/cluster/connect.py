@@ -108,7 +108,7 @@ async def prepare(client: Client) -> None:
         raise OptionError(f"client={client!r}: give a distributed.Client")
     if client.status != "running":
         raise ClusterError(f"the client is {client.status}: prepare it while it is connected")
-    from multimm.graph import install
+    from multimm.graph.scheduler import install
 
     await install.install_awaited(client)
 

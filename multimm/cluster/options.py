@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.certificates import check_encrypts
-from multimm.cluster.devices import Gpu, visible_gpus
+from multimm.cluster.inspect.devices import Gpu, visible_gpus
 from multimm.errors import OptionError, integer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from multimm.gpu.trusted import open_folder
+from multimm.gpu.runtime.trusted_files import open_folder
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from multimm.cluster import pool_memory
 from multimm.cluster.certificates import check_certificates
-from multimm.cluster.devices import driver_cuda, free_bytes, install_command
+from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
+from multimm.cluster.plugins import pool_memory
 from multimm.cluster.scratch import private_scratch
 from multimm.errors import ClusterError
 
@@ -141,7 +141,7 @@ def start(
         _require_gpu_packages(options.protocol)
         _require_memory(options)
     from multimm.cluster.client import ClusterClient, set_up_cluster
-    from multimm.cluster.garbage import fewer_messages
+    from multimm.cluster.plugins.gc_policy import fewer_messages
 
     missing = _missing_variables()
     try:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from multimm.errors import FileFormatError
-from multimm.files import hdf5, hdf5_output, identity, npy, raw, remote, zarr, zarr_output
-from multimm.files.coded import warn
+from multimm.files import hdf5, identity, npy, raw, remote, zarr
+from multimm.files.cf_attributes import warn
+from multimm.files.output import hdf5 as output_hdf5
+from multimm.files.output import zarr as output_zarr
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
 
 
@@ -44,13 +46,13 @@ class Format(NamedTuple):
 
 
 _NPY = Format(npy.inspect, npy.read, npy.create, raw.write, raw.sync)
-_HDF5 = Format(hdf5.inspect, hdf5.read, hdf5_output.create, raw.write, raw.sync)
+_HDF5 = Format(hdf5.inspect, hdf5.read, output_hdf5.create, raw.write, raw.sync)
 _ZARR = Format(
     zarr.inspect,
     zarr.read,
-    zarr_output.create,
-    zarr_output.write,
-    zarr_output.sync,
+    output_zarr.create,
+    output_zarr.write,
+    output_zarr.sync,
     regular=True,
     part=zarr.part,
 )

@@ -23,10 +23,10 @@ from multimm.files import FORMATS, raw
 from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
-from multimm.gpu.host import to_device
+from multimm.gpu.transfer.pinned_copy import to_device
 from multimm.graph.block_task import check_shape
-from multimm.graph.declared import as_declared
 from multimm.graph.layers import TaskLayer
+from multimm.graph.tasks.dtype_check import as_declared
 from multimm.planning.storage import Storage
 from multimm.shapes import auto_of_empty, chunk_count
 

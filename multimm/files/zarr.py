@@ -13,7 +13,7 @@ import numpy as np
 
 from multimm.errors import FileFormatError
 from multimm.files.boxes import boxes, within
-from multimm.files.coded import check_meaning, warn
+from multimm.files.cf_attributes import check_meaning, warn
 from multimm.files.decoding import of_zarr
 from multimm.files.identity import (
     ABSENT,

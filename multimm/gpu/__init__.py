@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multimm.gpu.choice import last_choice
-    from multimm.gpu.packed import PackedBlock
-    from multimm.gpu.packing import pack
-    from multimm.gpu.precision import gemm
+    from multimm.gpu.emulated.pack import pack
+    from multimm.gpu.emulated.packed import PackedBlock
+    from multimm.gpu.kernel_selection import last_choice
+    from multimm.gpu.product import gemm
 
 __all__ = ["PackedBlock", "gemm", "last_choice", "pack"]
 
 #: Where each name lives. They are imported when first used, as those of `multimm` are.
 _HOMES = {
-    "PackedBlock": "multimm.gpu.packed",
-    "gemm": "multimm.gpu.precision",
-    "last_choice": "multimm.gpu.choice",
-    "pack": "multimm.gpu.packing",
+    "PackedBlock": "multimm.gpu.emulated.packed",
+    "gemm": "multimm.gpu.product",
+    "last_choice": "multimm.gpu.kernel_selection",
+    "pack": "multimm.gpu.emulated.pack",
 }
 
 

@@ -20,6 +20,6 @@ def to_numpy(x: Any) -> Any:
     """A CuPy array in host memory; anything else as it is."""
     if not is_cupy(x):
         return x
-    from multimm.gpu.host import to_host
+    from multimm.gpu.transfer.pinned_copy import to_host
 
     return to_host(x)

@@ -1,6 +1,6 @@
 """The task that makes a block: where and when it is to run, and what it says when it fails.
 
-What it runs is in `multimm.graph.tasks`. The scheduler's plugins look at the place alone.
+What it runs is in `multimm.graph.tasks.multiply`. The scheduler's plugins look at the place alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dask._task_spec import GraphNode, Task, TaskRef
 
 from multimm.errors import ShapeError
 from multimm.failures import note
-from multimm.planning.grid import Coordinate, Grid
+from multimm.planning.tiling.grid import Coordinate, Grid
 from multimm.shapes import Shape
 
 Block = Any  #: a NumPy or CuPy array, or a packed operand

@@ -1,9 +1,9 @@
 """The stream that a task's kernels run on, and where its memory comes from.
 
 Dask moves blocks while tasks compute. The stock transport makes that safe by waiting for the whole
-device before each transfer, so a transfer waits for every kernel that runs. `multimm.cluster`
-has it wait for stream 0 alone (see `multimm.cluster.transport`), which is safe because of three
-rules. They are kept here, for every task on a GPU, whatever transport is in use.
+device before each transfer, so a transfer waits for every kernel that runs. `multimm.cluster` has
+it wait for stream 0 alone (see `multimm.cluster.plugins.ucxx_overlap`), which is safe because of
+three rules. They are kept here, for every task on a GPU, whatever transport is in use.
 
 *Kernels run on a stream S of their own*, one per worker thread and device, which does not
 synchronise with stream 0.
@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from multimm.gpu.enqueue import follow, kept
+from multimm.gpu.runtime.driver_launch import follow, kept
 
 _local = threading.local()  # streams: device -> stream and event
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from math import ceil, log10
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import workers
-from multimm.planning.counts import LEAST_EDGE, LONGEST
-from multimm.planning.dry_run import MOST_TASKS, TASK_BYTES, human
+from multimm.planning import hardware
+from multimm.planning.choice import plan_matmul
+from multimm.planning.explain import MOST_TASKS, TASK_BYTES, human
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.strategy import plan_matmul
-from multimm.planning.workers import ClusterSpec
+from multimm.planning.tiling.counts import LEAST_EDGE, LONGEST
 
 #: Memory and workers are doubled so often, at most: arbitrary, 1024 times as much.
 DOUBLINGS = 10
@@ -80,7 +80,7 @@ def _advice(plan: MatmulPlan) -> str:
     most = device.memory_bytes * 2**DOUBLINGS
     if (size := _least(device.memory_bytes, most, of_memory)) is not None:
         found.append(f"give each worker {human(size)}")
-    most = min(max(MOST_WORKERS, 2 * cluster.workers), workers.MOST_WORKERS)
+    most = min(max(MOST_WORKERS, 2 * cluster.workers), hardware.MOST_WORKERS)
     if (count := _least(cluster.workers, most, of_workers)) is not None:
         found.append(f"use about {count} such workers")
     found += _blocks_that_fit(plan)

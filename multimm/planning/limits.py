@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from math import isqrt
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning.counts import EDGE, MOST_ELEMENTS
 from multimm.planning.devices import MEMORY_SHARE
-from multimm.planning.dry_run import MOST_TASKS, human
-from multimm.planning.grid import ceil_div
+from multimm.planning.explain import MOST_TASKS, human
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.workers import ClusterSpec
+from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS
+from multimm.planning.tiling.grid import ceil_div
 
 #: A, B and C together may be so many times as large as the memory of all workers, what is spilled
 #: and read slab by slab included: arbitrary. A 4 TB disk is that for a worker of 4 GB.

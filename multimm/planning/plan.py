@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import cost, dry_run, memory, redistribution, traffic, transfers
-from multimm.planning.dry_run import MOST_TASKS
-from multimm.planning.grid import Blocks, Grid
-from multimm.planning.layout import Layout
-from multimm.planning.memory import Held, Terms
+from multimm.planning import explain
+from multimm.planning.cost import communication, counted_transfers, memory, redistribution, time
+from multimm.planning.cost.memory import Held, Terms
+from multimm.planning.explain import MOST_TASKS
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.workers import ClusterSpec
+from multimm.planning.tiling.grid import Blocks, Grid
 
 #: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
 #: which would take seconds.
@@ -117,14 +118,14 @@ class MatmulPlan:
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each worker receives, by rank; workers that receive none are absent."""
-        return dict(transfers.received(self.layout, self.used.workers))
+        return dict(counted_transfers.received(self.layout, self.used.workers))
 
     @cached_property
-    def _of_products(self) -> traffic.Moved:
+    def _of_products(self) -> communication.Moved:
         if self.tasks > COUNTED:
-            return traffic.of_products(self.layout, self.used.workers)
+            return communication.of_products(self.layout, self.used.workers)
         received = self.received.values()
-        return traffic.Moved(sum(received), max(received, default=0))
+        return communication.Moved(sum(received), max(received, default=0))
 
     @property
     def bytes_received(self) -> int:
@@ -162,19 +163,19 @@ class MatmulPlan:
     @property
     def bytes_bound(self) -> int:
         """The least that a two-dimensional arrangement of the workers in use receives."""
-        return traffic.bound_2d(self.layout.problem, self.used.workers)
+        return communication.bound_2d(self.layout.problem, self.used.workers)
 
     @cached_property
     def time_terms(self) -> Terms:
         """Predicted seconds of the slowest worker, by name."""
         shared = (self.bytes_moved - self.bytes_received) / self.used.workers
         moved, spilled = self.bytes_busiest + shared, self.bytes_spilled
-        return cost.seconds(self.layout, self.used, moved, spilled)
+        return time.seconds(self.layout, self.used, moved, spilled)
 
     @property
     def seconds(self) -> float:
         """Predicted time."""
-        return cost.total_seconds(self.time_terms)
+        return time.total_seconds(self.time_terms)
 
     @cached_property
     def memory_terms(self) -> Terms:
@@ -229,4 +230,4 @@ class MatmulPlan:
         raise MemoryBudgetError(refusal(self))
 
     def __str__(self) -> str:
-        return dry_run.text(self)
+        return explain.text(self)

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from math import prod
 
 from multimm.errors import ShapeError
-from multimm.planning.grid import Blocks
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.tiling.grid import Blocks
 from multimm.shapes import check_operands
 
 #: Cost of one multiply-add beside float32's, by NumPy's name of the dtype in which sums are made.
@@ -35,7 +35,7 @@ PACKED_SLAB, PACKED_SIDE = 256, 1024
 #: operand on: 2^30 elements by 64 columns take 2.8 ms with multiply-adds, by 96 4.4 packed and 5.4.
 PACKED_SHARE = 80
 #: Multiplications of a matrix in a stack from which on it is multiplied by itself: as in
-#: `multimm.gpu.choice`.
+#: `multimm.gpu.kernel_selection`.
 ALONE = 2**33
 
 
@@ -65,7 +65,7 @@ class Problem:
         Blocks of an operand are still to be made, nobody knows in what time.
     order : tuple of int
         Which of their blocks along k the operands begin with, and so on: see
-        `multimm.planning.order`. Empty: as they are stored.
+        `multimm.planning.candidates.block_order`. Empty: as they are stored.
     rows, columns : tuple of int
         The same of A's block rows and of B's block columns, and so of C's.
     stack : tuple of int

@@ -7,17 +7,24 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from multimm.planning import cost, memory, traffic
-from multimm.planning.ahead import in_short_parts, made_by_tasks, with_little_ahead
-from multimm.planning.along_chunks import along_chunks
-from multimm.planning.blocking import lay_out
-from multimm.planning.counts import AS_USUAL, EDGE, LONGEST, MOST_BLOCK_ROWS, Cut, usual_edges
-from multimm.planning.deal import FREE_PLACES
-from multimm.planning.grid import Grid, ceil_div, grids
-from multimm.planning.layout import Layout
+from multimm.planning.candidates.along_chunks import along_chunks
+from multimm.planning.candidates.read_ahead import in_short_parts, made_by_tasks, with_little_ahead
+from multimm.planning.cost import communication, memory, time
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.assignment import FREE_PLACES
+from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.workers import ClusterSpec
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.counts import (
+    AS_USUAL,
+    EDGE,
+    LONGEST,
+    MOST_BLOCK_ROWS,
+    Cut,
+    usual_edges,
+)
+from multimm.planning.tiling.grid import Grid, ceil_div, grids
 
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
@@ -93,7 +100,7 @@ def coarser(
 def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
     """One takes less than the block products of all of C would, on all workers."""
     best = min(ranks.values())
-    rate = cluster.workers * cost.product_gflops(problem, cluster.slowest) * 1e9
+    rate = cluster.workers * time.product_gflops(problem, cluster.slowest) * 1e9
     return not best.too_large and NEARLY * best.seconds < problem.flops / rate
 
 
@@ -281,9 +288,9 @@ def ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank
 def rank_of(layout: Layout, cluster: ClusterSpec, held: memory.Held) -> Rank:
     """What the chooser compares, of a layout that holds so much."""
     cluster = cluster.first(layout.grid.workers)
-    moved = traffic.moved(layout, cluster.workers)
+    moved = communication.moved(layout, cluster.workers)
     stay, spill = held
     too_large = memory.excess((stay, {}), cluster) > 0
     spilled = memory.excess((stay, spill), cluster)
-    terms = cost.seconds(layout, cluster, moved.busiest, spilled)
-    return Rank(too_large, cost.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)
+    terms = time.seconds(layout, cluster, moved.busiest, spilled)
+    return Rank(too_large, time.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)

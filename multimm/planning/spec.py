@@ -13,8 +13,8 @@ from multimm.planning.devices import (
     DeviceSpec,
     Link,
 )
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.workers import ClusterSpec
 
 __all__ = [
     "H200",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
-from multimm.planning.grid import Blocks, remembered
+from multimm.planning.tiling.grid import Blocks, remembered
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Storage:
     left : int
         Bytes of the chunk before that may not be free by then.
     codec : str
-        What the speed of decoding depends on: a key of `multimm.planning.reading.RATES`.
+        What the speed of decoding depends on: a key of `multimm.planning.cost.reading.RATES`.
     """
 
     chunk: tuple[int, ...]

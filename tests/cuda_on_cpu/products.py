@@ -13,7 +13,7 @@ import numpy as np
 
 from cuda_on_cpu.operands import Far, Operand, difference, placed
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.tiles import tiles_of
+from multimm.gpu.arch import tiles_of
 
 Arguments = list[object]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from pack_reference import PackedReference, joined, pack_reference, split
 
 from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.packing import THREADS, places
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.pack_reference import PackedReference, joined, pack_reference, split
 
 #: m, n, k, and how many elements of A and of B are to be too small for their rows.
 _SHAPES = (

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from pack_reference import pack_reference
 
 from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.pack_reference import pack_reference
-from multimm.gpu.tiles import tiles_of
+from multimm.gpu.arch import tiles_of
 
 THREADS, TILE_M, SLAB = 256, 128, 64
 #: Places of D, P and C among the buffers of a launch.

@@ -40,7 +40,7 @@ class HostText:
 
 
 def host_text(kernel_text: str) -> HostText:
-    """Translate what `multimm.gpu.source.kernel_text` returns."""
+    """Translate what `multimm.gpu.runtime.kernel_source.kernel_text` returns."""
     text = _COMMENT.sub(_without_comment, kernel_text)
     entries = tuple(_ENTRY.findall(text))
     text = _DYNAMIC.sub(_dynamic_array, _replace_asm(text))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from multimm.errors import ShapeError
-from multimm.gpu import reference
-from multimm.gpu.add import add_partials
+from multimm.gpu import library_gemm
+from multimm.gpu.elementwise.reduce import add_partials
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -47,7 +47,7 @@ def test_bits_of_numpy(dtype, count):
     for number, (shape, (extra, offset)) in enumerate(itertools.product(SHAPES, places)):
         alpha, beta = scalars[number % len(scalars)]
         values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
-        expected = reference.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
+        expected = library_gemm.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
         for i, used in enumerate([alpha] * count + [beta]):
             if used == 0:
                 values[i][...] = np.nan
@@ -63,7 +63,7 @@ def test_bits_of_numpy(dtype, count):
 
 def test_stacked_parts_other_orders_and_in_place():
     values = np.random.default_rng(1).standard_normal((5, 40, 70)).astype(np.float32)
-    expected = reference.add_partials(list(values))
+    expected = library_gemm.add_partials(list(values))
     parts = cupy.asarray(values)
     assert_bits(add_partials(parts), expected, "stacked")
     turned = [cupy.asfortranarray(part) for part in parts]
@@ -80,7 +80,7 @@ def test_subnormals_and_signed_zeros_are_kept():
     zero = cupy.asarray(np.array([[2.0**-131, -0.0, -(2.0**-127), -np.inf]], np.float32))
     for alpha, beta in ((1.0, 0.0), (0.5, 0.5), (0.0, 0.5)):
         with np.errstate(invalid="ignore"):
-            expected = reference.add_partials(
+            expected = library_gemm.add_partials(
                 [cupy.asnumpy(tiny), cupy.asnumpy(zero)], alpha=alpha, beta=beta,
                 c=cupy.asnumpy(zero),
             )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gpu_arrays import assert_exact, padded, pieces_of
 
-from multimm.graph.pieces import multiply_bands
-from multimm.graph.tasks import Step
+from multimm.graph.lowering.sub_blocks import multiply_bands
+from multimm.graph.tasks.multiply import Step
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from multimm.errors import KernelError
-from multimm.gpu import ahead, compiled, launch, timing, tuning
-from multimm.gpu import compile as compiling
-from multimm.gpu.registry import choose, config_named
-from multimm.gpu.tuning import Case
-from multimm.graph.kernels import compile_kernels
+from multimm.gpu.runtime import jit as compiling
+from multimm.gpu.runtime import launch as runtime_launch
+from multimm.gpu.simt import gemm
+from multimm.gpu.simt.configs import choose, config_named
+from multimm.gpu.tuning import autotune, precompile
+from multimm.gpu.tuning import bench as tuning_bench
+from multimm.gpu.tuning.autotune import Case
+from multimm.graph.warmup import compile_kernels
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -39,15 +42,17 @@ extern "C" __global__ void large(float* x) {
 def directory(monkeypatch, tmp_path):
     """Files of their own, and kernels that are not in kernels/."""
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
-    original = compiled.kernel_text
+    original = runtime_launch.kernel_text
     monkeypatch.setattr(
-        compiled, "kernel_text", lambda name, defines: TEXTS.get(name) or original(name, defines)
+        runtime_launch,
+        "kernel_text",
+        lambda name, defines: TEXTS.get(name) or original(name, defines),
     )
-    compiled.kernel_for.cache_clear()
-    tuning.winners_on.cache_clear()
+    runtime_launch.kernel_for.cache_clear()
+    autotune.winners_on.cache_clear()
     yield tmp_path
-    compiled.kernel_for.cache_clear()
-    tuning.winners_on.cache_clear()
+    runtime_launch.kernel_for.cache_clear()
+    autotune.winners_on.cache_clear()
 
 
 def device() -> int:
@@ -56,7 +61,7 @@ def device() -> int:
 
 def test_all_that_tasks_launch_is_compiled_at_once(directory, monkeypatch):
     """None is compiled after the others, alone."""
-    ahead.compile_files(int(cupy.cuda.Device().compute_capability), 16)
+    precompile.compile_files(int(cupy.cuda.Device().compute_capability), 16)
     late, compile_text = [], compiling.compile_text
 
     def noted(text, *args):
@@ -71,17 +76,17 @@ def test_all_that_tasks_launch_is_compiled_at_once(directory, monkeypatch):
 def test_subnormals_survive():
     x = np.full(32, 2.0**-130, np.float32)
     y = cupy.asarray(x)
-    compiled.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(0.5)))
+    runtime_launch.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(0.5)))
     np.testing.assert_array_equal(cupy.asnumpy(y), x * np.float32(0.5))
     assert (cupy.asnumpy(y) > 0).all()
 
 
 def test_a_second_process_loads_the_file_and_compiles_nothing(directory, monkeypatch):
-    first = compiled.kernel_for(device(), "scale.cu", "scale", ())
+    first = runtime_launch.kernel_for(device(), "scale.cu", "scale", ())
     assert first.raw.attributes["num_regs"] > 0
-    compiled.kernel_for.cache_clear()
+    runtime_launch.kernel_for.cache_clear()
     monkeypatch.setattr(compiling, "compile_text", None)
-    compiled.kernel_for(device(), "scale.cu", "scale", ())
+    runtime_launch.kernel_for(device(), "scale.cu", "scale", ())
     assert len(list((directory / "kernels").iterdir())) == 1
 
 
@@ -89,21 +94,21 @@ def test_without_a_directory_it_works(directory, monkeypatch):
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(directory / "file"))
     (directory / "file").write_text("no directory")
     y = cupy.ones(32, np.float32)
-    compiled.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(3)))
+    runtime_launch.kernel_for(device(), "scale.cu", "scale", ())((1,), (32,), (y, np.float32(3)))
     assert (y == 3).all()
 
 
 def test_large_shared_memory_is_granted():
     x = cupy.arange(32, dtype=np.float32)
     nbytes = 32 * 600 * 4
-    kernel = compiled.kernel_for(device(), "large.cu", "large", (), shared_bytes=nbytes)
+    kernel = runtime_launch.kernel_for(device(), "large.cu", "large", (), shared_bytes=nbytes)
     kernel((1,), (32,), (x,), shared_mem=nbytes)
     np.testing.assert_array_equal(cupy.asnumpy(x), np.arange(32)[::-1])
 
 
 def test_what_the_driver_refuses_is_a_kernel_error():
     with pytest.raises(KernelError, match="the driver does not load nothing of"):
-        compiled.kernel_for(device(), "scale.cu", "nothing", ())
+        runtime_launch.kernel_for(device(), "scale.cu", "nothing", ())
 
 
 def test_a_product_can_be_captured_in_a_graph():
@@ -114,7 +119,7 @@ def test_a_product_can_be_captured_in_a_graph():
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        launch.gemm(a, b, out=out)  # the first one of its kind: loaded while capturing
+        gemm.gemm(a, b, out=out)  # the first one of its kind: loaded while capturing
         graph = stream.end_capture()
         for _ in range(2):
             graph.launch(stream)
@@ -126,26 +131,26 @@ def test_a_product_can_be_captured_in_a_graph():
 
 def test_tuning_finds_winners_with_the_same_bits(directory):
     case = Case(300, 200, 500, False, True)
-    this = compiled.device_of(device())
+    this = runtime_launch.device_of(device())
     default, _ = choose(case.sizes, this)
-    configs = tuning.candidates(default, this)
-    bench = timing.GpuBench(case, device(), configs)
-    outcome = tuning.tune(case, list(configs), bench, 0.05)
+    configs = autotune.candidates(default, this)
+    bench = tuning_bench.GpuBench(case, device(), configs)
+    outcome = autotune.tune(case, list(configs), bench, 0.05)
     assert [timing.reason for timing in outcome.timings] == [""] * len(configs)
     assert all(1e-7 < one.seconds < 1e-2 for one in outcome.timings)
-    model = tuning.model_of(device())
-    assert tuning.save(model, [outcome]).parent == directory / "tuned"
-    found = tuning.lookup(device(), case.sizes, False, True)
+    model = autotune.model_of(device())
+    assert autotune.save(model, [outcome]).parent == directory / "tuned"
+    found = autotune.lookup(device(), case.sizes, False, True)
     winner = outcome.winner
     assert found == (None if winner is outcome.default else config_named(winner.name))
 
 
 def test_tuning_notices_a_wrong_result(monkeypatch):
     case = Case(64, 64, 64)
-    this = compiled.device_of(device())
-    configs = tuning.candidates(choose(case.sizes, this)[0], this)
+    this = runtime_launch.device_of(device())
+    configs = autotune.candidates(choose(case.sizes, this)[0], this)
     first, second = list(configs)[:2]
-    right = launch.gemm
+    right = gemm.gemm
 
     def wrong(a, b, *, config=None, out=None, **sides):
         result = right(a, b, config=config, out=out, **sides)
@@ -153,9 +158,11 @@ def test_tuning_notices_a_wrong_result(monkeypatch):
             result[63, 63] += 1
         return result
 
-    monkeypatch.setattr(launch, "gemm", wrong)
-    bench = timing.GpuBench(case, device(), configs)
+    monkeypatch.setattr(gemm, "gemm", wrong)
+    bench = tuning_bench.GpuBench(case, device(), configs)
     assert bench.wrong(first) == ""
     assert bench.wrong(second) == "other bits than the default"
-    monkeypatch.setattr(launch, "gemm", lambda *args, **named: right(*args, **named) * 0)
-    assert timing.GpuBench(case, device(), configs).wrong(first) == "the default result is wrong"
+    monkeypatch.setattr(gemm, "gemm", lambda *args, **named: right(*args, **named) * 0)
+    assert (
+        tuning_bench.GpuBench(case, device(), configs).wrong(first) == "the default result is wrong"
+    )

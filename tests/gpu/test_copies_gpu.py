@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gpu_arrays import assert_exact, padded, pieces_of
 
-from multimm.gpu.copies import CAPACITY, Move, copy_all
-from multimm.graph.pieces import Pieces
-from multimm.planning.grid import regular
+from multimm.gpu.elementwise.batched_copy import CAPACITY, Move, copy_all
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.planning.tiling.grid import regular
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

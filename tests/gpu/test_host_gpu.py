@@ -11,11 +11,20 @@ import pytest
 from multimm.checks import tasks
 from multimm.checks.operands import prepare
 from multimm.gpu.dtypes import accumulate_dtype
-from multimm.gpu.host import LANES, PIECE, SMALL, SMALL_UP, _road, all_to_device, to_device, to_host
-from multimm.graph.host import download, on_device, upload
-from multimm.graph.pieces import Pieces, multiply_pieces
-from multimm.graph.recut import upload_pieces
-from multimm.graph.tasks import Step, multiply
+from multimm.gpu.transfer.pinned_copy import (
+    LANES,
+    PIECE,
+    SMALL,
+    SMALL_UP,
+    _road,
+    all_to_device,
+    to_device,
+    to_host,
+)
+from multimm.graph.lowering.rechunk import upload_pieces
+from multimm.graph.lowering.sub_blocks import Pieces, multiply_pieces
+from multimm.graph.tasks.host_offload import download, on_device, upload
+from multimm.graph.tasks.multiply import Step, multiply
 
 pytestmark = pytest.mark.gpu
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from cuda_on_cpu.packing import numbers, places
 from gpu_arrays import pack_tiles
+from pack_reference import pack_reference, split
 
 from multimm.errors import ShapeError
-from multimm.gpu import packing
-from multimm.gpu.pack_config import RESIDUAL_CAP, cut_for
-from multimm.gpu.pack_reference import pack_reference, split
-from multimm.gpu.packing import prepared, source_of
+from multimm.gpu.emulated import pack
+from multimm.gpu.emulated.pack import prepared, source_of
+from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP, cut_for
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -106,9 +106,9 @@ WAYS = ("at once", "every block alone", "in two launches")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_operands_together_however_blocks_learn_of_each_other(monkeypatch, way):
     if way == WAYS[1]:
-        monkeypatch.setattr(packing, "PATIENCE", 0)
+        monkeypatch.setattr(pack, "PATIENCE", 0)
     elif way == WAYS[2]:
-        monkeypatch.setattr(packing, "cut_for", lambda *x: cut_for(*x)._replace(at_once=False))
+        monkeypatch.setattr(pack, "cut_for", lambda *x: cut_for(*x)._replace(at_once=False))
     rng = np.random.default_rng(7)
     for m, n, k in ((1, 1, 1), (1000, 700, 1500), (65, 3000, 129), (4097, 5, 3), (70, 3, 40_000)):
         a, b = numbers("normal", m, k, rng), numbers("sparse", n, k, rng)

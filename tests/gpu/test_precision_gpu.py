@@ -10,14 +10,15 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError, KernelError, MultimmError, OptionError, ShapeError
-from multimm.gpu import precision, recall
-from multimm.gpu.choice import last_choice
+from multimm.gpu import product
+from multimm.gpu.kernel_selection import last_choice
+from multimm.gpu.runtime import launch_cache
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 
     from multimm.gpu import pack
-    from multimm.gpu.precision import gemm
+    from multimm.gpu.product import gemm
 
 pytestmark = pytest.mark.gpu
 
@@ -234,7 +235,7 @@ def test_a_flagged_operand_decides_for_no_other_product(flagged_first):
     x, y = normal(m, k), normal(k, n, seed=1)
     odd = x.copy()
     odd[3, 4] = np.nan
-    recall.forget()
+    launch_cache.forget()
     a, b = pack(placed(odd), side="a"), pack(placed(y), side="b")
     like_unpacked = cupy.asfortranarray(placed(y))
     calls = {"flagged": lambda: gemm(a, b),
@@ -301,7 +302,7 @@ def test_a_captured_graph_does_what_its_data_need(size):
 
 
 def test_a_replayed_graph_of_stretches_writes_to_no_memory_of_others(monkeypatch):
-    monkeypatch.setattr(precision, "stretch_of", lambda m, n, k: min(k, 512))
+    monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 512))
     a, b = placed(normal(M, 1536)), placed(normal(1536, N, seed=1))
     out, expected = cupy.empty((M, N), "f4"), gemm(a, b)
     cupy.cuda.Device().synchronize()

@@ -24,20 +24,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from multimm.gpu import packing, reference
-from multimm.gpu.add import add_partials
-from multimm.gpu.choice import SPLIT, Choice, last_choice
-from multimm.gpu.compile import compile_text, target_for
-from multimm.gpu.compiled import device_of
-from multimm.gpu.copies import Move, copy_all
-from multimm.gpu.launch import addressable, gemm
-from multimm.gpu.layout import ProductShape
-from multimm.gpu.pack_config import PARTS
-from multimm.gpu.registry import REGISTRY
-from multimm.gpu.split import multiply
-from multimm.gpu.split_choice import SPLIT_REGISTRY, entries_for
-from multimm.gpu.tensor_cores import prepared
-from multimm.gpu.transpose import transpose
+from multimm.gpu import library_gemm
+from multimm.gpu.elementwise.batched_copy import Move, copy_all
+from multimm.gpu.elementwise.reduce import add_partials
+from multimm.gpu.elementwise.transpose import transpose
+from multimm.gpu.emulated import pack
+from multimm.gpu.emulated.gemm import prepared
+from multimm.gpu.emulated.multiply import multiply
+from multimm.gpu.emulated.pack_configs import PARTS
+from multimm.gpu.emulated.selection import SPLIT_REGISTRY, entries_for
+from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
+from multimm.gpu.runtime.jit import compile_text, target_for
+from multimm.gpu.runtime.launch import device_of
+from multimm.gpu.simt.configs import REGISTRY
+from multimm.gpu.simt.gemm import addressable, gemm
+from multimm.gpu.strides import ProductShape
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -161,7 +162,7 @@ def sums() -> None:
         out = uploaded(np.full(shape, np.nan, dtype), extra)
         for alpha, beta in ((1, 0), (0.5, 2)):
             add_partials(parts, alpha=alpha, beta=beta, c=c, out=out)
-            expected = reference.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
+            expected = library_gemm.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
             assert (downloaded(out) == expected).all(), f"{dtype} {count} {shape} {alpha} {beta}"
 
 
@@ -202,8 +203,8 @@ def packed() -> None:
         )
         if k > 1:
             a[0, -1] = 2.0**-40  # too small for its row: a residual, which is added elsewhere
-        left = packing.pack(uploaded(a, extra), side="a", scheme=scheme)
-        right = packing.pack(uploaded(b, extra), side="b", trans=True, scheme=scheme)
+        left = pack.pack(uploaded(a, extra), side="a", scheme=scheme)
+        right = pack.pack(uploaded(b, extra), side="b", trans=True, scheme=scheme)
         assert (downloaded(left.unpack()) == a).all(), f"{scheme} {m}x{k}"
         assert (downloaded(right.unpack()) == b.T).all(), f"{scheme} {n}x{k}"
         for config in (entry.config for entry in SPLIT_REGISTRY if entry.config.runs_on(limits)):
@@ -254,8 +255,8 @@ def triangles() -> None:
         made = [uploaded(np.full((size, size), 77, np.float32), extra) for _ in range(3)]
         gemm(ga, gb, trans_b=True, out=made[0], lower=True)
         for scheme, out in zip(("float32", "tf32") if wgmma else (), made[1:], strict=False):
-            left = packing.pack(ga, side="a", scheme=scheme)
-            right = packing.pack(gb, side="b", trans=True, scheme=scheme)
+            left = pack.pack(ga, side="a", scheme=scheme)
+            right = pack.pack(gb, side="b", trans=True, scheme=scheme)
             multiply(left, right, out=out, lower=True)
         for out in made if wgmma else made[:1]:
             found = downloaded(out)
@@ -314,7 +315,7 @@ if __name__ == "__main__":
     if wrong := sys.argv[1:]:
         go_wrong(wrong[0])
     else:
-        packing.SPLIT_K = 0  # small operands are packed too, instead of keeping their source
+        pack.SPLIT_K = 0  # small operands are packed too, instead of keeping their source
         for run in KERNELS:
             run()
         print("checked:", ", ".join(run.__name__ for run in KERNELS))

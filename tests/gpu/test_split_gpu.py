@@ -8,11 +8,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from gpu_arrays import assert_exact, pack_tiles, padded
+from wgmma_model import wgmma_model
 
-from multimm.gpu.split import multiply
-from multimm.gpu.split_choice import SPLIT_REGISTRY
-from multimm.gpu.split_config import split_slices
-from multimm.gpu.wgmma_model import wgmma_model
+from multimm.gpu.emulated.configs import split_slices
+from multimm.gpu.emulated.multiply import multiply
+from multimm.gpu.emulated.selection import SPLIT_REGISTRY
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

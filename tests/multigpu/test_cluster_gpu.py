@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 import multimm.cluster as mc
-from multimm.cluster.devices import driver_cuda, visible_gpus
-from multimm.cluster.facts import findings, gather, usable
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
+from multimm.cluster.inspect.devices import driver_cuda, visible_gpus
+from multimm.cluster.inspect.host_report import findings, gather, usable
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.errors import OptionError
 from multimm.planning.spec import LOCAL_TCP, NVLINK
 

@@ -13,10 +13,10 @@ import pytest
 from distributed import wait
 
 import multimm
-from multimm.cluster.describe import listed
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
-from multimm.cluster.transport import obstacles
-from multimm.cluster.warm import wait_until_warm
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.cluster.plugins.ucxx_overlap import obstacles
+from multimm.cluster.plugins.warmup import wait_until_warm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu(2)]
 

@@ -14,10 +14,10 @@ from distributed import wait
 
 import multimm
 from multimm import products
-from multimm.cluster.describe import described
-from multimm.cluster.transfers import received_bytes, reset_received_bytes
-from multimm.cluster.warm import wait_until_warm
-from multimm.planning.gathered import GatheredLayout
+from multimm.cluster.inspect.cluster_spec import described
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.cluster.plugins.warmup import wait_until_warm
+from multimm.planning.layouts.owner_computes import GatheredLayout
 
 pytestmark = pytest.mark.gpu
 
@@ -225,9 +225,9 @@ def test_numpy_blocks_are_multiplied_on_gpus_and_come_back(gpus, dtype, precisio
 
 
 def _has_uploaded():
-    from multimm.gpu import host
+    from multimm.gpu.transfer import pinned_copy
 
-    return host._road.cache_info().currsize > 0
+    return pinned_copy._road.cache_info().currsize > 0
 
 
 @pytest.mark.parametrize("gpus", ONE_OR_TWO)

@@ -8,8 +8,8 @@ import pytest
 
 import multimm
 import multimm.cluster as mc
-from multimm.cluster import probes, rates
-from multimm.planning.dry_run import rates_text
+from multimm.cluster.calibration import probes, store
+from multimm.planning.explain import rates_text
 from multimm.planning.spec import H200, MatrixSpec
 
 POOL = 16 * 2**30
@@ -28,7 +28,7 @@ def measured(client):
     started = time.monotonic()
     spec = mc.describe(client, measure=True)
     took = time.monotonic() - started
-    print(f"\n{took:.1f} s: {rates.stored()}")
+    print(f"\n{took:.1f} s: {store.stored()}")
     assert took < 60
     return spec
 
@@ -40,7 +40,7 @@ def test_the_rates_of_one_gpu_are_measured_and_used_later(rates_file):
     with mc.start(gpus=1, rmm_pool=POOL) as client:
         assert mc.describe(client).slowest.measured == ""
         device = measured(client).slowest
-        rates.forget()  # as the next process begins
+        store.forget()  # as the next process begins
         assert mc.describe(client).slowest == device
         plan = multimm.plan(side, side)
     packed = dict(device.packed_gflops)
@@ -65,7 +65,7 @@ def test_the_link_between_two_gpus_is_measured(protocol, least):
         spec = measured(client)
         assert set(client.run(blocks_kept).values()) == {0}
         shipped = mc.describe(client).link
-    (way,) = rates.stored().links
+    (way,) = store.stored().links
     assert (way.protocol, way.between) == (protocol, False)
     assert least < spec.link.gbps < 1000.0
     assert way.pair_gbps > least

@@ -1,0 +1,1 @@
+"""Rates of workers and links: measured, and kept between runs."""

@@ -1,0 +1,120 @@
+"""What measures rates on a worker: `calibration.run` has all workers run it at once.
+
+Nothing here runs as a task: a worker that is lost would be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multimm.cluster.inspect.workers import by_dask_cuda
+from multimm.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Share of the time that passes before rates count.
+SETTLE = 0.3
+#: Transfers at least, however long they take.
+LEAST_TRANSFERS = 3
+
+
+class Effort(NamedTuple):
+    """What is measured, and for how long."""
+
+    edge: int  #: of the blocks that are multiplied
+    product_seconds: float  #: of products, for each precision
+    block_bytes: int  #: of the blocks that travel
+    link_seconds: float  #: of transfers
+
+
+async def product_rate(
+    dask_worker: Worker, *, precision: str, efforts: Mapping[str, Effort]
+) -> float:
+    """Runs on a worker: GFLOP/s of block products in all threads that tasks run in."""
+    gpu = by_dask_cuda(dask_worker)
+    effort = efforts["gpu" if gpu else "cpu"]
+    loop, pool = asyncio.get_running_loop(), dask_worker.executors["default"]
+
+    async def rate(seconds: float) -> float:
+        threads = (
+            loop.run_in_executor(pool, product_gflops, precision, effort.edge, seconds, gpu)
+            for _ in range(dask_worker.state.nthreads)
+        )
+        return float(sum(await asyncio.gather(*threads)))
+
+    await rate(SETTLE * effort.product_seconds)
+    return await rate(effort.product_seconds)
+
+
+def product_gflops(precision: str, edge: int, seconds: float, gpu: bool) -> float:
+    """Runs in a thread of a worker: GFLOP/s of what tasks call, on normal numbers.
+
+    Operands are packed before, as those of a product are, and every product adds to a sum.
+    """
+    from multimm.graph.tasks.multiply import Step, multiply, pack
+
+    step = Step("float32", "float32", precision=precision)
+    a, b = (normal(seed, (edge, edge), gpu) for seed in (1, 2))
+    if gpu and precision != "ieee":
+        a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
+    partial = multiply(a, b, step=step)
+    count, start = 0, time.perf_counter()
+    while True:
+        multiply(a, b, partial, step=step)
+        count += 1
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return count * 2 * edge**3 / elapsed / 1e9
+
+
+async def fetch_seconds(
+    dask_worker: Worker, *, peers: Mapping[str, str], nbytes: int, seconds: float, gpu: bool
+) -> float:
+    """Runs on a worker: median seconds for a block from its peer, through Dask's transport."""
+    peer = peers[dask_worker.address]
+    function, arguments = pickle.dumps(_sample), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
+    times: list[float] = []
+    end = 0.0
+    # The first one makes the block, and the connection.
+    while len(times) <= LEAST_TRANSFERS or time.perf_counter() < end:
+        start = time.perf_counter()
+        answer: Any = await dask_worker.rpc(peer).run(function=function, kwargs=arguments)
+        times.append(time.perf_counter() - start)
+        if answer["status"] != "OK":
+            raise ClusterError(f"{peer} did not send a block")
+        del answer
+        end = end or time.perf_counter() + seconds
+    return median(times[1:])
+
+
+def _sample(nbytes: int, gpu: bool) -> Any:
+    """Runs on the peer: a block where its blocks lie, the same one each time."""
+    return _kept_block(nbytes, gpu)
+
+
+@functools.cache
+def _kept_block(nbytes: int, gpu: bool) -> Any:
+    return normal(0, (nbytes // 4,), gpu)
+
+
+def forget_blocks() -> None:
+    """Runs on a worker: give the blocks back."""
+    _kept_block.cache_clear()
+
+
+def normal(seed: int | Sequence[int], shape: tuple[int, ...], gpu: bool) -> Any:
+    """Runs on a worker: float32, complete when this returns, for other streams may read it."""
+    if gpu:
+        import cupy as xp
+    else:
+        import numpy as xp
+    from multimm.graph.tasks.multiply import finished
+
+    return finished(xp.random.default_rng(seed).standard_normal(shape, dtype="float32"))

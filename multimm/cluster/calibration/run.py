@@ -1,0 +1,223 @@
+"""Measure what idle workers compute and how fast blocks travel between them, in seconds.
+
+All workers are measured at the same time, as they work in a product: those of a host share its
+power, its memory and its links. What a plan needs is the rate of the slowest.
+
+The scheduler's time per task is not measured: it belongs to the scheduler's host, not to the
+workers, and trivial tasks take another one than those of a product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from multimm.cluster.calibration.probes import Effort, fetch_seconds, forget_blocks, product_rate
+from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, models, protocol
+from multimm.cluster.inspect.cluster_spec import as_shipped, listed, silent
+from multimm.errors import ClusterError, OptionError
+from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.hardware import ClusterSpec
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+
+#: By kind of device: blocks as plans cut them. Arbitrary but for their order; a GPU at its power
+#: limit needs the first part of a second, which is not counted, to settle.
+EFFORT = {"gpu": Effort(8192, 1.0, 2**28, 0.3), "cpu": Effort(1024, 0.3, 2**24, 0.3)}
+#: Bytes of a block whose transfer is all latency.
+SMALL_BYTES = 2**12
+#: Seconds for each part of the measurement; kernels may have to be compiled within the first.
+ANSWER_SECONDS = 120.0
+#: Seconds to wait until blocks are given back; a worker that has just died is called for longer.
+FORGET_SECONDS = 5.0
+
+
+def measure_rates(client: Client) -> Rates:
+    """The rates of a client's workers.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client whose workers are idle.
+
+    Returns
+    -------
+    Rates
+        Without a link where there is one worker, or where all are threads of one process.
+
+    Raises
+    ------
+    OptionError
+        For an asynchronous client.
+    ClusterError
+        Without workers, with workers that compute, and where a worker is lost meanwhile.
+    """
+    if client.asynchronous:
+        raise OptionError(
+            "an asynchronous client cannot measure, for measuring waits: use a synchronous one, "
+            "as multimm.cluster.start() and connect() return"
+        )
+    workers = listed(client)
+    if not workers:
+        raise ClusterError("there are no workers to measure: start some, or wait for them")
+    spec = as_shipped(client, workers)
+    if quiet := silent(client, workers):
+        raise ClusterError(
+            f"worker {quiet[0]} does not say what it computes with: measure again when it answers"
+        )
+    hosts = {address: str(workers[address]["host"]) for address in spec.addresses}
+    _refuse_busy(client)
+    try:
+        rates = Rates(_devices(client, spec), _links(client, spec, hosts))
+    finally:
+        with suppress(TimeoutError, OSError):  # a lost worker keeps nothing
+            _ask(client, forget_blocks, list(listed(client)), FORGET_SECONDS)
+    _refuse_busy(client)
+    if set(listed(client)) != set(workers):
+        raise ClusterError(
+            "workers joined or left while rates were measured: nothing was kept; measure again "
+            "when all are there"
+        )
+    return rates
+
+
+def _refuse_busy(client: Client) -> None:
+    scheduler: Any = client.scheduler
+    processing: Mapping[str, Sequence[object]] = client.sync(scheduler.processing)
+    count = sum(map(len, processing.values()))
+    if count:
+        raise ClusterError(
+            f"{count} tasks run or wait on the workers, and beside them no rate is worth "
+            "anything: nothing was kept; measure when the workers are idle"
+        )
+
+
+def _on_workers(
+    client: Client, function: Callable[..., Any], addresses: Sequence[str], **arguments: Any
+) -> dict[str, float]:
+    """What a function returns on each worker, all at the same time; not as tasks.
+
+    A task would wait for the return of a worker that is lost.
+    """
+    try:
+        replies = _ask(client, function, addresses, ANSWER_SECONDS, **arguments)
+    except (TimeoutError, OSError) as error:
+        raise ClusterError(
+            f"workers did not answer while rates were measured ({error!r}): nothing was kept; "
+            "measure again when they do"
+        ) from error
+    for address in addresses:
+        reply = replies.get(address)
+        if not isinstance(reply, float):
+            raise ClusterError(
+                f"rates cannot be measured on worker {address} ({reply!r}): nothing was kept; "
+                "measure again when all workers are up, with the same multimm as here"
+            )
+    return replies
+
+
+def _ask(
+    client: Client,
+    function: Callable[..., Any],
+    addresses: Sequence[str],
+    limit_s: float,
+    **arguments: Any,
+) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        # Workers that die meanwhile answer with their error.
+        call = client.run(function, workers=list(addresses), on_error="return", **arguments)
+        result: dict[str, Any] = await asyncio.wait_for(call, limit_s)
+        return result
+
+    replies: dict[str, Any] = client.sync(ask)
+    return replies
+
+
+def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
+    found = {"ieee": _on_workers(client, product_rate, spec.addresses, precision="ieee",
+                                 efforts=EFFORT)}  # fmt: skip
+    devices = dict(zip(spec.addresses, spec.devices, strict=True))
+    for precision in sorted({precision for device in spec.devices for precision in device.packs}):
+        packing = [address for address, device in devices.items() if precision in device.packs]
+        found[precision] = _on_workers(
+            client, product_rate, packing, precision=precision, efforts=EFFORT
+        )
+    kinds: dict[tuple[str, float], list[str]] = {}
+    for address, device in devices.items():
+        kinds.setdefault((device.name, device.gflops), []).append(address)
+    rates = []
+    for (name, shipped), alike in kinds.items():
+        slowest = {
+            precision: _rounded(min(by_worker[address] for address in alike))
+            for precision, by_worker in found.items()
+            if set(alike) <= set(by_worker)
+        }
+        gflops = slowest.pop("ieee")
+        rates.append(DeviceRates(name, shipped, gflops, tuple(slowest.items()), _today()))
+        logger.info("%s: %g GFLOP/s, shipped %g; packed %s", name, gflops, shipped, slowest)
+    return tuple(rates)
+
+
+def _links(client: Client, spec: ClusterSpec, hosts: Mapping[str, str]) -> tuple[LinkRates, ...]:
+    if spec.link == SHARED_MEMORY:
+        return ()  # nothing travels
+    gpu = spec.on_gpus
+    effort = EFFORT["gpu" if gpu else "cpu"]
+    rates = []
+    for between in (False, True):
+        peers = neighbours(hosts, between=between)
+        if not peers:
+            continue
+        how = {"peers": peers, "seconds": effort.link_seconds, "gpu": gpu}
+        one, size = list(peers)[:1], effort.block_bytes
+        crowd = _on_workers(client, fetch_seconds, list(peers), nbytes=size, **how)
+        alone = _on_workers(client, fetch_seconds, one, nbytes=size, **how)
+        latency = _on_workers(client, fetch_seconds, one, nbytes=SMALL_BYTES, **how)
+        rates.append(
+            LinkRates(
+                protocol(spec), models(spec), between,
+                gbps=_rounded(size / max(crowd.values()) / 1e9),
+                pair_gbps=_rounded(size / alone[one[0]] / 1e9),
+                latency_s=_rounded(latency[one[0]]), measured=_today(),
+            )
+        )  # fmt: skip
+        logger.info("%s", rates[-1])
+    return tuple(rates)
+
+
+def neighbours(hosts: Mapping[str, str], *, between: bool) -> dict[str, str]:
+    """From whom each worker fetches: the next of its host, or one of the next host.
+
+    Every worker sends to about as many as it receives from.
+
+    >>> neighbours({"a": "x", "b": "x", "c": "y"}, between=False)
+    {'a': 'b', 'b': 'a'}
+    >>> neighbours({"a": "x", "b": "x", "c": "y"}, between=True)
+    {'a': 'c', 'b': 'c', 'c': 'a'}
+    """
+    groups: dict[str, list[str]] = {}
+    for address, host in hosts.items():
+        groups.setdefault(host, []).append(address)
+    rings = list(groups.values())
+    peers: dict[str, str] = {}
+    for i, ring in enumerate(rings):
+        others = rings[(i + 1) % len(rings)] if between else ring[1:] + ring[:1]
+        peers |= {address: others[j % len(others)] for j, address in enumerate(ring)}
+    return {address: peer for address, peer in peers.items() if hosts[peer] != hosts[address]
+            or (not between and peer != address)}  # fmt: skip
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _today() -> str:
+    return date.today().isoformat()

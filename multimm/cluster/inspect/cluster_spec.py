@@ -1,0 +1,205 @@
+"""Read a running cluster into the value that plans are made from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from multimm.cluster.calibration import store
+from multimm.cluster.inspect.devices import PROCESS_BYTES, cpu_device
+from multimm.cluster.inspect.workers import Answer, ask
+from multimm.errors import OptionError, printable
+from multimm.planning.devices import (
+    H200,
+    LOCAL_TCP,
+    NVLINK,
+    SHARED_MEMORY,
+    DeviceSpec,
+    Link,
+    between_nodes,
+)
+from multimm.planning.hardware import ClusterSpec, call_seconds
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+#: Addresses of the workers that have a result, by its key.
+Holders = Mapping[Any, Sequence[str]]
+
+#: Answers by worker address: a process never changes what it is.
+_answers: WeakKeyDictionary[Client, dict[str, Answer]] = WeakKeyDictionary()
+
+
+def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
+    """Read the workers, their memory, their kind and their links from a client.
+
+    Rates of block products and links are those that were measured on workers of the same kind,
+    in this process or an earlier one of this user, and the shipped ones where none were.
+
+    Never waits for workers to arrive. A worker counts as a GPU worker where dask-cuda
+    started it; a plain worker on a host with GPUs is a CPU worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        An asynchronous client cannot be asked from synchronous code: what its cluster
+        object (``Client(cluster, asynchronous=True)``) knows is used, and GPU workers are
+        told by their ``ucxx`` address.
+    measure : bool
+        Measure the rates first, which takes some seconds, and keep them in the user's cache
+        (``MULTIMM_CACHE_DIR`` names another place): later plans are made from them.
+
+    Returns
+    -------
+    ClusterSpec or None
+        Workers sorted by address. None while there are no workers, after the client was
+        closed, and for an asynchronous client that was given an address only.
+
+    Raises
+    ------
+    OptionError
+        If `client` is none, or if an asynchronous one is to measure.
+    ClusterError
+        If there are no workers to measure, if they are busy, or if one is lost meanwhile.
+    """
+    if not hasattr(client, "asynchronous"):  # without importing distributed
+        raise OptionError(f"client={client!r}: give a distributed.Client, such as start() returns")
+    if measure:
+        from multimm.cluster.calibration.run import measure_rates
+
+        store.keep(measure_rates(client))
+    return described(client, listed(client))
+
+
+def described(client: Client, workers: Mapping[str, Any]) -> ClusterSpec | None:
+    """`describe` of workers that the scheduler has just listed."""
+    if not workers:
+        return None
+    spec = as_shipped(client, workers)
+    several_hosts = len({worker["host"] for worker in workers.values()}) > 1
+    return store.applied(spec, store.stored(), scattered=several_hosts and spec.per_node == 0)
+
+
+def listed(client: Client) -> Mapping[str, Any]:
+    """The workers as the scheduler lists them, by address; empty once the client is closed."""
+    workers, _ = listed_with(client, ())
+    return workers
+
+
+def listed_with(client: Client, keys: Sequence[Any]) -> tuple[Mapping[str, Any], Holders]:
+    """The workers as the scheduler lists them, and who has the results of some keys.
+
+    An asynchronous client is not asked for keys. What the scheduler is asked for before a product
+    is sent is asked at once: each question takes a millisecond.
+    """
+    if client.status != "running":
+        return {}, {}
+    if client.asynchronous:
+        # The client itself knows the number of its workers only, a cluster object all of them.
+        return getattr(client.cluster, "scheduler_info", {}).get("workers", {}), {}
+    scheduler: Any = client.scheduler
+
+    async def ask() -> tuple[Mapping[str, Any], Holders]:
+        # Not scheduler_info: what the client keeps of it is written over in the background, and
+        # lacks the workers for a moment.
+        questions = [scheduler.identity(n_workers=-1)]
+        if keys:
+            questions.append(scheduler.who_has(keys=list(keys)))
+        info, *held = await asyncio.gather(*questions)
+        return info.get("workers", {}), held[0] if held else {}
+
+    answer: tuple[Mapping[str, Any], Holders] = client.sync(ask)
+    return answer
+
+
+def as_shipped(client: Client, workers: Mapping[str, Any]) -> ClusterSpec:
+    """The spec of listed workers, at least one, without what was measured."""
+    answers = _answers.setdefault(client, {})
+    if not client.asynchronous:
+        answers.update(ask(client, [address for address in workers if address not in answers]))
+    return spec_of(workers, answers)
+
+
+def silent(client: Client, workers: Mapping[str, Any]) -> list[str]:
+    """The workers whose kind `as_shipped` had to guess."""
+    return sorted(set(workers) - set(_answers.get(client, {})))
+
+
+def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> ClusterSpec:
+    """The spec of workers as the scheduler lists them, with what they said themselves.
+
+    Parameters
+    ----------
+    workers : mapping
+        By address, as in ``client.scheduler_info()["workers"]``; at least one.
+    answers : mapping
+        By address; a worker without an answer is judged by the scheduler's list alone.
+    """
+    neighbours = Counter(worker["host"] for worker in workers.values())
+    addresses = tuple(sorted(workers))
+    devices = tuple(
+        _device(address, workers[address], answers.get(address), neighbours)
+        for address in addresses
+    )
+    threads = min(worker["nthreads"] for worker in workers.values())
+    link = _link(addresses[0], devices)
+    # Sorted by address, the workers of a host follow one another.
+    counts = set(neighbours.values())
+    per_node = counts.pop() if len(neighbours) > 1 and len(counts) == 1 else 0
+    return ClusterSpec(
+        devices,
+        link,
+        addresses,
+        max(1, threads),
+        call_s=call_seconds(len(devices)),
+        per_node=per_node,
+        between=between_nodes(link),
+    )
+
+
+def _device(
+    address: str, worker: Mapping[str, Any], answer: Answer | None, neighbours: Mapping[str, int]
+) -> DeviceSpec:
+    if answer is not None and answer.gpu is not None:
+        return replace(answer.gpu, name=printable(answer.gpu.name))
+    if answer is None and _looks_like_gpu(address, worker):
+        return _unknown_gpu(worker)
+    limit = worker["memory_limit"]
+    if limit:
+        memory = int(limit)
+    elif answer is not None:
+        # No limit: an even share of the host, as if every worker there took one.
+        memory = answer.host_memory // neighbours[worker["host"]]
+    else:
+        from distributed.system import memory_limit
+
+        memory = memory_limit() // neighbours[worker["host"]]
+    cores = answer.cores if answer is not None else worker["nthreads"]
+    # A nanny ends a worker for all that its process holds; workers in threads have no nanny.
+    process = PROCESS_BYTES if limit and worker.get("nanny") else 0
+    return cpu_device(memory, cores, spills=bool(limit), process_bytes=process)
+
+
+def _looks_like_gpu(address: str, worker: Mapping[str, Any]) -> bool:
+    # "gpu" alone only says that the host has one.
+    return address.startswith("ucx") and bool(worker.get("gpu"))
+
+
+def _unknown_gpu(worker: Mapping[str, Any]) -> DeviceSpec:
+    # Rates of another chip: they cancel out in comparisons between plans for equal workers.
+    gpu = worker["gpu"]
+    return DeviceSpec(
+        printable(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
+    )
+
+
+def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:
+    scheme = address.partition("://")[0]
+    if scheme == "inproc":
+        return SHARED_MEMORY
+    on_gpus = all(device.kind == "gpu" for device in devices)
+    return NVLINK if scheme.startswith("ucx") and on_gpus else LOCAL_TCP

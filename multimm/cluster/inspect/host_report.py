@@ -1,0 +1,258 @@
+"""What is installed and plugged in on this host, and what of it does not fit together.
+
+Gathering and judging are apart: `gather` only looks, `findings` only thinks.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from multimm.cluster.inspect.devices import (
+    Gpu,
+    driver_cuda,
+    install_command,
+    nvml,
+    nvml_handle,
+    visible_gpus,
+)
+from multimm.cluster.start import OPEN_LISTENERS
+
+Version = tuple[int, ...]
+
+#: Distributions by the name of what they provide; CUDA 12 and 13 have builds of their own.
+PACKAGES = {
+    "multimm": ("multimm",),
+    "numpy": ("numpy",),
+    "dask": ("dask",),
+    "distributed": ("distributed",),
+    "cupy": ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy"),
+    "dask-cuda": ("dask-cuda",),
+    "rmm": ("rmm-cu12", "rmm-cu13", "rmm"),
+    "ucxx": ("ucxx-cu12", "ucxx-cu13", "ucxx"),
+    "distributed-ucxx": ("distributed-ucxx-cu12", "distributed-ucxx-cu13", "distributed-ucxx"),
+    "numba-cuda": ("numba-cuda",),
+    "zarr": ("zarr",),
+    "h5py": ("h5py",),
+}
+#: What GPU workers cannot do without; UCXX needs the last two.
+GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda", "ucxx", "distributed-ucxx")
+#: dask-cuda release -> the only dask and distributed that it accepts.
+DASK_FOR_DASK_CUDA: dict[Version, str] = {(26, 10): "2026.7.1"}
+BROKEN_CUPY = "14.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found.
+
+    Parameters
+    ----------
+    python, system : str
+        Versions of Python and of the operating system.
+    cores : int
+    memory_bytes : int
+    gpus : tuple of Gpu
+        Those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+    driver : str or None
+        Version of the NVIDIA driver.
+    cuda : tuple of int or None
+        Newest CUDA version that the driver runs.
+    nvlinks : mapping of (int, int) to int
+        Active NVLink connections by pair of `gpus`. A switch joins all: each GPU's own
+        number of links then stands for its pairs.
+    packages : mapping of str to tuple of (str, str)
+        By name in `PACKAGES`: the installed distributions and their versions.
+    """
+
+    python: str
+    system: str
+    cores: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    cuda: tuple[int, int] | None
+    nvlinks: Mapping[tuple[int, int], int]
+    packages: Mapping[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth saying: a problem makes something fail, a note does not."""
+
+    level: Literal["problem", "note"]
+    text: str
+    remedy: str = ""
+
+
+def gather() -> Facts:
+    """Look at this host; creates no CUDA context and imports no GPU package."""
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    gpus = visible_gpus()
+    with nvml() as module:
+        driver = None if module is None else str(module.nvmlSystemGetDriverVersion())
+        links = {} if module is None else _nvlinks(module, gpus)
+    return Facts(
+        platform.python_version(),
+        f"{platform.system()} {platform.release()} {platform.machine()}",
+        int(CPU_COUNT),
+        memory_limit(),
+        gpus,
+        driver,
+        driver_cuda(),
+        links,
+        {name: _installed(names) for name, names in PACKAGES.items()},
+    )
+
+
+def _installed(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for name in names:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _nvlinks(module: Any, gpus: tuple[Gpu, ...]) -> dict[tuple[int, int], int]:
+    handles = [nvml_handle(module, gpu.ident) for gpu in gpus]
+    buses = [str(module.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    links: dict[tuple[int, int], int] = {}
+    for i, handle in enumerate(handles):
+        for remote in _remotes(module, handle):
+            # What is not one of our GPUs is a switch, which reaches every other GPU.
+            peers = [buses.index(remote)] if remote in buses else range(len(gpus))
+            for j in peers:
+                if j > i:
+                    links[i, j] = links.get((i, j), 0) + 1
+    return links
+
+
+def _remotes(module: Any, handle: Any) -> Iterator[str]:
+    """Bus addresses at the other ends of a GPU's active links."""
+    for link in range(module.NVML_NVLINK_MAX_LINKS):
+        try:
+            if module.nvmlDeviceGetNvLinkState(handle, link):
+                yield str(module.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except module.NVMLError:
+            # Without NVLink, or past the last link.
+            return
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """What does not fit together, what is missing and what to know."""
+    return [*_dask(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
+
+
+def usable(found: list[Finding]) -> bool:
+    """Nothing found makes multimm fail here."""
+    return all(finding.level == "note" for finding in found)
+
+
+def _only(facts: Facts, name: str) -> str | None:
+    versions = facts.packages.get(name, ())
+    return versions[0][1] if versions else None
+
+
+def _numbers(text: str) -> Version:
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+
+def _dask(facts: Facts) -> Iterator[Finding]:
+    dask, distributed = _only(facts, "dask"), _only(facts, "distributed")
+    if dask != distributed:
+        yield Finding(
+            "problem",
+            f"dask {dask} and distributed {distributed}: they work only at the same version",
+            f"pip install distributed=={dask}",
+        )
+    dask_cuda = _only(facts, "dask-cuda")
+    if dask_cuda is None:
+        return
+    needed = DASK_FOR_DASK_CUDA.get(_numbers(dask_cuda)[:2])
+    if needed is None:
+        known = ", ".join(".".join(map(str, release)) for release in DASK_FOR_DASK_CUDA)
+        yield Finding("note", f"dask-cuda {dask_cuda}: multimm is tested with {known}")
+    elif {dask, distributed} != {needed}:
+        yield Finding(
+            "problem",
+            f"dask-cuda {dask_cuda} needs dask and distributed {needed}, found {dask} and "
+            f"{distributed}",
+            f"pip install dask=={needed} distributed=={needed}",
+        )
+
+
+def _devices(facts: Facts) -> Iterator[Finding]:
+    if not facts.gpus:
+        reason = "no NVIDIA driver" if facts.driver is None else "no GPU visible to this process"
+        yield Finding("note", f"{reason}: products run on CPU workers")
+        return
+    missing = [name for name in GPU_PACKAGES if not facts.packages.get(name)]
+    if missing:
+        yield Finding(
+            "problem",
+            f"{len(facts.gpus)} GPU(s) found, but not installed: {', '.join(missing)}",
+            install_command(facts.cuda),
+        )
+
+
+def _cupy(facts: Facts) -> Iterator[Finding]:
+    builds = facts.packages.get("cupy", ())
+    if len(builds) > 1:
+        names = [name for name, _ in builds]
+        yield Finding(
+            "problem",
+            f"{len(builds)} builds of CuPy are installed over each other: {', '.join(names)}",
+            f"pip uninstall {' '.join(names)}; {install_command(facts.cuda)}",
+        )
+    for name, number in builds:
+        if number == BROKEN_CUPY:
+            yield Finding(
+                "problem",
+                f"{name} {number}: distributed-ucxx excludes this release",
+                install_command(facts.cuda),
+            )
+        major = _cuda_of(name)
+        if major is not None and facts.cuda is not None and major > facts.cuda[0]:
+            yield Finding(
+                "problem",
+                f"{name} is for CUDA {major}, the driver runs CUDA up to "
+                f"{facts.cuda[0]}.{facts.cuda[1]}",
+                f"pip uninstall {name}; {install_command(facts.cuda)}; or update the driver",
+            )
+
+
+def _cuda_of(name: str) -> int | None:
+    """The CUDA version in a distribution's name: cupy-cuda13x, rmm-cu12."""
+    digits = name.rpartition("-cu")[2].removeprefix("da").removesuffix("x")
+    return int(digits) if digits.isdigit() else None
+
+
+def _transport(facts: Facts) -> Iterator[Finding]:
+    builds = {
+        name: _cuda_of(name)
+        for package in GPU_PACKAGES
+        for name, _ in facts.packages.get(package, ())
+        if _cuda_of(name) is not None
+    }
+    if len(set(builds.values())) > 1:
+        yield Finding(
+            "problem",
+            f"builds for different CUDA versions: {', '.join(builds)}",
+            f"pip uninstall {' '.join(builds)}; {install_command(facts.cuda)}",
+        )
+    ucxx, backend = _only(facts, "ucxx"), _only(facts, "distributed-ucxx")
+    if ucxx is not None and backend is not None and _numbers(ucxx)[:2] != _numbers(backend)[:2]:
+        yield Finding(
+            "problem",
+            f"distributed-ucxx {backend} and ucxx {ucxx}: they work only at the same release",
+            install_command(facts.cuda),
+        )
+    if backend is not None and facts.gpus:
+        yield Finding("note", OPEN_LISTENERS)

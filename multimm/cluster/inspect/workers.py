@@ -1,0 +1,71 @@
+"""What workers say about themselves when they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multimm.cluster.inspect.devices import current_gpu
+from multimm.planning.devices import DeviceSpec
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait for workers that were not asked before; they answer from their event
+#: loop, in milliseconds, also while they compute.
+ANSWER_SECONDS = 5.0
+
+
+class Answer(NamedTuple):
+    """What a worker process says about itself."""
+
+    gpu: DeviceSpec | None  #: its GPU, where dask-cuda gave it one
+    cores: int  #: cores that its block products keep busy
+    host_memory: int  #: all memory of its host, bytes
+
+
+def ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
+    """The answers of workers, by address; none of those that are silent or lost."""
+    if not addresses:
+        return {}
+
+    async def gathered() -> dict[str, Any]:
+        # Workers that die meanwhile answer with their error.
+        call = client.run(answer, workers=addresses, on_error="return")
+        result: dict[str, Any] = await asyncio.wait_for(call, ANSWER_SECONDS)
+        return result
+
+    try:
+        replies = client.sync(gathered)
+    except (TimeoutError, OSError):
+        logger.warning("workers did not answer in %g s: their kind is a guess", ANSWER_SECONDS)
+        return {}
+    return {address: reply for address, reply in replies.items() if isinstance(reply, Answer)}
+
+
+def answer(dask_worker: Worker) -> Answer:
+    """Runs on a worker: what it computes with."""
+    import os
+
+    from dask.system import CPU_COUNT
+    from distributed.system import memory_limit
+
+    blas_threads = int(os.environ.get("OMP_NUM_THREADS") or CPU_COUNT)
+    cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
+    gpu = current_gpu(spills=_spills(dask_worker)) if by_dask_cuda(dask_worker) else None
+    return Answer(gpu, cores, memory_limit())
+
+
+def by_dask_cuda(worker: Worker) -> bool:
+    """Whether dask-cuda gave a worker its GPU."""
+    # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
+    # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
+    plugins = worker.plugins.values()
+    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)
+
+
+def _spills(worker: Worker) -> bool:
+    return type(worker.data).__module__.partition(".")[0] == "dask_cuda"

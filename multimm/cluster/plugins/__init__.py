@@ -1,0 +1,1 @@
+"""What runs on workers beside tasks: warm-up, transport, counters, memory of lost peers."""

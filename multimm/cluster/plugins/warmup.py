@@ -1,0 +1,194 @@
+"""What a worker does before its first task: meet its peers, compile its kernels.
+
+The first block between two GPU workers takes seconds: a connection is made, and the whole memory
+pool of the one is mapped into the other's address space. So every worker fetches a small block
+from every other one, and has them fetch one from it, as soon as it is there: at the start, when it
+joins later, and when its nanny has started it again. Meanwhile its kernels are compiled, in
+another thread. Last, what has been imported until then is exempt from garbage collection, where
+the process is the worker's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from distributed import Worker, WorkerPlugin
+
+from multimm.cluster.inspect.workers import by_dask_cuda
+from multimm.cluster.plugins.peer_memory import PeerMemory
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+NAME = "multimm-warm-up"
+#: Bytes of the block that two workers exchange; large enough to go the way that large blocks go.
+SAMPLE_BYTES = 2**22
+#: Seconds for one exchange; a peer that needs longer is busy or gone, and is met later, if at all.
+PEER_SECONDS = 30.0
+
+
+class WarmUp(WorkerPlugin):
+    """Exchanges a block with every peer, and compiles kernels on a GPU worker.
+
+    Nothing depends on it but time: what goes wrong is logged, and the worker works.
+
+    Attributes
+    ----------
+    met : dict of str to float
+        Peers from which a block has come, by address, and the seconds that the first one took.
+    """
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.met: dict[str, float] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    def setup(self, worker: Worker) -> None:
+        """Begin; the worker takes tasks meanwhile."""
+        self.met = {}
+        self._running = asyncio.get_running_loop().create_task(self._warm_up(worker))
+
+    def teardown(self, worker: Worker) -> None:
+        """Stop, if it is not over."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def finished(self) -> None:
+        """Wait until it is over."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def _warm_up(self, worker: Worker) -> None:
+        started = time.monotonic()
+        compiling = asyncio.ensure_future(_compile(worker))
+        try:
+            for peer in await _peers(worker):
+                await self._meet(worker, peer)
+        except OSError as error:
+            logger.info("no scheduler to ask for peers: %r", error)
+        await compiling
+        _exempt_what_is_imported(worker)
+        logger.info("met %d workers in %.1f s", len(self.met), time.monotonic() - started)
+
+    async def _meet(self, worker: Worker, peer: str) -> None:
+        try:
+            await asyncio.wait_for(self.fetch(worker, peer), PEER_SECONDS)
+            # The way back is another connection, and another mapping.
+            call = worker.rpc(peer).run(
+                function=pickle.dumps(_fetch_from),
+                kwargs=pickle.dumps({"address": worker.address}),
+            )
+            await asyncio.wait_for(call, PEER_SECONDS)
+        except (OSError, TimeoutError) as error:
+            logger.info("worker %s was not met: %r", peer, error)
+
+    async def fetch(self, worker: Worker, peer: str) -> None:
+        """Fetch a block from a peer, as blocks are fetched for tasks."""
+        started = time.monotonic()
+        answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_sample))
+        if answer["status"] == "OK":
+            self.met.setdefault(peer, time.monotonic() - started)
+            # Only now has the transport mapped what it needs of the peer's memory.
+            memory = worker.plugins.get(PeerMemory.name)
+            if isinstance(memory, PeerMemory):
+                await memory.meet(worker, peer)
+
+
+def _exempt_what_is_imported(worker: Worker) -> None:
+    """A full collection stops a process for as long as it has objects to look at.
+
+    That is 50 to 120 ms with all that is imported by now, a third of a product of 32768 x 32768.
+    Workers without a nanny may be threads of a user's process, which is left as it is.
+    """
+    if worker.nanny and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
+async def _peers(worker: Worker) -> list[str]:
+    """All other workers, beginning with the next one, so that not all ask the same at once."""
+    addresses = sorted(await worker.scheduler.ncores())
+    later = [address for address in addresses if address > worker.address]
+    return later + [address for address in addresses if address < worker.address]
+
+
+async def _compile(worker: Worker) -> None:
+    if not by_dask_cuda(worker):
+        return
+    from multimm.graph.warmup import compile_kernels
+
+    share = await _share_of_host(worker)
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, compile_kernels, *share)
+    except Exception as error:
+        # A task that needs the kernel will say so again, to whom it concerns.
+        logger.warning("kernels were not compiled beforehand: %r", error)
+
+
+async def _share_of_host(worker: Worker) -> tuple[int, int]:
+    """Which one this is of how many workers on its host."""
+    host = urlsplit(worker.address).hostname
+    try:
+        addresses = sorted(await worker.scheduler.ncores())
+    except OSError:  # said where peers are asked for
+        return 0, 1
+    here = [address for address in addresses if urlsplit(address).hostname == host]
+    return (here.index(worker.address), len(here)) if worker.address in here else (0, 1)
+
+
+def _sample(dask_worker: Worker) -> Any:
+    """Runs on the peer: a block where its blocks lie."""
+    if by_dask_cuda(dask_worker):
+        import cupy
+
+        return cupy.zeros(SAMPLE_BYTES, "u1")
+    import numpy as np
+
+    return np.zeros(SAMPLE_BYTES, "u1")
+
+
+async def _fetch_from(address: str, dask_worker: Worker) -> None:
+    """Runs on the peer: the way back."""
+    plugin = dask_worker.plugins.get(NAME)
+    if isinstance(plugin, WarmUp) and address not in plugin.met:
+        await plugin.fetch(dask_worker, address)
+
+
+def wait_until_warm(client: Client) -> dict[str, dict[str, float]]:
+    """Wait until all workers have met and have compiled.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client whose cluster has the plugin.
+
+    Returns
+    -------
+    dict of str to dict of str to float
+        Whom each worker has met, and the seconds that the first block took.
+    """
+    client.run(_finish)
+    # Only now: the last to finish has had the others fetch from it.
+    met: dict[str, dict[str, float]] = client.run(_met)
+    return met
+
+
+async def _finish(dask_worker: Worker) -> None:
+    plugin = dask_worker.plugins.get(NAME)
+    if isinstance(plugin, WarmUp):
+        await plugin.finished()
+
+
+def _met(dask_worker: Worker) -> dict[str, float]:
+    plugin = dask_worker.plugins.get(NAME)
+    return plugin.met if isinstance(plugin, WarmUp) else {}

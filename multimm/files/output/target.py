@@ -1,0 +1,271 @@
+"""What an output will be, and what may be lost for it: known before anything is computed.
+
+Nothing goes but the one array that is replaced. So a file with more in it, or anything that this
+format's library did not write, is never replaced as a whole; an array is added to it by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from multimm.errors import FileFormatError
+from multimm.files import FORMATS
+from multimm.files.output import hdf5, zarr
+from multimm.files.stored import Location, few, reason
+
+NPY_MAGIC = b"\x93NUMPY"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What gets its name when all is written.
+
+    Parameters
+    ----------
+    unit : pathlib.Path
+        A file, a store, or the folder of an array or group in a store: whatever is new as a whole.
+    inner : str or None
+        The array's name in there.
+    replaces : bool
+        Something has that name, and may go.
+    keeps : bool
+        The unit begins as a copy of what is there, with all that it holds (HDF5).
+    store : pathlib.Path
+        The file or store that the unit is, or is in.
+    zarr_format : int
+        Of the group that an array is added to.
+    """
+
+    unit: Path
+    inner: str | None
+    replaces: bool
+    store: Path
+    keeps: bool = False
+    zarr_format: int = 3
+
+    @property
+    def name(self) -> Path:
+        """What one run writes at a time: a file, or an array in a store."""
+        one_file = self.store.suffix.lower() != ".zarr"
+        return self.unit if one_file else self.unit / (self.inner or "")
+
+    @property
+    def folder(self) -> Path:
+        """Where the unfinished unit lies: not in a store, where readers would take it for a part.
+
+        In the store's folder, then, if it is of the same file system.
+        """
+        outside = self.store.parent
+        inside = self.unit.parent
+        if inside == outside or (
+            os.access(outside, os.W_OK | os.X_OK)
+            and os.stat(outside).st_dev == os.stat(inside).st_dev
+        ):
+            return outside
+        return inside
+
+
+def find(place: Location, *, overwrite: bool) -> Target:
+    """What has to be written for an array at `place`.
+
+    Parameters
+    ----------
+    place : Location
+        The dataset as the caller named it, or None.
+    overwrite : bool
+        An existing array may be replaced.
+
+    Raises
+    ------
+    FileFormatError
+        A format that is only read, a missing or unwritable folder, a target that exists, that is
+        none of this format, or that holds more than would be replaced.
+    """
+    path = Path(place.path)
+    folder = path.parent
+    if not FORMATS[place.suffix].written:
+        able = ", ".join(suffix for suffix, form in FORMATS.items() if form.written)
+        raise FileFormatError(f"{path}: {place.suffix} is read and not written; choose {able}")
+    if not folder.is_dir():
+        raise FileFormatError(f"{path}: no folder {folder}; create it first")
+    in_a_store = place.dataset is not None and path.is_dir()
+    if not in_a_store and not os.access(folder, os.W_OK | os.X_OK):
+        raise FileFormatError(f"{path}: no permission to write in {folder}")
+    return _FINDERS[place.suffix](place, path, overwrite)
+
+
+def _exists(path: Path) -> bool:
+    """Whether something has this name; an error where nothing can."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written ({reason(error)})") from error
+    return True
+
+
+def _refuse_existing(path: Path | Location, more: str = "") -> FileFormatError:
+    return FileFormatError(
+        f"{path}: exists already; choose another name, or have it replaced with "
+        f"overwrite=True (--overwrite){more}"
+    )
+
+
+def _nothing_to_replace(place: Location, held: list[str]) -> FileFormatError:
+    """Who says that an array is to be replaced has meant one that is there."""
+    return FileFormatError(
+        f"{place.path}: holds no {place.dataset!r} to replace, but {few(held) or 'nothing'}; leave "
+        "out overwrite=True (--overwrite) to add it, or write to another file"
+    )
+
+
+def _find_npy(place: Location, path: Path, overwrite: bool) -> Target:
+    if not _exists(path):
+        return Target(path, None, False, path)
+    if not overwrite:
+        raise _refuse_existing(path)
+    _check_npy(path, path)
+    return Target(path, None, True, path)
+
+
+def _check_npy(path: Path, shown: Path) -> None:
+    _check_file(path, shown)
+    with open(path, "rb") as file:
+        if file.read(len(NPY_MAGIC)) not in (NPY_MAGIC, b""):
+            raise FileFormatError(
+                f"{shown}: a file that is not .npy is never replaced; choose another name"
+            )
+
+
+def _check_file(path: Path, shown: Path) -> None:
+    if not path.is_file():
+        what = "directory" if path.is_dir() else "device"
+        raise FileFormatError(f"{shown}: a {what} is never replaced; choose another name")
+
+
+def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
+    name = hdf5.named(place)
+    if not _exists(path):
+        return Target(path, name, False, path)
+    if place.dataset is None and not overwrite:
+        raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
+    _check_file(path, path)
+    if place.dataset is None:
+        _check_hdf5(path, path)
+        return Target(path, name, True, path)
+    try:
+        there = hdf5.holds(path, name)
+        if there and not overwrite:
+            raise _refuse_existing(place)
+        if overwrite and not there:
+            held = hdf5.held(path)
+            raise _nothing_to_replace(place, [one for kind in held for one in kind])
+    except FileFormatError:
+        raise
+    except Exception as error:  # parsers raise anything on a foreign file
+        raise _unknown(path, error) from error
+    return Target(path, name, True, path, keeps=True)
+
+
+def _check_hdf5(path: Path, shown: Path) -> None:
+    _check_file(path, shown)
+    try:
+        hdf5.check_replaced(path, shown)
+    except FileFormatError:
+        raise
+    except Exception as error:  # as above
+        raise _unknown(shown, error) from error
+
+
+def _unknown(path: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(
+        f"{path}: cannot tell what would be lost with it ({reason(error)}); write to another file, "
+        "or remove this one"
+    )
+
+
+def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
+    parts = _parts(place)
+    if not _exists(path):
+        return Target(path, "/".join(parts) or None, False, path)
+    if not parts and not overwrite:
+        raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to a group")
+    if not path.is_dir() or (parts and zarr.look(path) is None):
+        what = "directory" if path.is_dir() else "file"
+        raise FileFormatError(
+            f"{path}: a {what} that is no Zarr store is never replaced; choose another name"
+        )
+    if not parts:
+        zarr.check_replaced(path, path)
+        return Target(path, None, True, path)
+    here, zarr_format = path, 3
+    for depth, part in enumerate(parts):
+        node = zarr.look(here)
+        if node is None or node.array:
+            what = "no Zarr group" if node is None else "an array without a name"
+            raise FileFormatError(
+                f"{here}: {what}, so that no {part!r} can be added to it; write to another file"
+            )
+        zarr_format, here = node.zarr_format, here / part
+        if not _exists(here):
+            if overwrite:
+                raise _nothing_to_replace(place, zarr.contents(path).arrays)
+            _check_writable(here.parent)
+            rest = "/".join(parts[depth + 1 :]) or None
+            return Target(here, rest, False, path, zarr_format=zarr_format)
+        if here.is_symlink():
+            raise FileFormatError(f"{here}: is a link: name what it leads to, or another array")
+    if (node := zarr.look(here)) is None or not node.array:
+        raise FileFormatError(
+            f"{here}: {'a group' if node else 'no Zarr array'}, which is never replaced by an "
+            "array; choose another name"
+        )
+    if not overwrite:
+        raise _refuse_existing(place)
+    _check_writable(here.parent)
+    zarr.check_replaced(here, here)
+    return Target(here, None, True, path, zarr_format=zarr_format)
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FileFormatError(f"{folder}: no permission to write in this group")
+
+
+def _parts(place: Location) -> list[str]:
+    parts = [part for part in (place.dataset or "").split("/") if part not in ("", ".")]
+    for part in parts:
+        if part == ".." or part.startswith("__") or part in zarr.NAMES:
+            raise FileFormatError(
+                f"{place.path}: {place.dataset!r} cannot be an array's name, for {part!r} is none "
+                "in Zarr; choose another"
+            )
+    return parts
+
+
+_FINDERS: dict[str, Callable[[Location, Path, bool], Target]] = {
+    ".npy": _find_npy,
+    ".zarr": _find_zarr,
+    ".h5": _find_hdf5,
+    ".hdf5": _find_hdf5,
+}
+
+
+def check_replaced(target: Target, suffix: str, path: Path) -> None:
+    """Raise unless what had the target's name, and lies at `path` by now, may go.
+
+    Raises
+    ------
+    FileFormatError
+        It came meanwhile, and holds more than would be replaced.
+    """
+    if suffix == ".npy":
+        _check_npy(path, target.unit)
+    elif suffix == ".zarr":
+        zarr.check_replaced(path, target.unit)
+    else:
+        _check_hdf5(path, target.unit)

@@ -1,0 +1,199 @@
+"""Products of arrays on the tensor cores: both operands are packed, multiplied and made good.
+
+    split_pack       parts of A and B; counts what the parts do not carry, and refuses too much
+    sgemm_split      the product of the parts
+    split_residuals  adds a few elements that the parts do not carry
+    sgemm_ffma       the product of A and B, in case that an operand was refused
+
+What is needed is known on the GPU alone: each kernel looks, and returns if it has nothing to do.
+So the host never waits, and a captured graph does for each data what that data needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimm.gpu.emulated import multiply as emulated_multiply
+from multimm.gpu.emulated import outliers, pack
+from multimm.gpu.emulated.outliers import Adding, Lists
+from multimm.gpu.emulated.pack import Packing, Source, source_of
+from multimm.gpu.emulated.pack_configs import PARTS, RESIDUAL_CAP
+from multimm.gpu.kernel_selection import FFMA, Choice, note
+from multimm.gpu.runtime.driver_launch import capturing, copy, fill
+from multimm.gpu.runtime.launch_cache import Run
+from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.simt import gemm
+from multimm.gpu.simt.split_k import Operands
+from multimm.gpu.strides import ProductShape
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+
+_ALIGNMENT = 256  # of everything in the workspace, in bytes
+
+#: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is
+#: kept until somebody asks for it: one more call. Arbitrary.
+KEPT_BYTES = 2**20
+
+
+def prepared(
+    operands: Operands,
+    trans: tuple[bool, bool],
+    shape: ProductShape,
+    alpha: float,
+    beta: float,
+    choice: Choice,
+    tuned: bool,
+    lower: bool = False,
+    gram: bool = False,
+) -> Run:
+    """Return what computes products of operands like these.
+
+    Parameters
+    ----------
+    operands : sequence of (cupy.ndarray of float32 or None, Stack)
+        A, B, C, P and D, single matrices, as `launch.addressable` returns them; neither A nor B
+        repeats elements.
+    trans : (bool, bool)
+        Whether A and B are used transposed.
+    shape : ProductShape
+        Not empty.
+    alpha, beta : float
+        alpha is not 0.
+    choice : Choice
+        Its precision is what operands are packed for.
+    tuned, lower : bool
+        As for `launch.gemm`.
+    gram : bool
+        A and B are the same elements, one of them used transposed: they are packed once.
+
+    Returns
+    -------
+    callable
+        Takes the addresses of the operands, and launches on the current stream. It notes what
+        ran.
+    """
+    (a, _), (b, _), *addends = operands
+    packed = list(zip((a, b), "ab", trans, strict=True))[: 1 if gram else 2]
+    sources = [source_of(x, side, flag)[1] for x, side, flag in packed]
+    sizes, scheme, device = (shape.m, shape.n, shape.k), choice.precision, a.device.id
+    return _Product(
+        device,
+        choice,
+        pack.prepared(sources, scheme, device),
+        _Room.of(sources, scheme),
+        emulated_multiply.prepared(sizes, PARTS[scheme], device, alpha, beta, addends, lower=lower),
+        outliers.prepared(*sizes, scheme, device, alpha, addends[2][1].ld),
+        gemm.prepared(operands, trans, shape, alpha, beta, None, tuned, if_refused=True),
+    )
+
+
+class _Room(NamedTuple):
+    """Where packed operands lie in a workspace, in bytes."""
+
+    offsets: tuple[tuple[int, int], ...]  #: tiles and exponents of A, and of B if it is another
+    size: int
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], scheme: str) -> _Room:
+        offsets, end = [], 0
+        for source in sources:
+            tiles = int(np.prod(source.tile_shape(scheme), dtype=np.int64)) * 2
+            exponents = end + _up(tiles)
+            offsets.append((end, exponents))
+            end = exponents + _up(source.height * 4)
+        return cls(tuple(offsets), end)
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The launches of a product with all decided but where its operands lie."""
+
+    device: int
+    choice: Choice
+    packing: Packing
+    room: _Room
+    multiply: Run
+    add: Adding
+    instead: Run
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        import cupy
+
+        a, b, c, partial, d = pointers
+        stream = cupy.cuda.get_current_stream()
+        try:
+            head, release_head = workspace((-(-self.packing.head_bytes // 4),), self.device)
+            body, release_body = workspace((self.room.size // 4,), self.device)
+        except MemoryError:  # of CuPy's pool, or RMM's
+            body = None
+        if body is None:
+            head = None  # its memory may be all that there is
+            self._without_packing(pointers)
+            return
+        counts, first = head.data.ptr, body.data.ptr
+        parts = [(first + tiles, first + exponents) for tiles, exponents in self.room.offsets]
+        self.packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
+        if len(parts) == 1:  # what was counted of A holds for B
+            copy(counts + 16, counts, 16)
+        self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
+        self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
+        release_body()
+        del body  # what comes instead may need its memory
+        self.instead((*pointers, counts))
+        release_head()
+        if capturing():
+            note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
+                                             "are carried by FP16 parts"))  # fmt: skip
+        else:
+            note(self.choice, functools.partial(_why_refused, self._counted(head), stream))
+
+    def _counted(self, head: Array) -> Array:
+        """What the head begins with, in little memory: until the next product it stays taken."""
+        if self.packing.head_bytes <= KEPT_BYTES:
+            return head
+        counts, _ = workspace((8,), self.device)
+        copy(counts.data.ptr, head.data.ptr, 32)
+        return counts
+
+    def _without_packing(self, pointers: Sequence[int]) -> None:
+        """Compute by what comes instead, as if both operands were refused."""
+        reason = "no memory is left to pack the operands in"
+        logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
+                       "other bits", reason, self.packing.head_bytes + self.room.size)  # fmt: skip
+        counts, release = workspace((8,), self.device)
+        fill(counts.data.ptr, 1, 32)
+        self.instead((*pointers, counts.data.ptr))
+        release()
+        note(Choice(FFMA, self.choice.precision, reason))
+
+    def _lists(self, i: int, head: int, tiles: int, exponents: int) -> Lists:
+        places = head + self.packing.lists[i]
+        return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
+
+
+def _why_refused(counted: Array, stream: Any) -> str | None:
+    """Wait for the stream, and read what packing has counted: why an operand was refused."""
+    with counted.device, stream:
+        counts = counted[:8].get(stream=stream).view(np.uint64)
+    return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
+
+
+def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
+    """Return why an operand with so many elements of these kinds is not packed, or None."""
+    if nonfinite:
+        return f"operand {side} has {nonfinite} elements that are not finite"
+    if uncarried > RESIDUAL_CAP:
+        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
+    return None

@@ -1,0 +1,264 @@
+"""Packing float32 operands for the tensor cores: kernels/split_pack.cu and its launch.
+
+One launch packs an operand, or both of a product; two do where k is long. They work in a head,
+memory that says afterwards what packing has found: see `Packing`.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimm.errors import OptionError, ShapeError
+from multimm.gpu.emulated.pack_configs import (
+    PANEL,
+    PARTS,
+    PATIENCE,
+    RESIDUAL_CAP,
+    SLAB,
+    cut_for,
+    held_on,
+    pack_defines,
+    pack_shared_bytes,
+    tiles_for,
+)
+from multimm.gpu.emulated.packed import PackedBlock, Residuals, register_with_dask
+from multimm.gpu.kernel_selection import SPLIT_K
+from multimm.gpu.runtime.driver_launch import fill
+from multimm.gpu.runtime.launch import device_of, kernel_for
+from multimm.gpu.runtime.workspace import copied
+from multimm.gpu.strides import Stack, stack_of
+from multimm.gpu.validate import check_arrays, describe, is_broadcast
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+
+_THREADS = 256
+_MAX_TASKS = 2**31 - 1
+_COUNTS = 16  # bytes: how many elements are not finite, how many are not carried
+_RESIDUAL = 12  # bytes: row * 2^32 + k, and the value
+_STRUCT = struct.Struct("28Q")  # of the kernel: 14 members for each of two operands
+_ALL, _LEAVE, _TAKE = (np.int32(stage) for stage in range(3))  # of the kernel
+_BY_VALUE = np.dtype((np.void, _STRUCT.size))
+
+
+class Source(NamedTuple):
+    """How an operand lies before it is packed."""
+
+    side: str
+    rows: int
+    k: int
+    stack: Stack
+    along_k: bool  #: whether neighbours in memory are neighbours along k
+    turned: bool  #: whether the array is rows x k or, turned, k x rows
+
+    def members(self) -> tuple[int, ...]:
+        """Members of the kernel's struct: how it reads."""
+        stack = self.stack
+        wide = stack.pointer % 16 == 0 and (stack.ld % 4 == 0 or stack.rows <= 1)
+        return (stack.ld, self.rows, self.k, int(self.along_k), int(wide))
+
+    def tile_shape(self, scheme: str) -> tuple[int, ...]:
+        """Shape of the packed tiles, of float16."""
+        return (*tiles_for(self.rows, self.k), PARTS[scheme], SLAB, SLAB)
+
+    @property
+    def height(self) -> int:
+        """Rows with padding: so many exponents, of int32, belong to the tiles."""
+        return tiles_for(self.rows, self.k)[0] * PANEL
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The launches that pack operands, with all decided but where they lie.
+
+    The head begins with two uint64 for each of two operands: how many of its elements are not
+    finite, and how many others the parts do not carry. From `lists` on there are the latter, for
+    each operand RESIDUAL_CAP places, row * 2^32 + k, and then as many values.
+    """
+
+    kernel: Any  #: None if there is nothing to pack
+    tasks: int
+    stages: tuple[Any, ...]  #: of each launch
+    shared_bytes: int
+    members: tuple[tuple[int, ...], ...]  #: of each operand, those that are no addresses
+    #: From the head's beginning, in bytes: of each operand maxima, and how many blocks left them.
+    maxima: tuple[tuple[int, int], ...]
+    lists: tuple[int, ...]  #: of each operand, likewise
+
+    @property
+    def head_bytes(self) -> int:
+        """Size of the head."""
+        return self.lists[-1] + RESIDUAL_CAP * _RESIDUAL
+
+    def __call__(self, head: int, addresses: Sequence[tuple[int, int, int]]) -> None:
+        """Pack on the current stream.
+
+        Parameters
+        ----------
+        head : int
+            The address of the head.
+        addresses : sequence of (int, int, int)
+            Of each operand, its tiles and its exponents.
+        """
+        fill(head, 0, self.lists[0])
+        if self.kernel is None:
+            return
+        values: list[int] = []
+        for i, (x, tiles, exponents) in enumerate(addresses):
+            first = head + self.lists[i]
+            values += (x, *self.members[i], tiles, exponents,
+                       *(head + at for at in self.maxima[i]),
+                       head + _COUNTS * i, first, first + 8 * RESIDUAL_CAP)  # fmt: skip
+        values += [0] * (28 - len(values))
+        operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
+        for stage in self.stages:
+            arguments = operands, stage, np.uint32(PATIENCE)
+            self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), arguments,
+                        shared_mem=self.shared_bytes)  # fmt: skip
+
+
+def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -> PackedBlock:
+    """Pack an operand once, for many products.
+
+    Parameters
+    ----------
+    a : cupy.ndarray of float32
+        C order, F order and slices of either are read as they are, other layouts are copied
+        first. For side "a" of shape (m, k), or (k, m) if `trans`; for side "b" of shape (k, n), or
+        (n, k) if `trans`.
+    side : {"a", "b"}
+        Which operand of a product it will be.
+    trans : bool, optional
+    scheme : {"float32", "tf32"}, optional
+        The precision of the products.
+
+    Returns
+    -------
+    PackedBlock
+        Of op(a), on the device of `a`. It holds no reference to `a`; one with elements that the
+        parts cannot stand for, or for "float32" one of a k that is shorter than `choice.SPLIT_K`,
+        holds a copy of it. The current stream is synchronised.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, OptionError
+    """
+    if scheme not in PARTS:
+        raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
+    if side not in ("a", "b"):
+        raise OptionError(f'side is {side!r}: it must be "a" or "b"')
+    check_arrays({side: a}, np.float32)
+    _check(a, side)
+    import cupy
+
+    register_with_dask()
+    with cupy.cuda.Device(a.device.id):
+        x, source = source_of(a, side, trans)
+        # In a sum of few terms parts of 22 bits lose too much.
+        if scheme == "float32" and source.k < SPLIT_K:
+            return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
+        packing = prepared([source], scheme, x.data.device_id)
+        head = cupy.empty(packing.head_bytes, np.uint8)
+        tiles = cupy.empty(source.tile_shape(scheme), np.float16)
+        # Without tasks nobody writes them.
+        exponents = (cupy.empty if packing.tasks else cupy.zeros)(source.height, np.int32)
+        packing(head.data.ptr, [(source.stack.pointer, tiles.data.ptr, exponents.data.ptr)])
+        nonfinite, uncarried = (int(n) for n in cupy.asnumpy(head[:_COUNTS]).view(np.uint64))
+        if nonfinite or uncarried > RESIDUAL_CAP:
+            logger.debug("operand %s keeps its source: %d elements are not finite, %d not carried",
+                         side, nonfinite, uncarried)  # fmt: skip
+            return PackedBlock(source.rows, source.k, side, scheme, nonfinite=nonfinite,
+                               uncarried=uncarried, raw=_raw(x, source))  # fmt: skip
+        residuals = _residuals(head[packing.lists[0] :], uncarried) if uncarried else None
+    return PackedBlock(
+        source.rows, source.k, side, scheme, tiles, exponents, 0, uncarried, residuals
+    )
+
+
+def _residuals(lists: Array, count: int) -> Residuals:
+    """Copies of them: the head is freed."""
+    values = lists[8 * RESIDUAL_CAP :]
+    return Residuals(
+        lists[: 8 * count].copy().view(np.uint64), values[: 4 * count].copy().view(np.float32)
+    )
+
+
+def _check(x: Array, side: str) -> None:
+    if x.ndim != 2:
+        raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
+    if is_broadcast(x):
+        raise ShapeError(
+            f"{side} has strides {x.strides}: it repeats elements by broadcasting; copy it first"
+        )
+
+
+def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
+    """Return an operand that the kernel can read, a copy if need be, and how it lies."""
+    stack = describe(x)
+    if isinstance(stack, str):
+        x = copied(x)
+        stack = stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
+        assert isinstance(stack, Stack), "a C-contiguous array has contiguous rows"
+    turned = (side == "b") != bool(trans)
+    rows, k = x.shape[::-1] if turned else x.shape
+    return x, Source(side, rows, k, stack, stack.transposed == turned, turned)
+
+
+def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
+    """Decide how one operand, or both of a product, are packed.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        One or two.
+    scheme : {"float32", "tf32"}
+    device : int
+
+    Raises
+    ------
+    ShapeError
+        Operands that are too large for one launch.
+    """
+    chip = device_of(device)
+    held = held_on(chip.limits)
+    cuts = [cut_for(x.rows, x.k, held, chip.multiprocessors) for x in sources]
+    tasks = sum(cut.tasks for cut in cuts)
+    if tasks > _MAX_TASKS:
+        shapes = [(source.rows, source.k) for source in sources]
+        raise ShapeError(f"{tasks} tasks for shapes {shapes}: use blocks")
+    kernel, shared_bytes = None, pack_shared_bytes(held)
+    if tasks:
+        defines = pack_defines(PARTS[scheme], held)
+        kernel = kernel_for(
+            device, "split_pack.cu", "split_pack", defines, shared_bytes=shared_bytes
+        )
+    end = 2 * _COUNTS
+    maxima, lists = [], []
+    for source in sources:
+        arrived = end + 4 * source.height
+        maxima.append((end, arrived))
+        end = arrived + 4 * source.height
+    for _ in sources:
+        lists.append(end)
+        end += RESIDUAL_CAP * _RESIDUAL
+    stages = (_ALL,) if all(cut.at_once for cut in cuts) else (_LEAVE, _TAKE)
+    members = tuple((*x.members(), cut.run) for x, cut in zip(sources, cuts, strict=True))
+    return Packing(kernel, tasks, stages, shared_bytes, members, tuple(maxima), tuple(lists))
+
+
+def _raw(x: Array, source: Source) -> Array:
+    """op(x): a copy with contiguous rows or columns, as x has them."""
+    import cupy
+
+    if source.stack.transposed:
+        x = cupy.array(x.swapaxes(-1, -2), order="C", copy=True).swapaxes(-1, -2)
+    else:
+        x = cupy.array(x, order="C", copy=True)
+    return x.swapaxes(-1, -2) if source.turned != (source.side == "b") else x

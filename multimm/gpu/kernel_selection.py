@@ -1,0 +1,155 @@
+"""Which kernel computes a product at the precision that was promised.
+
+Pure arithmetic, and a note of what was chosen last.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from multimm.errors import OptionError
+from multimm.gpu.emulated.selection import PRODUCTS, pays, split_seconds
+from multimm.gpu.simt.configs import Device, GemmSizes, predicted_seconds
+from multimm.gpu.simt.thin_selection import NARROW_DOT
+
+logger = logging.getLogger(__name__)
+
+#: What may be promised.
+PRECISIONS = ("float32", "ieee", "tf32")
+#: Kernels, by the names of their files.
+FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
+
+#: From so many rows and columns on, the tensor cores always win but where k is about as short as
+#: they take it, and then lose no more than a launch does.
+LARGE = 1024
+
+#: Multiplications of a matrix in a stack from which on each is multiplied by itself: 2048 cubed
+#: takes an H200 some 120 us on the tensor cores, 320 with FP32 multiply-adds, and its host about as
+#: long to launch as the former.
+ALONE = 2**33
+
+#: The bound of the split kernel's error is below that of an FP32 dot product from here on.
+SPLIT_K = 256
+
+
+#: Says why a product did not run as it was chosen to, or None.
+Unless = Callable[[], "str | None"]
+
+
+class Choice(NamedTuple):
+    """A kernel and why it was taken."""
+
+    kernel: str  #: "sgemm_ffma" or "sgemm_split", whichever tensor cores the GPU has
+    precision: str  #: that was promised
+    reason: str  #: one line
+
+
+def check_precision(precision: str) -> None:
+    """Raise `OptionError` for a precision that does not exist."""
+    if precision not in PRECISIONS:
+        allowed = ", ".join(map(repr, PRECISIONS))
+        raise OptionError(f"precision={precision!r}: allowed are {allowed}")
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
+    """Return the fastest kernel that keeps the promise, as far as sizes tell.
+
+    Parameters
+    ----------
+    sizes : GemmSizes
+    precision : {"float32", "ieee", "tf32"}
+    device : Device
+
+    Returns
+    -------
+    Choice
+    """
+    reason = _why_not(sizes, precision, device)
+    if reason is not None:
+        return Choice(FFMA, precision, reason)
+    m, n, k = sizes.m, sizes.n, sizes.k
+    if min(m, n) >= LARGE:
+        return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
+    ours = split_seconds(m, n, k, PRODUCTS[precision], device)
+    plain = predicted_seconds(sizes, device)
+    kernel = SPLIT if ours < plain else FFMA
+    return Choice(
+        kernel, precision,
+        f"{ours * 1e6:.0f} us predicted on the tensor cores, packing included, "
+        f"{plain * 1e6:.0f} us with FP32 multiply-adds",
+    )  # fmt: skip
+
+
+def one_by_one(sizes: GemmSizes, precision: str, device: Device) -> bool:
+    """Whether the matrices of a stack are so large that each keeps the tensor cores busy alone.
+
+    Parameters
+    ----------
+    sizes : GemmSizes
+        Of the stack.
+    precision, device
+        As for `choose_kernel`.
+    """
+    if sizes.m * sizes.n * sizes.k < ALONE:
+        return False
+    return choose_kernel(replace(sizes, batch=1), precision, device).kernel == SPLIT
+
+
+def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:
+    if precision == "ieee":
+        return "FP32 multiply-adds were asked for"
+    if not pays(PRODUCTS[precision], device):
+        capability = device.limits.capability / 10
+        return f"compute capability {capability}: its tensor cores are no faster for {precision}"
+    if sizes.batch != 1:
+        return "a stack of products"
+    if sizes.k < SPLIT_K:
+        return f"k = {sizes.k} is shorter than {SPLIT_K}"
+    if min(sizes.m, sizes.n) <= NARROW_DOT:
+        return f"the result has {min(sizes.m, sizes.n)} rows or columns"
+    return None
+
+
+class _Noted(threading.local):
+    """What the last product of a thread ran with."""
+
+    choice: Choice | None = None
+    unless: Unless | None = None
+
+
+_noted = _Noted()
+
+
+def note(choice: Choice, unless: Unless | None = None) -> None:
+    """Keep a choice for `last_choice`, and log it.
+
+    Parameters
+    ----------
+    choice : Choice
+    unless : callable, optional
+        Returns why the product was computed with FP32 multiply-adds all the same, or None. It is
+        called when somebody asks, for it waits for the GPU.
+    """
+    _noted.choice, _noted.unless = choice, unless
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s for %s: %s", *choice)
+
+
+def last_choice() -> Choice | None:
+    """Return what the last product of this thread on a GPU ran with, or None.
+
+    What the tensor cores compute depends on the data: then this waits for the product.
+    """
+    choice, unless = _noted.choice, _noted.unless
+    if choice is not None and unless is not None:
+        reason = unless()
+        if reason is not None:
+            choice = Choice(FFMA, choice.precision, reason)
+        _noted.choice, _noted.unless = choice, None
+    return choice

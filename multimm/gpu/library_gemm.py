@@ -1,0 +1,268 @@
+"""The kernels' verbs on any array module: what the kernels are tested against, and what runs
+where there is no kernel of ours.
+
+NumPy arrays stay NumPy arrays and CuPy arrays CuPy arrays: everything here goes through the
+arrays' own module. Importing this module imports NumPy alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from multimm.blocks import ALIKE
+from multimm.errors import ArrayTypeError, ShapeError
+from multimm.gpu.arrays import is_cupy
+from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
+from multimm.gpu.strides import check_addend, product_shape
+
+Array = Any
+Scalar = complex | np.generic
+
+__all__ = ["accumulate_dtype", "add_partials", "gemm", "result_dtype", "transpose"]
+
+
+def gemm(
+    a: Array,
+    b: Array,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    c: Array = None,
+    partial: Array = None,
+    accumulate: DTypeLike | None = None,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """D = alpha * (op(A) @ op(B) + P) + beta * C.
+
+    Parameters
+    ----------
+    a : array, shape (..., m, k), or (..., k, m) if `trans_a`
+    b : array, shape (..., k, n), or (..., n, k) if `trans_b`
+        NumPy or CuPy, any layout, never changed. Stacks broadcast as in ``np.matmul``.
+    alpha, beta : scalar
+        Weakly typed, as Python's numbers are: 1 keeps integers what they are, 1.0 does not.
+        beta == 0 never reads C, alpha == 0 never reads A, B or P.
+    c, partial : array, shape (..., m, n), optional
+        Their stacks may be broadcast to that of the product.
+    accumulate : dtype, optional
+        Of op(A) @ op(B) + P; by default `accumulate_dtype`.
+    dtype : dtype, optional
+        Of the result; by default `result_dtype`, widened by alpha and beta where they need it.
+
+    Returns
+    -------
+    array, shape (..., m, n)
+        New memory, on the device of `a`.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+        Operands that do not fit together.
+    """
+    xp = module_of(a=a, b=b, c=c, partial=partial)
+    shape = product_shape(a.shape, b.shape, trans_a, trans_b)
+    for name, addend in (("c", c), ("partial", partial)):
+        if addend is not None:
+            check_addend(name, addend.shape, shape)
+    out = result_dtype(a.dtype, b.dtype)
+    held = accumulate_dtype(a.dtype, b.dtype) if accumulate is None else np.dtype(accumulate)
+    alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
+
+    if alpha == 0 or (shape.k == 0 and partial is None):
+        total = None
+    else:
+        a, b = aligned(a, b)
+        total = _product(xp, a, b, trans_a, trans_b, held, shape.result)
+        if partial is not None:
+            total += partial.astype(held, copy=False)
+    out = np.dtype(_widened(out, alpha, beta) if dtype is None else dtype)
+    return _scaled(xp, total, alpha, beta, c, shape.result, held, out)
+
+
+def add_partials(
+    parts: Sequence[Array],
+    *,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    c: Array = None,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """alpha * (sum of the parts) + beta * C, added pairwise: ((p0 + p1) + (p2 + p3)) + ...
+
+    The tree depends on nothing but the number of parts, so the same parts give the same bits.
+
+    Parameters
+    ----------
+    parts : sequence of array
+        At least one, equal in shape; NumPy or CuPy, never changed.
+    alpha, beta : scalar
+        As in `gemm`.
+    c : array, optional
+        Of the parts' shape.
+    dtype : dtype, optional
+        Of the result; by default that of the parts, widened by alpha and beta.
+
+    Returns
+    -------
+    array
+        New memory, of the parts' shape.
+
+    Raises
+    ------
+    ShapeError
+        No parts, or unequal shapes.
+    ArrayTypeError
+        NumPy and CuPy mixed.
+    """
+    if not parts:
+        raise ShapeError("add_partials got no parts: at least one is needed")
+    named = {f"part {i}": part for i, part in enumerate(parts)}
+    xp = module_of(**named, c=c)
+    shape = parts[0].shape
+    for name, part in (*named.items(), ("c", c)):
+        if part is not None and part.shape != shape:
+            raise ShapeError(
+                f"{name} has shape {part.shape}: all must have that of part 0, {shape}"
+            )
+    alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
+    held = np.result_type(*(part.dtype for part in parts))
+    total = None if alpha == 0 else _tree(parts)
+    out = np.dtype(_widened(held, alpha, beta) if dtype is None else dtype)
+    return _scaled(xp, total, alpha, beta, c, shape, held, out)
+
+
+def transpose(a: Array) -> Array:
+    """Return a C-contiguous copy with the last two axes swapped.
+
+    Parameters
+    ----------
+    a : array, shape (..., m, n)
+        NumPy or CuPy, any dtype, any layout.
+
+    Returns
+    -------
+    array, shape (..., n, m)
+        New memory, on the device of `a`.
+
+    Raises
+    ------
+    ShapeError
+        Fewer than 2 dimensions.
+    """
+    module_of(a=a)
+    if a.ndim < 2:
+        raise ShapeError(f"a has shape {a.shape}: a matrix or a stack of them is needed")
+    return a.swapaxes(-1, -2).copy(order="C")
+
+
+def module_of(**operands: Array) -> ModuleType:
+    """Return the one module that all operands are arrays of."""
+    kinds = {name: _kind(name, x) for name, x in operands.items() if x is not None}
+    if not kinds:
+        raise ArrayTypeError(f"{' and '.join(operands)} is None: NumPy and CuPy arrays are allowed")
+    if len(set(kinds.values())) > 1:
+        given = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+        raise ArrayTypeError(
+            f"{given}: all must be NumPy arrays or all CuPy arrays; move one kind with "
+            "cupy.asarray or cupy.asnumpy"
+        )
+    return sys.modules[next(iter(kinds.values()))]
+
+
+def _kind(name: str, x: Array) -> str:
+    if type(x) is np.ndarray or type(x) in ALIKE:
+        return "numpy"
+    if is_cupy(x):
+        return "cupy"
+    raise ArrayTypeError(
+        f"{name} is a {type(x).__module__}.{type(x).__qualname__}: NumPy and CuPy arrays are "
+        "allowed, masked and sparse ones are not; convert it first"
+    )
+
+
+def aligned(*operands: Array) -> tuple[Array, ...]:
+    """Return operands, NumPy's that lie at odd addresses as copies; what was one stays one.
+
+    Blocks that come in messages may lie so. NumPy multiplies copies of them, and an array that it
+    knows to be its own transpose by another BLAS routine, with other bits.
+    """
+    lying = {id(x): x for x in operands if isinstance(x, np.ndarray) and not x.flags.aligned}
+    copies = {key: x.copy(order="K") for key, x in lying.items()}
+    return tuple(copies.get(id(x), x) for x in operands)
+
+
+def _product(
+    xp: ModuleType,
+    a: Array,
+    b: Array,
+    trans_a: bool,
+    trans_b: bool,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+) -> Array:
+    """op(A) @ op(B) in `dtype`, as an array that nobody else holds."""
+    left = (a.swapaxes(-1, -2) if trans_a else a).astype(dtype, copy=False)
+    right = (b.swapaxes(-1, -2) if trans_b else b).astype(dtype, copy=False)
+    if 0 in (*shape, left.shape[-1]):
+        return xp.zeros(shape, dtype)
+    return xp.matmul(left, right).astype(dtype, copy=False)
+
+
+def _tree(parts: Sequence[Array]) -> Array:
+    """Sum pairwise into new memory; a part without a partner waits for the next round."""
+    if len(parts) == 1:
+        return parts[0].copy()
+    while len(parts) > 1:
+        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = [*pairs, *parts[len(pairs) * 2 :]]
+    return parts[0]
+
+
+def _scaled(
+    xp: ModuleType,
+    total: Array,
+    alpha: complex,
+    beta: complex,
+    c: Array,
+    shape: tuple[int, ...],
+    held: np.dtype[Any],
+    dtype: np.dtype[Any],
+) -> Array:
+    """alpha * total + beta * C in `dtype`, in C order; a total of None counts as zero.
+
+    Nobody else holds `total`, so that it may be returned as it is.
+    """
+    if total is not None:
+        total = _times(total, alpha)
+    if beta != 0:
+        addend = _times(c.astype(np.result_type(held, c.dtype), copy=False), beta)
+        if total is None:
+            return xp.broadcast_to(addend, shape).astype(dtype, order="C", copy=True)
+        total = total + addend
+    if total is None:
+        return xp.zeros(shape, dtype)
+    return total.astype(dtype, order="C", copy=False)
+
+
+def _plain(scalar: Scalar) -> complex:
+    """A scalar as Python's own number, which NumPy types weakly."""
+    number: complex = scalar.item() if isinstance(scalar, np.generic) else scalar
+    return number
+
+
+def _times(x: Array, scalar: complex) -> Array:
+    """x * scalar; a scalar of 1 changes the dtype at most, and costs nothing where it does not."""
+    return x.astype(scaled_dtype(x.dtype, scalar), copy=False) if scalar == 1 else x * scalar
+
+
+def _widened(dtype: np.dtype[Any], alpha: complex, beta: complex) -> np.dtype[Any]:
+    """The dtype after scaling."""
+    return scaled_dtype(scaled_dtype(dtype, alpha), beta)

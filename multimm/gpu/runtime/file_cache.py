@@ -1,0 +1,265 @@
+"""Files that can be made again: where they lie, and how several processes write them at once.
+
+`$MULTIMM_CACHE_DIR` names the directory, else it is `multimm` in the user's cache directory.
+Everything in it may be deleted at any time. What somebody else could have written there is not
+used, and what is damaged is ignored: everything works without these files, slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import logging
+import os
+import pwd
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from multimm.errors import printable
+from multimm.gpu.runtime.trusted_files import UntrustedError, open_file, open_folder
+
+logger = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
+
+#: Seconds to wait for a lock; whoever holds one reads and writes a small file. Arbitrary.
+LOCK_SECONDS = 5.0
+#: Bytes of a file; a kernel has some 100 kB, and other files less. Arbitrary.
+MOST_BYTES = 2**26
+#: Characters of a name, and of what a warning repeats of a damaged file. Arbitrary.
+MOST_CHARACTERS = 200
+
+
+def directory() -> Path | None:
+    """Where the files lie, absolute; None for a user without a home directory."""
+    if given := os.environ.get("MULTIMM_CACHE_DIR"):
+        return Path(given).absolute()
+    # A relative one is to be ignored: specifications.freedesktop.org/basedir-spec.
+    if os.path.isabs(base := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(base, "multimm")
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        try:
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+        except KeyError:
+            return None
+    return Path(home, ".cache", "multimm") if os.path.isabs(home) else None
+
+
+@contextlib.contextmanager
+def _folder(path: Path, *, create: bool = False) -> Iterator[int]:
+    """A folder in `directory()`, open: from there on down all are this user's alone."""
+    home = directory()
+    inside = home is not None and path.is_relative_to(home)
+    own = len(path.parts) - len(home.parts) + 1 if inside and home else 1
+    folder = open_folder(path, own=own, create=create)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def obstacle() -> str:
+    """Why no files may be kept, as far as can be told without writing one; empty if they may."""
+    home = directory()
+    if home is None:
+        return "there is no home directory: set MULTIMM_CACHE_DIR"
+    try:
+        with _folder(home, create=True) as folder:
+            allowed = os.access(".", os.W_OK, dir_fd=folder, effective_ids=True)
+    except OSError as error:
+        return str(error)
+    return "" if allowed else f"{home} cannot be written to: set MULTIMM_CACHE_DIR"
+
+
+def names(path: Path) -> list[str]:
+    """What lies in a folder, in order; nothing if it is not there or not to be trusted."""
+    try:
+        with _folder(path) as folder:
+            listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                return sorted(os.listdir(listed))
+            finally:
+                os.close(listed)
+    except UntrustedError as error:
+        _refused(str(error))
+    except OSError:
+        pass
+    return []
+
+
+def read(path: Path) -> bytes | None:
+    """The content of a file, or None if it cannot be read or is not to be trusted."""
+    try:
+        with (
+            _folder(path.parent) as folder,
+            os.fdopen(open_file(folder, path, os.O_RDONLY), "rb") as file,
+        ):
+            content = file.read(MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            return content
+        logger.warning("%s has more than %d bytes and is ignored: delete it", path, MOST_BYTES)
+    except UntrustedError as error:
+        _refused(str(error))
+    except OSError:
+        pass
+    return None
+
+
+def load(path: Path | None, parse: Callable[[Any], Content], again: str) -> Content | None:
+    """What a JSON file holds, or None where it is missing, not to be trusted or damaged.
+
+    Parameters
+    ----------
+    path : Path or None
+    parse : callable
+        Makes of the parsed JSON what is wanted. What it cannot be made of is damaged: by any
+        error of a wrong type, value or key. `OtherVersionError` says why else it is of no use.
+    again : str
+        What to do to have the file written anew.
+    """
+    if path is None or (raw := read(path)) is None:
+        return None
+    try:
+        return parse(json.loads(raw, parse_constant=_no_number))
+    except OtherVersionError as error:
+        reason = str(error)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        reason = f"is damaged ({printable(repr(error))[:MOST_CHARACTERS]})"
+    except RecursionError:
+        reason = "is damaged (nested too deeply)"
+    logger.warning("%s %s and is ignored: %s", path, reason, again)
+    return None
+
+
+class OtherVersionError(ValueError):
+    """A file is undamaged, and for something else; the text goes on from its name."""
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def number(value: object, least: float, most: float) -> float:
+    """A value of a file as a number within bounds; anything else is an error."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    if not least <= value <= most:
+        raise ValueError(f"{value!r} is not between {least} and {most}")
+    return float(value)
+
+
+def integer(value: object, least: int, most: int) -> int:
+    """A value of a file as an integer within bounds; anything else is an error."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no integer")
+    number(value, least, most)
+    return value
+
+
+def text(value: object) -> str:
+    """A value of a file as a short name without control characters; else an error."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    if not 0 < len(value) <= MOST_CHARACTERS or printable(value) != value:
+        raise ValueError(f"{value[:MOST_CHARACTERS]!r} is no name")
+    return value
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for whoever else is in here for the same file: to read it, change it, and write it.
+
+    Where no file can be locked, or another holds the lock for longer than `LOCK_SECONDS`, nobody
+    waits: what is lost can be made again.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            with _folder(path.parent, create=True) as folder:
+                handle = open_file(folder, Path(f"{path}.lock"), os.O_RDWR | os.O_CREAT)
+            held.callback(os.close, handle)  # and unlock it
+            if not _locked(handle):
+                logger.warning(
+                    "%s.lock is held by another process for more than %g s: going on without it",
+                    path,
+                    LOCK_SECONDS,
+                )
+        except UntrustedError as error:
+            _refused(str(error))
+        except OSError:
+            pass
+        yield
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock was free in time."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def write(path: Path, content: bytes) -> bool:
+    """Write a whole file or none of it, and say whether that went well.
+
+    Whoever reads `path` meanwhile sees the old file or the new one: the content is written
+    under a name of its own in the same directory and then renamed. Of several writers the last
+    one wins. New folders have mode 0700, files 0600.
+    """
+    try:
+        with _folder(path.parent, create=True) as folder:
+            _write(folder, path, content)
+    except UntrustedError as error:
+        _refused(str(error))
+        return False
+    except OSError as error:
+        _unwritable(path.parent, str(error))
+        return False
+    return True
+
+
+def _write(folder: int, path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".new-{secrets.token_hex(8)}")
+    handle = open_file(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        with contextlib.suppress(OSError):  # an empty folder in the file's place
+            os.rmdir(path.name, dir_fd=folder)
+        os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary.name, dir_fd=folder)
+        raise
+
+
+@functools.cache
+def _unwritable(parent: Path, reason: str) -> None:
+    """Said once per process and reason: everything works without the files, slower."""
+    logger.warning(
+        "nothing is kept in %s (%s): what is compiled or measured is for this process alone; set "
+        "MULTIMM_CACHE_DIR to a directory that can be written to",
+        parent,
+        reason,
+    )
+
+
+@functools.cache
+def _refused(reason: str) -> None:
+    """Said once per process and reason."""
+    logger.warning(
+        "the cache is not used where others could have written to it: %s; all else goes on without "
+        "(MULTIMM_CACHE_DIR names another folder)",
+        reason,
+    )

@@ -1,0 +1,90 @@
+"""Memory between one launch and the next, on streams that are captured too."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from multimm.errors import KernelError
+from multimm.gpu.runtime.driver_launch import capturing
+from multimm.shapes import Shape
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+
+
+def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
+    """Return an array for what is launched next on the current stream, and what gives it back.
+
+    CuPy's pool hands memory to others as soon as nobody refers to it, in the order of the stream.
+    A captured graph refers to nothing, and would write to it in every replay: while a stream is
+    captured, nodes of the graph allocate the memory and free it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    device : int
+        The current one.
+
+    Returns
+    -------
+    array : cupy.ndarray of float32
+        C-contiguous, on the device; it begins on 256 bytes and holds anything.
+    release : callable
+        To be called after the last launch that uses the array, with the same current stream.
+    """
+    import cupy
+
+    if not capturing():
+        return cupy.empty(shape, np.float32), lambda: None
+    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
+    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    address = runtime.mallocAsync(size, stream)
+    memory = cupy.cuda.UnownedMemory(address, size, None, device)
+    array = cupy.ndarray(shape, np.float32, memptr=cupy.cuda.MemoryPointer(memory, 0))
+    return array, lambda: runtime.freeAsync(address, stream)
+
+
+def not_captured(what: str, instead: str) -> None:
+    """Raise `KernelError` where memory of CuPy's pool would be a captured graph's.
+
+    Parameters
+    ----------
+    what, instead : str
+        What takes the memory, and what to do where a stream is captured.
+    """
+    if capturing():
+        raise KernelError(
+            f"{what}, into memory that is another's by the time at which the CUDA graph that is "
+            f"being captured runs: {instead}"
+        )
+
+
+def copied(x: Array, order: Sequence[int] | None = None) -> Array:
+    """Return a copy of an operand for what is launched next.
+
+    Parameters
+    ----------
+    x : cupy.ndarray
+    order : sequence of int, optional
+        Its axes as they shall lie in memory; by default those of C order.
+
+    Raises
+    ------
+    KernelError
+        The stream is captured.
+    """
+    import cupy
+
+    order = tuple(range(x.ndim) if order is None else order)
+    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
+    with cupy.cuda.Device(x.device.id):
+        not_captured(f"an operand of shape {x.shape} with strides {x.strides} is copied first",
+                     "pass an array with contiguous rows")  # fmt: skip
+        back = sorted(range(x.ndim), key=lambda axis: order[axis])
+        return cupy.ascontiguousarray(x.transpose(order)).transpose(back)

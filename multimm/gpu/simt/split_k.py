@@ -1,0 +1,168 @@
+"""Products whose k is cut into slices: each is summed into a workspace, then all are added.
+
+Whatever kernel computes the slices, one launch makes all of them, and the sums are added in a fixed
+tree by `add_partials`, with P as one more of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from multimm.gpu.arch import STRIP
+from multimm.gpu.elementwise import reduce
+from multimm.gpu.runtime.launch import IF_REFUSED, Guard, Launches
+from multimm.gpu.runtime.launch_cache import Run
+from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.strides import ABSENT, Axis, ProductShape, Stack
+
+logger = logging.getLogger(__name__)
+
+Array = Any
+#: Some of A, B, C, P and D: arrays, or None, and where they lie.
+Operands = Sequence[tuple[Array, Stack]]
+#: Prepares the launches of a kernel from the arguments before the operands, where these lie, and
+#: the axes of the stack.
+Prepare = Callable[[tuple[float, ...], Sequence[Stack], Sequence[Axis]], Launches]
+#: Computes all slices, from the addresses of the product's operands, to an address.
+Products = Callable[[Sequence[int], int], None]
+
+
+class _Sums(NamedTuple):
+    """Those of a slice, as far as `add.prepared_sum` looks at an array: there is none yet."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    itemsize: int = 4
+    data: Any = SimpleNamespace(ptr=0)  #: at the beginning of the workspace, or aligned as that
+
+
+def can_be_added(shape: ProductShape, addends: Operands) -> bool:
+    """Whether slices can be added: along rows, which no column of a wider array has.
+
+    `addends` are C, P and D.
+    """
+    return shape.n != 1 or all(x is None or stack.ld == 1 for x, stack in addends)
+
+
+def slice_step(shape: ProductShape) -> int:
+    """Return how many values the sums of neighbouring slices lie apart in the workspace."""
+    return -(-shape.m * shape.n // STRIP) * STRIP  # all are aligned: they are added 16 bytes a time
+
+
+def in_slices(
+    prepare: Prepare,
+    device: int,
+    operands: Operands,
+    shape: ProductShape,
+    slices: int,
+    length: int,
+    alpha: float,
+    beta: float,
+    sides: tuple[bool, bool],
+    guard: Guard = (),
+) -> Run:
+    """Return what computes D = alpha * (op(A) op(B) + P) + beta * C in slices of k.
+
+    Parameters
+    ----------
+    prepare : callable
+        Of the kernel that sums a slice; the grid's z numbers the slices.
+    device : int
+    operands : sequence of (cupy.ndarray of float32 or None, Stack)
+        A, B, C, P and D; a stack has one product.
+    shape : ProductShape
+    slices, length : int
+        How many, and the length of all but the last.
+    alpha, beta : float
+    sides : (bool, bool)
+        Whether A and B are stored as the transposes of op(A) and op(B).
+    guard : Guard, optional
+        With which the kernel was compiled.
+
+    Returns
+    -------
+    callable
+        Takes the addresses of the operands, and launches on the current stream. It may be called
+        again for other operands of the same kind.
+    """
+    m, n, k = shape.m, shape.n, shape.k
+    (_, a), (_, b), *addends = operands
+    step = slice_step(shape)
+    steps = (length * (a.ld if sides[0] else 1), length * (1 if sides[1] else b.ld), 0, 0, step)
+    sums = Stack(0, m, n, n, False, ())
+    launches = prepare(
+        (m, n, k, length, 1.0, 0.0), (a, b, ABSENT, ABSENT, sums), [Axis(slices, steps)]
+    )
+    stacks, alone = [stack for _, stack in operands], [Axis(1, (0,) * len(operands))]
+    whole = functools.partial(prepare, (m, n, k, 0, alpha, beta), stacks, alone)
+
+    def products(pointers: Sequence[int], to: int) -> None:
+        launches((*pointers[:2], 0, 0, to, *pointers[5:]))
+
+    return summed(products, whole, device, addends, 2, shape, slices, alpha, beta, guard)
+
+
+def summed(
+    products: Products,
+    whole: Callable[[], Run],
+    device: int,
+    addends: Operands,
+    first: int,
+    shape: ProductShape,
+    slices: int,
+    alpha: float,
+    beta: float,
+    guard: Guard = (),
+) -> Run:
+    """Return what computes slices into a workspace, and D = alpha * (their sum + P) + beta * C.
+
+    Parameters
+    ----------
+    products : callable
+    whole : callable
+        Returns what computes D in one piece, where no memory is left for the workspace.
+    device : int
+    addends : sequence of (cupy.ndarray of float32 or None, Stack)
+        C, P and D. A stack has one product.
+    first : int
+        Which of the addresses that what is returned takes is that of C; those of P, D and, with a
+        guard, of what packing has counted follow.
+    shape, slices, alpha, beta, guard
+        As for `in_slices`.
+    """
+    size = slices, slice_step(shape)
+    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in addends)
+    given = {first + 1: partial, first: None if beta == 0 else c, first + 2: out}
+    places = [i for i, x in given.items() if x is not None]
+    sums = [_Sums((shape.m, shape.n), (4 * shape.n, 4))] * slices
+    scalar = beta if first in places else 0.0
+    adding = reduce.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, scalar, guard)
+    offsets = [4 * size[1] * i for i in range(slices)]
+    places += [first + 3] * bool(guard)
+
+    def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+        try:
+            memory, release = workspace(size, device)
+        except MemoryError:  # of CuPy's pool, or RMM's
+            _warn(size, guard)
+            whole()(pointers)
+            return
+        to: int = memory.data.ptr
+        products(pointers, to)
+        adding([*(to + offset for offset in offsets), *(pointers[i] for i in places)])
+        release()
+
+    return run
+
+
+def _warn(size: tuple[int, int], guard: Guard) -> None:
+    logger.warning(
+        "no memory is left to sum %d slices of k in (%d bytes): a product%s runs in one piece, "
+        "slower and with other bits", size[0], 4 * math.prod(size),
+        ", should its operands be refused," if guard == IF_REFUSED else "",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Blocks between host memory and a GPU."""

@@ -1,0 +1,207 @@
+"""Blocks between host memory and a GPU, at the rate of the link between them.
+
+A host array is pageable: CUDA copies it through a small pinned buffer of its own, with one thread,
+at 9 GB/s to an H200 and 4 from it into new memory, where the link carries 55. Here several threads
+copy through pinned pieces of their own, each while its other piece is on its way: 50 GB/s and 20
+with eight (pages that are new are what limits the latter; 42 into pages that are there). Larger
+pieces were slower (16 MiB: 35 GB/s), for they do not stay in the processor's caches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from multimm.gpu.transfer.loops import loops
+
+#: Bytes of a piece, and pieces of a lane: one is filled while the other is on its way.
+PIECE, PIECES = 2**22, 2
+#: Threads that copy, at most: with twelve, 45 GB/s on an H200.
+LANES = 8
+#: Arrays of fewer bytes are left to CUDA, which takes less time than it takes to wake the threads:
+#: 4 MiB go to an H200 in 0.5 ms so, and in 1.3 by threads; 8 MiB in 1.0 and 1.2; back in as long
+#: (2.4), and in 2.9 and 1.8.
+SMALL_UP, SMALL = 2 * PIECE, PIECE
+
+
+class Lane:
+    """A thread's stream, its pinned pieces, and events: their last copies are done."""
+
+    def __init__(self, device: int) -> None:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.pieces = [cupy.cuda.alloc_pinned_memory(PIECE) for _ in range(PIECES)]
+            self.free = [cupy.cuda.Event(disable_timing=True) for _ in range(PIECES)]
+
+    @property
+    def handles(self) -> list[int]:
+        """What a loop takes at its end."""
+        return [x.ptr for x in (*self.pieces, *self.free, self.stream)]
+
+
+class Road:
+    """The lanes between host memory and one device, one way, for one array after another."""
+
+    def __init__(self, device: int, way: str, lanes: int) -> None:
+        self.device, self.lanes = device, lanes
+        self._loop = getattr(loops(), way)
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}")
+
+    def _lane(self) -> Lane:
+        """This thread's own, made when it is first needed.
+
+        Not as the thread begins: where that fails, for lack of memory, no thread of a pool ever
+        works again, and nobody is told why.
+        """
+        if not hasattr(self._own, "lane"):
+            self._own.lane = Lane(self.device)
+        lane: Lane = self._own.lane
+        return lane
+
+    def carry(self, pieces: int, *args: Any) -> None:
+        """Have lanes do their shares of so many pieces, and wait for all of them.
+
+        What the current stream was given before is done first.
+
+        Parameters
+        ----------
+        pieces : int
+        *args
+            What the loop takes before the number of a lane.
+
+        Raises
+        ------
+        cupy.cuda.driver.CUDADriverError
+        """
+        import cupy
+
+        ready = cupy.cuda.Event(disable_timing=True)
+        ready.record()
+        shares = min(self.lanes, pieces)
+
+        def run(number: int) -> int:
+            lane = self._lane()
+            with cupy.cuda.Device(self.device):
+                lane.stream.wait_event(ready)
+                failed: int = self._loop(*args, number, shares, *lane.handles)
+                lane.stream.synchronize()
+            return failed
+
+        done: list[Future[int]] = []
+        try:
+            for number in range(shares):
+                done.append(self._threads.submit(run, number))
+        finally:  # also where one fails, or cannot be begun: until then the others use the arrays
+            wait(done)
+        if failed := max(future.result() for future in done):
+            raise cupy.cuda.driver.CUDADriverError(failed)
+
+
+def to_device(block: np.ndarray[Any, Any]) -> Any:
+    """A NumPy array on the current CUDA device: see `all_to_device`."""
+    (there,) = all_to_device([block])
+    return there
+
+
+def all_to_device(blocks: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+    """NumPy arrays on the current CUDA device, brought there together.
+
+    To have the threads begin, and to wait for them, takes about a millisecond beside a busy
+    interpreter: once for all arrays, however many there are.
+
+    Parameters
+    ----------
+    blocks : sequence of numpy.ndarray
+        Of any dtypes that CuPy has, in any memory order. Not kept.
+
+    Returns
+    -------
+    list of cupy.ndarray
+        Of the same shapes, dtypes and orders (C order, where that of a block is neither C's nor
+        Fortran's). Many bytes are there when this returns, few in the order of the current stream.
+    """
+    import cupy
+
+    turned = [_turned(block) for block in blocks]
+    rows = [
+        _in_rows(block.T if turn else block) for block, turn in zip(blocks, turned, strict=True)
+    ]
+    targets = [cupy.empty(block.shape, block.dtype) for block, _ in rows]
+    if sum(block.nbytes for block, _ in rows) < SMALL_UP:
+        for target, (block, _) in zip(targets, rows, strict=True):
+            target.set(np.ascontiguousarray(block))
+    else:
+        table = np.array([_entry(*x) for x in zip(targets, rows, strict=True)], np.int64)
+        _, _, sizes, steps, *_ = table.T
+        _road(cupy.cuda.Device().id, "send").carry(int(np.sum(-(-sizes // steps))), table)
+    return [target.T if turn else target for target, turn in zip(targets, turned, strict=True)]
+
+
+def _entry(target: Any, source: tuple[np.ndarray[Any, Any], int]) -> tuple[int, ...]:
+    """What the loop is told of an array: see `lanes.Loops`."""
+    block, row = source
+    size = block.nbytes
+    step, stride = (PIECE, size) if row == size else (PIECE // row * row, block.strides[0])
+    return target.data.ptr, block.ctypes.data, size, step, row, stride
+
+
+def _turned(block: np.ndarray[Any, Any]) -> bool:
+    """Whether neighbours along the first axis, and no others, are neighbours in memory."""
+    near = [stride == block.itemsize for stride in block.strides]
+    return near[1:] != [] and not block.flags.c_contiguous and near[0] and not near[-1]
+
+
+def _in_rows(block: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    """The same array, and bytes of the rows that it consists of: all, or less than a piece."""
+    if block.ndim == 2 and not block.flags.c_contiguous:
+        row = block.shape[1] * block.itemsize
+        if block.strides[1] == block.itemsize and block.strides[0] > 0 and row <= PIECE:
+            return block, row
+    block = np.ascontiguousarray(block)
+    return block, block.nbytes
+
+
+def to_host(block: Any) -> np.ndarray[Any, Any]:
+    """A CuPy array in host memory, once the current stream has made it.
+
+    Parameters
+    ----------
+    block : cupy.ndarray
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the same shape and dtype, in C order.
+    """
+    import cupy
+
+    block = cupy.ascontiguousarray(block)
+    target = np.empty(block.shape, block.dtype)
+    if block.nbytes < SMALL:
+        block.get(out=target)
+        return target
+    road, size = _road(block.device.id, "fetch"), target.nbytes
+    road.carry(-(-size // PIECE), target.ctypes.data, block.data.ptr, size, PIECE)
+    return target
+
+
+@cache
+def _road(device: int, way: str) -> Road:
+    """The lanes to or from a device, made once: pinned memory takes milliseconds to get."""
+    from cupy.cuda import runtime
+
+    return Road(device, way, _lanes(runtime.getDeviceCount()))
+
+
+def _lanes(devices: int) -> int:
+    """As many threads as there are cores for each device, which has a process of its own."""
+    return max(1, min(LANES, len(os.sched_getaffinity(0)) // devices))

@@ -1,0 +1,1 @@
+"""The fastest configuration on this GPU, measured; kernels compiled before they are needed."""

@@ -1,0 +1,94 @@
+"""A plan becomes a lazy Dask array, of the tasks that `multimm.graph.lowering.task_graph` makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
+
+from multimm.graph.block_task import Block, BlockTask
+from multimm.graph.data_location import ProductLayer
+from multimm.graph.lowering.host_uploads import uploads
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.owner_computes import Gatherer
+from multimm.graph.lowering.result_chunks import handed_out
+from multimm.graph.lowering.task_graph import Builder
+from multimm.graph.task_keys import KEY_VERSION, Keys
+from multimm.graph.tasks.host_offload import below_download, downloaded, on_device
+from multimm.graph.tasks.multiply import Step, read
+from multimm.planning.cost.memory import download_limit
+from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.plan import MatmulPlan
+
+
+def build(
+    plan: MatmulPlan, a: da.Array, b: da.Array, c: da.Array | None, step: Step, meta: Block
+) -> da.Array:
+    """The lazy array alpha op(A) op(B) + beta C.
+
+    Parameters
+    ----------
+    plan : MatmulPlan
+    a, b : dask.array.Array
+        As stored: transposed if ``step.trans_a``, ``step.trans_b``. The same in a Gram product.
+    c : dask.array.Array or None
+        Shape of the result; None when beta is zero.
+    step : Step
+        Of the last task of each block; the ones before it only add up.
+    meta : array
+        An empty block of the result.
+
+    Returns
+    -------
+    dask.array.Array
+        Nothing has been computed.
+    """
+    layout = plan.layout
+    if layout.problem.downloaded:  # of a product that is still lazy, what lies on GPUs
+        a, b = below_download(a), below_download(b)
+        c = None if c is None else below_download(c)
+    declared = None if c is None else c.dtype
+    step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
+    names = [a.name] if layout.mirrors else [a.name, b.name]  # or A's blocks serve both sides
+    cluster, added = plan.cluster, None if c is None else c.name
+    token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
+    keys = Keys(token, layout, c is not None)
+    operands = [Operand("a", a, layout, step.trans_a, keys.uploaded("a"))]
+    if not layout.mirrors:
+        goes_up = keys.uploaded("a" if a.name == b.name else "b")  # one array on both sides once
+        operands.append(Operand("b", b, layout, step.trans_b, goes_up))
+    parents: list[Any] = [operand.array for operand in operands if operand.reader is None]
+    addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
+    if c is not None:
+        parents.append(c)
+    tasks = (
+        Gatherer(layout, cluster, operands, step, keys).tasks()
+        if isinstance(layout, GatheredLayout)
+        else Builder(layout, cluster, operands, addend, step, keys).tasks()
+    )
+    if layout.problem.in_one:
+        tasks = {key: _on_device(task) for key, task in tasks.items()}
+    elif layout.problem.uploaded:
+        inputs = [*operands, addend] if addend else operands
+        tasks |= uploads([*tasks.values()], inputs, partial(keys.place, cluster))
+    tasks |= handed_out(layout, cluster, keys, tasks)
+    owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
+    layer = ProductLayer(tasks, owners, cluster.workers)
+    name = keys.name("chunk" if layout.hands_out else "matmul")
+    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    result = da.Array(high, name, layout.chunks, meta=meta)
+    if layout.problem.downloaded and not layout.problem.in_one:
+        return downloaded(result, keys.name("downloaded"), download_limit(layout, cluster))
+    return result
+
+
+def _on_device(task: BlockTask) -> BlockTask:
+    """A task of blocks in host memory, which works on a GPU; one that reads a block reads it."""
+    if task.func is read:
+        return task
+    args, more = (task.func, *task.args), task.kwargs
+    return BlockTask(task.key, on_device, *args, place=task.place, sizes=task.sizes, **more)

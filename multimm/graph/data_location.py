@@ -1,0 +1,137 @@
+"""Where the blocks of an operand lie, or will: known of lazy products, asked of data in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task
+from dask.blockwise import Blockwise
+
+from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.layers import TaskLayer
+from multimm.graph.tasks.multiply import wait_for
+
+
+class ProductLayer(TaskLayer):
+    """The tasks of a product, and the workers that will have the blocks of the result.
+
+    Parameters
+    ----------
+    tasks : dict
+        By key.
+    owners : tuple of int
+        By block, row by row, by their places among the workers' addresses; empty if not known.
+    workers : int
+        How many the product was planned for.
+    """
+
+    def __init__(self, tasks: Mapping[Key, Task], owners: tuple[int, ...], workers: int) -> None:
+        super().__init__(tasks)
+        self.owners = owners
+        self.workers = workers
+
+    def renamed(
+        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
+    ) -> ProductLayer:
+        """The copies are made where the originals are."""
+        return ProductLayer(tasks, self.owners, self.workers)
+
+    def cull(
+        self, keys: Collection[Key], all_hlg_keys: Collection[Key]
+    ) -> tuple[TaskLayer, dict[Key, set[Key]]]:
+        """What some blocks of C need, and no more.
+
+        Gates order the tasks of a product; what they wait for is no operand of who waits for them.
+        So of a slice of C they wait for those of its tasks alone.
+        """
+        kept: dict[Key, Task] = {}
+        gates: dict[Key, BlockTask] = {}
+        needed = {key for key in keys if key in self.mapping}
+        while needed:
+            key = needed.pop()
+            task = self.mapping[key]
+            if task.func is wait_for:
+                gates[key] = task
+            else:
+                kept[key] = task
+                needed.update(
+                    dep
+                    for dep in task.dependencies
+                    if dep in self.mapping and dep not in kept and dep not in gates
+                )
+        kept |= {key: _of_what_is_kept(gate, kept) for key, gate in gates.items()}
+        needs = {key: set(task.dependencies) for key, task in kept.items()}
+        return TaskLayer(kept, self.annotations), needs
+
+
+def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
+    if all(key in kept for key in gate.dependencies):
+        return gate
+    waits = [ref for ref in gate.args if ref.key in kept]
+    return BlockTask(gate.key, gate.func, *waits, place=gate.place)
+
+
+def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
+    """The workers that will have the blocks of a lazy product of ours, empty if not known.
+
+    By their places among the addresses, whatever numbers the product's plan gave them.
+    Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
+    plugin leaves that where the block is.
+    """
+    return _owners_below(array, array.name, workers) if array.ndim == 2 else ()
+
+
+def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
+    layer = array.dask.layers.get(name)
+    if isinstance(layer, ProductLayer):
+        return layer.owners if layer.workers == workers else ()
+    if not isinstance(layer, Blockwise) or layer.new_axes:
+        return ()
+    for source, indices in layer.indices:
+        same_blocks = layer.numblocks.get(str(source)) == array.numblocks
+        if indices is not None and tuple(indices) == tuple(layer.output_indices) and same_blocks:
+            owners = _owners_below(array, str(source), workers)
+            if owners:
+                return owners
+    return ()
+
+
+def block_keys(array: da.Array) -> list[Key]:
+    """The keys of a persisted array's futures, row by row; none unless every block is a future."""
+    from distributed import Future
+
+    layer = array.dask.layers.get(array.name)
+    if layer is None or not layer.is_materialized():
+        return []
+    keys = []
+    for index in np.ndindex(*array.numblocks):
+        block = layer.get((array.name, *index))
+        if not isinstance(block, Future):
+            return []
+        keys.append(block.key)
+    return keys
+
+
+def where_blocks_lie(holders: Sequence[Sequence[str]], addresses: Sequence[str]) -> tuple[int, ...]:
+    """The workers that hold the blocks of a persisted array, by their place in `addresses`.
+
+    Parameters
+    ----------
+    holders : sequence of sequence of str
+        Of each of `block_keys`: the addresses of those that have the block.
+    addresses : sequence of str
+
+    Returns
+    -------
+    tuple of int
+        By block, row by row. Empty unless every block is in memory on one of the workers.
+    """
+    ranks = {address: rank for rank, address in enumerate(addresses)}
+    each = [*map(tuple, holders)]  # of hundreds of blocks, which are held by few sets of workers
+    first = {
+        those: min((ranks[at] for at in those if at in ranks), default=-1) for those in {*each}
+    }
+    found = [first[those] for those in each]
+    return () if -1 in found else tuple(found)

@@ -1,0 +1,61 @@
+"""Gates, which hold reads of a later slab back until a worker is done with an earlier one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dask._task_spec import List, TaskRef
+
+from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.multiply import after, wait_for
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Gate, Layout
+from multimm.planning.tiling.grid import Coordinate
+
+
+@dataclass
+class Gates:
+    """Adds the gates of one product to its tasks, `made`."""
+
+    layout: Layout
+    cluster: ClusterSpec
+    keys: Keys
+    made: dict[Key, BlockTask]
+
+    def key(self, gate: Gate, part: int) -> Key:
+        """A task that is done when a worker's products of one slab are; it returns nothing."""
+        layout = self.layout
+        key = (self.keys.name("gate"), *gate)
+        if key not in self.made:
+            sums = []
+            for row, j in layout.behind(gate):
+                flat, i = divmod(row, len(layout.m_blocks))
+                sums.append(TaskRef(self.keys.chain(layout.batch_index(flat), i, j, gate.slab)))
+            step = layout.step(gate.slab, self.cluster.workers)
+            last = len(layout.row_sizes)  # behind every block product of its step
+            owner, order = Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0)
+            place = self.keys.place(self.cluster, owner, order)
+            self.made[key] = BlockTask(key, wait_for, *sums, place=place)
+        return key
+
+    def keep(self) -> None:
+        """Have the last task of each worker depend on its gates, so that Dask keeps them.
+
+        A lost worker's heir needs blocks that others have read and let go of. They are read again;
+        a gate that is gone would be made again, too, from all sums of its worker until then.
+        """
+        gates: dict[int, list[BlockTask]] = {}
+        last: dict[int, BlockTask] = {}
+        for task in self.made.values():
+            rank = self.layout.grid.rank(task.place.owner)
+            if task.func is wait_for:
+                gates.setdefault(rank, []).append(task)
+            elif rank not in last or task.place.order > last[rank].place.order:
+                last[rank] = task
+        for rank, own in gates.items():
+            end = last[rank]
+            # Where others have a wave more, the last gates stand behind this worker's last task.
+            kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
+            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "sizes": end.sizes}
+            self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)

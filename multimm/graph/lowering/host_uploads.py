@@ -1,0 +1,60 @@
+"""The tasks that bring operand blocks from host memory to the GPUs that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from dask._task_spec import TaskRef
+
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.tasks.host_offload import upload
+from multimm.planning.layouts.rechunk import Index, size_of
+from multimm.planning.tiling.grid import Coordinate
+
+#: What comes before row and column in their order, so that they come before all else of a step: see
+#: `multimm.graph.block_task.CUT`. Among them those come first that the first product needs.
+UPLOAD = -4
+
+
+def uploads(
+    made: Iterable[BlockTask],
+    operands: Iterable[Operand],
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> dict[Key, BlockTask]:
+    """A task for each block of the operands that tasks of a product need on a GPU.
+
+    Each runs where its block lies, or where the block is first needed, and as early as that.
+
+    Parameters
+    ----------
+    made : iterable of BlockTask
+        The product.
+    operands : iterable of Operand
+        Those whose blocks are uploaded, and others.
+    place : callable
+        From a worker, an order and inputs to a `Place`.
+    """
+    first: dict[Key, tuple[Index, Coordinate]] = {}
+    for task in made:
+        for key, home in task.place.blocks:
+            wave, step, *rest = task.place.order
+            when = (wave, step, UPLOAD, *rest), home
+            first[key] = min(first.get(key, when), when)
+    tasks = {}
+    for operand in operands:
+        for index in np.ndindex(*operand.array.numblocks) if operand.uploaded else ():
+            if (key := operand.key(index)) not in first:
+                continue  # read from its source, in the plan's blocks
+            order, home = first[key]
+            source, at = operand.source(index), operand.located(index) or home
+            tasks[key] = BlockTask(
+                key,
+                upload,
+                TaskRef(source),
+                dtype=operand.array.dtype,
+                place=place(at, order, ((at, (source,)),)),
+                sizes=((size_of(operand.own_chunks, index), (source,)),),
+            )
+    return tasks

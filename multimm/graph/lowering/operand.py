@@ -1,0 +1,234 @@
+"""An operand and the plan's blocks: where they are stored, and its own ones, which may be others.
+
+One that comes from a file or a generator is read from there in exactly the plan's blocks.
+
+A lazy transpose is peeled off: the product takes the blocks below it as stored transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.blockwise import Blockwise
+
+from multimm.graph.block_task import Block, Key
+from multimm.graph.tasks.host_offload import upload
+from multimm.graph.tasks.multiply import transpose as transpose_block
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import Index, offsets
+from multimm.planning.storage import Storage
+from multimm.planning.tiling.grid import Blocks, Coordinate
+
+Reader = Callable[[tuple[slice, ...]], Block]
+
+
+def number_of(at: Sequence[int], blocks: Sequence[int]) -> int:
+    """The number of a block in C order.
+
+    >>> number_of((1, 2), (4, 3))
+    5
+    """
+    number = 0
+    for index, count in zip(at, blocks, strict=True):
+        number = number * count + index
+    return number
+
+
+def reader_of(array: Any) -> Reader | None:
+    """How to read any rectangle of the array from its source, if its layer can tell.
+
+    `multimm.io.open_array` makes such layers: a `reader` attribute holds a picklable function
+    from a tuple of slices to a block. Its method ``part``, if it has one, gives the reader that a
+    task for such a tuple is sent; its attribute ``storage``, the file's storage chunks.
+    """
+    reader: Reader | None = getattr(array.dask.layers.get(array.name), "reader", None)
+    return reader
+
+
+def storage_of(array: Any) -> Storage | None:
+    """Storage chunks of the file that the array's blocks are read from, if its reader tells."""
+    storage: Storage | None = getattr(reader_of(array), "storage", None)
+    return storage
+
+
+def peel(array: da.Array) -> tuple[da.Array, bool]:
+    """The array below lazy transposes of the last two axes, and whether it is transposed.
+
+    Only what is nothing but a transpose is taken off: the topmost layer must be Dask's own for
+    ``x.T``, ``x.transpose``, ``x.swapaxes`` or ours for `multimm.transpose`, and read every
+    block of one array once.
+
+    >>> x = da.ones((2, 3), chunks=1)
+    >>> peel(x.T)[0] is x, peel(x.T)[0].name == x.name, peel(x.T)[1]
+    (False, True, True)
+    """
+    turned = False
+    while (below := _below_transpose(array)) is not None:
+        array, turned = below, not turned
+    return array, turned
+
+
+def _below_transpose(array: da.Array) -> da.Array | None:
+    """The array that this one is the transpose of, if that is all that it is."""
+    layer = array.dask.layers.get(array.name)
+    if not isinstance(layer, Blockwise) or not _swaps_last_axes(layer, array.ndim):
+        return None
+    name = str(layer.indices[0][0])
+    chunks = (*array.chunks[:-2], array.chunks[-1], array.chunks[-2])
+    if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
+        return None
+    graph = array.dask.cull_layers([name])
+    return da.Array(graph, name, chunks, meta=array._meta.swapaxes(-1, -2))
+
+
+def _swaps_last_axes(layer: Blockwise, ndim: int) -> bool:
+    """Whether a layer does nothing but exchange the last two axes of one array's blocks."""
+    if len(layer.indices) != 1 or layer.new_axes or layer.io_deps or layer.annotations:
+        return False
+    before = layer.indices[0][1]
+    if before is None or ndim < 2 or len(before) != ndim:
+        return False
+    if tuple(layer.output_indices) != (*before[:-2], before[-1], before[-2]):
+        return False
+    func, args = getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {})
+    axes = list(range(ndim))
+    if func is np.transpose:
+        return args.get("axes") == (*axes[:-2], axes[-1], axes[-2])
+    if func is np.swapaxes:
+        return {args.get("axis1"), args.get("axis2")} == set(axes[-2:])
+    return func is transpose_block
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B of one product, or the C that is added, in the plan's blocks.
+
+    Parameters
+    ----------
+    role : str
+        ``"a"``, ``"b"`` or ``"c"``.
+    array : dask.array.Array
+        As stored, in its own blocks.
+    layout : Layout
+    transposed : bool
+        Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
+    uploaded : str
+        Its blocks lie in host memory, and are brought to GPUs: under keys that begin with this.
+    """
+
+    role: str
+    array: da.Array
+    layout: Layout
+    transposed: bool
+    uploaded: str = ""
+
+    @cached_property
+    def reader(self) -> Reader | None:
+        """How to read any rectangle of the array from its source, if that can be.
+
+        C is read as it comes: nobody holds its reads back until they are needed.
+        """
+        return self._uploads(None if self.role == "c" else reader_of(self.array))
+
+    def reader_at(self, where: tuple[slice, ...]) -> Reader | None:
+        """The reader for one rectangle: with no more than that needs, where it can tell."""
+        found = reader_of(self.array)
+        part = getattr(found, "part", None)
+        return self._uploads(found if part is None else part(where))
+
+    def _uploads(self, found: Reader | None) -> Reader | None:
+        return partial(_read_and_upload, found) if found and self.uploaded else found
+
+    @property
+    def from_host(self) -> bool:
+        """Whether the plan's blocks go to GPUs from host memory each time that they are needed."""
+        return self.layout.problem.from_host and self.role != "c" and self.reader is None
+
+    @cached_property
+    def in_pieces(self) -> bool:
+        """Whether it comes in other blocks than the plan's."""
+        return self.reader is None and self.own_chunks != self.chunks
+
+    @cached_property
+    def own_chunks(self) -> tuple[Blocks, ...]:
+        """The array's own blocks, in the plan's order."""
+        chunks = list(self.array.chunks)
+        for axis, order in self._orders.items():
+            chunks[axis] = tuple(chunks[axis][i] for i in order)
+        return tuple(chunks)
+
+    @cached_property
+    def _orders(self) -> dict[int, Index]:
+        """By axis that the plan takes in another order than it is stored in: that order."""
+        p = self.layout.problem
+        sides = {"a": (p.rows, p.order), "b": (p.order, p.columns), "c": (p.rows, p.columns)}
+        rows, columns = sides[self.role][:: -1 if self.transposed else 1]
+        stack = p.stack if self.array.ndim > 2 and self.array.shape[-3] > 1 else ()
+        return {axis: order for axis, order in ((-3, stack), (-2, rows), (-1, columns)) if order}
+
+    @cached_property
+    def chunks(self) -> tuple[Blocks, ...]:
+        """The plan's blocks, in stored order."""
+        *batch, rows, cols = self.layout.operand_chunks(self.role)
+        return (*batch, cols, rows) if self.transposed else (*batch, rows, cols)
+
+    def index(self, batch: Index, row: int, col: int) -> Index:
+        """Where block (row, col) of op(X), for a batch block of C, is stored."""
+        own = self.array.ndim - 2
+        local = batch[len(batch) - own :] if own else ()
+        local = tuple(
+            0 if size == 1 else at for size, at in zip(self.array.shape, local, strict=False)
+        )
+        return (*local, col, row) if self.transposed else (*local, row, col)
+
+    def first_user(self, index: Index) -> Index:
+        """The first batch block of C that uses a stored block."""
+        own = self.array.ndim - 2
+        skipped = len(self.layout.batch_blocks) - own
+        return (*(0,) * skipped, *index[:own])
+
+    def key(self, index: Index) -> Key:
+        """The key of one of the array's own blocks, in the plan's order, as tasks take it."""
+        return self._keys[index]
+
+    @cached_property
+    def _keys(self) -> dict[Index, Key]:
+        """`key` of all blocks: of hundreds, each asked for several times."""
+        name, counts = self.uploaded or self.array.name, self.array.numblocks
+        axes = [self._orders.get(n - len(counts), range(count)) for n, count in enumerate(counts)]
+        stored = product(*axes)
+        return {at: (name, *next(stored)) for at in product(*map(range, counts))}
+
+    def source(self, index: Index) -> Key:
+        """The array's own key of one of its blocks, in the plan's order."""
+        return (self.array.name, *self.key(index)[1:])
+
+    def located(self, index: Index) -> Coordinate | None:
+        """The worker with one of the array's own blocks, in the grid; None if nobody knows one."""
+        owners, grid = self.layout.spec(self.role).owners, self.layout.grid
+        if not owners:
+            return None
+        at, blocks = list(index), list(self.array.numblocks)
+        if self.transposed:
+            at[-2:], blocks[-2:] = at[:-3:-1], blocks[:-3:-1]
+        rank = owners[number_of(at, blocks)]
+        return grid.place(rank) if rank < grid.workers else None
+
+    def where(self, index: Index) -> tuple[slice, ...]:
+        """The rectangle of the array that a stored block covers."""
+        return tuple(offsets[at] for offsets, at in zip(self._offsets, index, strict=True))
+
+    @cached_property
+    def _offsets(self) -> tuple[list[slice], ...]:
+        return tuple(offsets(blocks) for blocks in self.chunks)
+
+
+def _read_and_upload(reader: Reader, where: tuple[slice, ...]) -> Block:
+    """A rectangle of an array, on this worker's GPU."""
+    return upload(reader(where))

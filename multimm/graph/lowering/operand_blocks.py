@@ -1,0 +1,141 @@
+"""The blocks of A, B and C that tasks are given, and the tasks that read, join and pack them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dask._task_spec import Task, TaskRef
+
+from multimm.graph.block_task import JOIN, READY, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.lowering.backpressure import Gates
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.rechunk import brought, join, upload_pieces
+from multimm.graph.lowering.sub_blocks import pieces
+from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.multiply import Step, pack, read
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import Index, Where, size_of
+from multimm.planning.tiling.grid import Coordinate
+
+
+class Argument(NamedTuple):
+    """An operand block, as a task is given it."""
+
+    ref: TaskRef | Task  #: to the block, or what makes it of others
+    inputs: Inputs  #: those blocks, by where they are at home
+    sizes: Sizes = ()  #: of those that are an array's own and used as they are
+
+
+@dataclass
+class OperandBlocks:
+    """Finds the operand blocks of one product, and adds the tasks that make them to `made`."""
+
+    layout: Layout
+    cluster: ClusterSpec
+    step: Step
+    keys: Keys
+    made: dict[Key, BlockTask]
+    gates: Gates
+    #: By operand and index: blocks of what comes in other blocks.
+    others: dict[tuple[str, Index], Argument] = field(default_factory=dict)
+
+    def addend(self, c: Operand, index: Index, place: Place) -> Argument:
+        """C's block for one of the result, with the tasks that cut it where it lies."""
+        if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
+            parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
+            return Argument(parts, ((place.owner, tuple(keys)),))
+        step, name = place.order[:2], self.keys.name("cut-c")
+        found = brought(c, index, place.owner, step, name, self._place)
+        self.made |= found.tasks
+        return Argument(found.ref, found.inputs, found.sizes)
+
+    def operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Argument:
+        """Block (r, c) of an operand, with the tasks that read and pack it."""
+        layout, index = self.layout, operand.index(batch, r, c)
+        user = layout.flat(operand.first_user(index))
+        block = r if operand.role == "a" else c
+        home = layout.home(operand.role, user, block, s)
+        wave = layout.wave(row) if layout.stream else 0
+        order = (wave, layout.step(s, self.cluster.workers), *READY)
+        sizes: Sizes = ()
+        if operand.reader is not None or operand.from_host:
+            key: Key = (self.keys.name(operand.role), wave, *index)
+            if key not in self.made:
+                gate = layout.gate(home, wave, s) if layout.stream else None
+                waits = [] if gate is None else [TaskRef(self.gates.key(gate, home.part))]
+                # Of a step, those come first that the first products need.
+                self._read(key, operand, operand.where(index), waits, home, (*order, block))
+        elif operand.in_pieces:
+            found = self._of_others(operand, index, home, order)
+            if not layout.cut_once:
+                return found
+            ((home, (key,)),), sizes = found.inputs, found.sizes
+        else:
+            key = operand.key(index)
+            sizes = ((size_of(operand.own_chunks, index), (key,)),)
+        if operand.role in layout.packed:
+            key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
+        return Argument(TaskRef(key), ((home, (key,)),), sizes)
+
+    def _read(
+        self,
+        key: Key,
+        operand: Operand,
+        where: Where,
+        waits: list[TaskRef],
+        home: Coordinate,
+        order: Index,
+    ) -> None:
+        """A task that reads an operand block from its source, or brings it from host memory."""
+        verb: Callable[..., Any] = read
+        source: tuple[Any, ...] = operand.reader_at(where), where
+        inputs: Inputs = ()
+        if operand.from_host:
+            parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)
+            verb, source, inputs = upload_pieces, (parts,), ((home, tuple(keys)),)
+        place = self._place(home, order, inputs)
+        self.made[key] = BlockTask(key, verb, *source, *waits, place=place)
+
+    def _of_others(
+        self, operand: Operand, index: Index, home: Coordinate, order: Index
+    ) -> Argument:
+        """A block of the array's own ones: made once, or given to each product in pieces."""
+        at = operand.role, index
+        if at not in self.others:
+            if self.layout.cut_once:
+                self.others[at] = self._joined(operand, index, home, order[:2])
+            else:
+                where, dtype = operand.where(index), operand.array.dtype
+                parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
+                self.others[at] = Argument(parts, ((home, tuple(keys)),))
+        return self.others[at]
+
+    def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
+        """A task that joins a block of the array's own ones, once, where it is at home."""
+        name = self.keys.name(f"cut-{operand.role}")
+        found = brought(operand, index, home, step, name, self._place)
+        self.made |= found.tasks
+        if found.own:
+            return Argument(found.ref, found.inputs, found.sizes)
+        key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
+        place = self._place(home, (*step, *JOIN), found.inputs)
+        self.made[key] = BlockTask(key, join, found.parts, place=place)
+        return Argument(TaskRef(key), ((home, (key,)),))
+
+    def _packed(
+        self, role: str, source: Key, at: Index, home: Coordinate, order: Index, sizes: Sizes
+    ) -> Key:
+        """A task that packs an operand block where it is at home, before it travels."""
+        key = (self.keys.name(f"packed-{role}"), *at)
+        if key not in self.made:
+            place = self._place(home, order, ((home, (source,)),))
+            self.made[key] = BlockTask(
+                key, pack, TaskRef(source), role=role, step=self.step, place=place, sizes=sizes
+            )
+        return key
+
+    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
+        return self.keys.place(self.cluster, owner, order, inputs)

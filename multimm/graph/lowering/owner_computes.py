@@ -1,0 +1,143 @@
+"""The tasks of a product whose large operand is multiplied where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from dask._task_spec import TaskRef
+
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
+from multimm.graph.lowering.moving_operand import SmallOperand
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.task_keys import Keys
+from multimm.graph.task_refs import refs
+from multimm.graph.tasks.multiply import Step
+from multimm.graph.tasks.partial_products import Recipe, join_portions, portion
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.layouts.partial_products import Group
+from multimm.planning.layouts.rechunk import Index
+from multimm.planning.tiling.grid import Coordinate
+from multimm.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Gatherer:
+    """Makes the tasks: one for each portion, and for each block of C that has several."""
+
+    layout: GatheredLayout
+    cluster: ClusterSpec
+    operands: list[Operand]
+    step: Step
+    keys: Keys
+
+    def tasks(self) -> dict[Key, BlockTask]:
+        """Every task of the product, by key."""
+        layout, made = self.layout, [*self.small.tasks]
+        for i, j in layout.pairs:
+            made.append(self._portion(*((j, i) if layout.by_columns else (i, j))))
+        made += [self._joined(*at) for at in layout.joined]
+        return {task.key: task for task in made}
+
+    @property
+    def large(self) -> Operand:
+        """What is multiplied where it lies."""
+        return self.operands[self.layout.by_columns]
+
+    @cached_property
+    def small(self) -> SmallOperand:
+        """What travels."""
+        operand = self.operands[not self.layout.by_columns]
+        return SmallOperand(self.layout, operand, self.keys, self._place)
+
+    @cached_property
+    def inner(self) -> Step:
+        """Of sums that are not finished yet: one for all tasks, which travels with them once."""
+        return self.step.inner
+
+    @cached_property
+    def chunks(self) -> list[tuple[Key, Shape, Coordinate]]:
+        """Key, shape as stored, and place of each chunk of the large operand, in the order of its
+        owners. Those of a lazy one are made there.
+        """
+        layout, operand = self.layout, self.large
+        turn = -1 if layout.by_columns ^ operand.transposed else 1
+        places = {rank: layout.grid.place(rank) for rank in {*layout.laid.owners}}
+        at = product(*map(enumerate, operand.own_chunks[::turn]))
+        return [
+            (operand.key((i, s)[::turn]), (height, width)[::turn], places[owner])
+            for ((i, height), (s, width)), owner in zip(at, layout.laid.owners, strict=True)
+        ]
+
+    def _portion(self, number: int, across: int) -> BlockTask:
+        """What one worker makes of a block of C."""
+        layout, portions = self.layout, self.layout.portions
+        groups = portions.made[number].groups
+        small, recipe = self._recipe(groups, across)
+        wide, slabs = len(portions.columns), portions.slabs
+        at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
+        keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
+        owner = Coordinate(*layout.cell(number, 0), 0)
+        several = len(layout.strips[number // layout.grid.workers]) > 1
+        return BlockTask(
+            self.keys.portion(layout, number, across),
+            portion,
+            refs(small),
+            refs(keys),
+            recipe=recipe,
+            step=self.inner if several and layout.adds else self.step,
+            inner=self.inner,
+            place=self._place(
+                owner,
+                (0, 0, *layout.cell(number, across)),
+                (*together(small, small.values()), *together(keys, homes)),
+            ),
+            sizes=together(keys, sizes),
+        )
+
+    def _recipe(
+        self, groups: tuple[Group, ...], across: int
+    ) -> tuple[dict[Key, Coordinate], Recipe]:
+        """What a portion needs of the small operand, with where it lies, and how it is made."""
+        layout, sizes = self.layout, self.layout.portions.rows
+        used = sorted({s for group in groups for s in group.slabs})
+        small, slabs = self.small.slabs(used, across)
+        at = {s: n for n, s in enumerate(used)}
+        recipe = Recipe(
+            slabs,
+            tuple(layout.slabs[s] for s in used),
+            tuple(
+                (tuple(sizes[i] for i in rows), tuple(at[s] for s in own)) for rows, own in groups
+            ),
+            layout.by_columns,
+            layout.by_columns ^ self.large.transposed,
+        )
+        return small, recipe
+
+    def _joined(self, strip: int, across: int) -> BlockTask:
+        """A block of C."""
+        layout = self.layout
+        at, numbers = layout.cell(strip, across), layout.strips[strip]
+        keys = [self.keys.portion(layout, number, across) for number in numbers]
+        cells = [layout.cell(number, across) for number in numbers]
+        sizes = [(layout.m_blocks[i], layout.n_blocks[j]) for i, j in cells]
+        runs = [
+            run._replace(found=tuple((numbers.index(n), rows) for n, rows in run.found))
+            for run in layout.portions.runs(strip)
+        ]
+        return BlockTask(
+            (self.keys.name("matmul"), *at),
+            join_portions,
+            *map(TaskRef, keys),
+            shape=tuple(blocks[i] for blocks, i in zip(layout.sides, at, strict=True)),
+            runs=tuple(runs),
+            by_columns=layout.by_columns,
+            step=self.step if layout.adds else None,
+            place=self._place(layout.keeper_of(strip), (0, layout.steps, *at)),
+            sizes=together(keys, sizes),
+        )
+
+    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
+        return self.keys.place(self.cluster, owner, order, inputs)

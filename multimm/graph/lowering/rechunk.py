@@ -1,0 +1,178 @@
+"""What comes in other blocks than the plan's: cut where its blocks lie, joined where it is needed.
+
+Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
+the workers that keep one of them. So every element travels once at most, or twice if it lies with
+a worker that has no place in the grid; and what one worker has of a block travels in one bundle,
+for each fetch takes longer than its bytes do. Operand blocks are joined by tasks at their homes, as
+several products use them; those of the C that is added by the task that makes the result's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
+
+from dask._task_spec import Task, TaskRef
+
+from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
+from multimm.graph.lowering.operand import Operand, number_of
+from multimm.graph.lowering.sub_blocks import Pieces, made_of
+from multimm.graph.tasks.dtype_check import DType
+from multimm.graph.tasks.host_offload import upload, uploaded
+from multimm.graph.tasks.multiply import finished, stream_for
+from multimm.planning.layouts.rechunk import Index, Where, cuts_of, shape_of, size_of
+from multimm.planning.tiling.grid import Coordinate
+from multimm.shapes import Shape
+
+Tasks = dict[Key, BlockTask]
+
+
+class Piece(NamedTuple):
+    """A part of one of the plan's blocks."""
+
+    key: Key  #: of what has it
+    size: Shape  #: of what has it
+    cut: Where  #: which part of that it is
+    to: Where  #: where in the block it goes
+
+    @property
+    def shape(self) -> Shape:
+        """Its own."""
+        return shape_of(self.to)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of that."""
+        return self.shape == self.size
+
+
+class Brought(NamedTuple):
+    """What a task needs for one of the plan's blocks."""
+
+    pieces: list[Piece]
+    inputs: Inputs  #: what has them, by where that lies
+    tasks: Tasks  #: that cut out what travels
+    where: Where  #: of the array
+    dtype: DType  #: that the array declares
+
+    @property
+    def own(self) -> bool:
+        """Whether the block is one of the array's."""
+        piece = self.pieces[0]
+        return piece.whole and piece.shape == shape_of(self.where)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the block, if it is one of the array's; pieces know their own."""
+        return ((self.pieces[0].size, (self.pieces[0].key,)),) if self.own else ()
+
+    @property
+    def parts(self) -> Task:
+        """A part of a task that makes `Pieces` of the block."""
+        return task_of(self.pieces, self.where, self.dtype)
+
+    @property
+    def ref(self) -> TaskRef | Task:
+        """What is given to a task that joins the block itself, if it is not one of the array's."""
+        return TaskRef(self.pieces[0].key) if self.own else self.parts
+
+
+def brought(
+    operand: Operand,
+    index: Index,
+    home: Coordinate,
+    step: Index,
+    name: str,
+    place: Callable[[Coordinate, Index, Inputs], Place],
+) -> Brought:
+    """What one of the plan's blocks is made of, cut where it lies.
+
+    Parameters
+    ----------
+    operand : Operand
+    index : tuple of int
+        Of the block, as stored.
+    home : Coordinate
+        Where it is needed.
+    step : tuple of int
+        When it is needed: wave and step.
+    name : str
+        What the keys begin with.
+    place : callable
+        From a worker, an order and inputs to a `Place`.
+    """
+    where, grid = operand.where(index), operand.layout.grid
+    found: dict[int, list[Piece]] = {}
+    for at, cut, to in cuts_of(operand.own_chunks, where):
+        piece = Piece(operand.key(at), size_of(operand.own_chunks, at), cut, to)
+        lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
+        found.setdefault(grid.rank(lies), []).append(piece)
+    tasks: Tasks = {}
+    pieces: list[Piece] = []
+    inputs: list[tuple[Coordinate, tuple[Key, ...]]] = []
+    for rank, own in found.items():
+        lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
+        if rank != grid.rank(home) and not alone:
+            sources = tuple(piece.key for piece in own)
+            key, at_once = (name, *index, rank), place(lies, (*step, *CUT), ((lies, sources),))
+            parts = task_of(own, where, operand.array.dtype)
+            tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
+            own = bundled(own, key)
+        pieces += own
+        inputs.append((lies, tuple(dict.fromkeys(piece.key for piece in own))))
+    return Brought(pieces, tuple(inputs), tasks, where, operand.array.dtype)
+
+
+def _spread(operand: Operand, at: Index) -> Coordinate:
+    """A worker for a block that is still to be made, and of which several workers have a part."""
+    grid = operand.layout.grid
+    return grid.place(number_of(at, operand.array.numblocks) % grid.workers)
+
+
+def task_of(pieces: list[Piece], where: Where, dtype: DType) -> Task:
+    """A part of a task that makes `Pieces` of a rectangle."""
+    keys, sizes, *cuts = zip(*pieces, strict=True)
+    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
+
+
+def bundled(pieces: list[Piece], key: Key) -> list[Piece]:
+    """The same pieces once they lie one after the other under a key: see `Pieces.in_a_row`."""
+    ends = [0, *accumulate(prod(piece.shape) for piece in pieces)]
+    spans = pairwise(ends)
+    return [
+        Piece(key, (ends[-1],), (slice(*span),), piece.to)
+        for span, piece in zip(spans, pieces, strict=True)
+    ]
+
+
+def cut_out(parts: Pieces) -> Block:
+    """Parts of a worker's blocks, in memory of their own: the rest need not stay for them."""
+    with stream_for(parts.blocks[0]):
+        return finished(parts.in_a_row())
+
+
+def join(parts: Pieces) -> Block:
+    """A block of its pieces, in memory of its own."""
+    with stream_for(parts.blocks[0]):
+        return finished(parts.copied())
+
+
+def upload_pieces(parts: Pieces, gate: None = None) -> Block:
+    """A block of pieces in host memory, on this worker's GPU; a gate only holds it back."""
+    if len(parts.blocks) == 1:
+        return upload(parts.joined())
+    for block, size in zip(parts.blocks, parts.sizes, strict=True):
+        check_shape(block, size)
+    cuts = zip(parts.blocks, parts.cuts, strict=True)
+    return uploaded([block[cut] for block, (cut, _) in cuts], partial(_join_all, parts))
+
+
+def _join_all(parts: Pieces, blocks: list[Block]) -> Block:
+    """A block of others that are nothing but its pieces."""
+    whole = [tuple(slice(0, size) for size in block.shape) for block in blocks]
+    own = tuple((cut, to) for cut, (_, to) in zip(whole, parts.cuts, strict=True))
+    return replace(parts, blocks=blocks, cuts=own, sizes=tuple(x.shape for x in blocks)).copied()

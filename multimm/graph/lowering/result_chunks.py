@@ -1,0 +1,68 @@
+"""The tasks that hand C out in its chunks: see `multimm.planning.layouts.result_chunks`.
+
+Chunks have memory of their own: of a slice of a block all of the block would stay in memory, of
+which Dask counts the slice alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from multimm.graph.block_task import Block, BlockTask, Key, Place
+from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, join, task_of
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.task_keys import Keys
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import Index
+from multimm.planning.layouts.result_chunks import Chunk, bundlers
+
+#: Behind the order of the task that makes a block: its chunks are made before anything else is.
+AFTER = 1
+
+
+def handed_out(
+    layout: Layout, cluster: ClusterSpec, keys: Keys, made: Mapping[Key, BlockTask]
+) -> dict[Key, BlockTask]:
+    """Tasks that make the chunks of C of the blocks that other tasks make, by key."""
+    found: dict[Key, BlockTask] = {}
+    for chunk in layout.handed_out:
+        _hand_out(chunk, layout, cluster, keys, made, found)
+    return found
+
+
+def _hand_out(
+    chunk: Chunk,
+    layout: Layout,
+    cluster: ClusterSpec,
+    keys: Keys,
+    made: Mapping[Key, BlockTask],
+    found: dict[Key, BlockTask],
+) -> None:
+    """Add the tasks of one chunk."""
+
+    def block(at: Index) -> Key:
+        return (keys.name("matmul"), *at)
+
+    def placed(rank: int) -> Place:
+        return keys.place(cluster, layout.grid.place(rank), when)
+
+    when = (*max(made[block(part.block)].place.order for part in chunk.parts), AFTER)
+    by_rank: dict[int, list[Piece]] = {}
+    for part in chunk.parts:
+        piece = Piece(block(part.block), part.size, part.cut, part.to)
+        by_rank.setdefault(part.rank, []).append(piece)
+    for rank in bundlers(chunk):
+        key: Key = (keys.name("cut-matmul"), *chunk.at, rank)
+        parts = task_of(by_rank[rank], chunk.where, None)
+        found[key] = BlockTask(key, cut_out, parts, place=placed(rank))
+        by_rank[rank] = bundled(by_rank[rank], key)
+    pieces = [piece for own in by_rank.values() for piece in own]
+    verb = as_it_is if len(pieces) == 1 and pieces[0].whole else join
+    key, parts = (keys.name("chunk"), *chunk.at), task_of(pieces, chunk.where, None)
+    found[key] = BlockTask(key, verb, parts, place=placed(chunk.keeper))
+
+
+def as_it_is(parts: Pieces) -> Block:
+    """A chunk that is a block."""
+    return parts.blocks[0]

@@ -1,0 +1,198 @@
+"""Operand blocks of what comes in other blocks: which pieces of those they are made of.
+
+Each product may cut and join them for itself (`pieces`, `multiply_pieces`), or tasks of their own
+do so once (`multimm.graph.lowering.rechunk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task
+
+from multimm.gpu.arrays import is_cupy
+from multimm.gpu.elementwise.batched_copy import Move, assign, copy_all
+from multimm.gpu.library_gemm import module_of
+from multimm.graph.block_task import Block, Key, check_shape
+from multimm.graph.task_refs import refs
+from multimm.graph.tasks.dtype_check import DType, as_declared
+from multimm.graph.tasks.multiply import Step, finished, link, stream_for
+from multimm.planning.layouts.rechunk import Index, Where, cuts_of, shape_of, size_of
+from multimm.planning.tiling.grid import Blocks
+from multimm.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a task is given in place of an operand block.
+
+    Parameters
+    ----------
+    blocks : list of array
+        All that the block has a piece of.
+    cuts : tuple of pair of Where
+        Of each: which part of it is a piece, and where in the block that goes; of a vector, the
+        part is in C order.
+    sizes : tuple of tuple of int
+        Of each: its shape. Of a larger one a part could be taken for what is no part of it.
+    shape : tuple of int
+        Of the block.
+    dtype : dtype, optional
+        Of all of them, as their array declares it.
+    """
+
+    blocks: list[Block]
+    cuts: tuple[tuple[Where, Where], ...]
+    sizes: tuple[Shape, ...]
+    shape: Shape
+    dtype: DType = None
+
+    def __post_init__(self) -> None:
+        blocks = [as_declared(block, self.dtype) for block in self.blocks]
+        object.__setattr__(self, "blocks", blocks)
+
+    def joined(self) -> Block:
+        """The block: part of another one, or a new one, in the order of the current stream."""
+        if len(self.blocks) == 1:
+            check_shape(self.blocks[0], self.sizes[0])
+            return self.blocks[0][self.cuts[0][0]].reshape(self.shape)
+        return self.copied()
+
+    def copied(self) -> Block:
+        """The block in memory of its own, in the order of the current stream."""
+        whole = self._empty(self.shape)
+        cuts = zip(self.blocks, self.cuts, strict=True)
+        return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
+
+    def bands(self, axis: int) -> Iterator[tuple[slice, list[tuple[slice, Block]]]]:
+        """Where along an axis pieces lie; of each such place where along the other, and what."""
+        found: dict[int, tuple[slice, list[tuple[slice, Block]]]] = {}
+        for block, size, (cut, at) in zip(self.blocks, self.sizes, self.cuts, strict=True):
+            module_of(block=block)
+            check_shape(block, size)
+            _, band = found.setdefault(at[axis].start, (at[axis], []))
+            band.append((at[1 - axis], block[cut]))
+        yield from found.values()
+
+    def in_a_row(self) -> Block:
+        """The pieces one after the other in a vector, in the order of the current stream."""
+        ends = [0, *accumulate(prod(shape_of(at)) for _, at in self.cuts)]
+        row = self._empty((ends[-1],))
+        cuts = zip(self.blocks, self.cuts, pairwise(ends), strict=True)
+        return copied([Move(block, cut, row, (slice(*span),)) for block, (cut, _), span in cuts])
+
+    def _empty(self, shape: Shape) -> Block:
+        """Room for what is copied from blocks that are what they should be."""
+        for block, size in zip(self.blocks, self.sizes, strict=True):
+            module_of(block=block)  # or it is masked, or sparse: no such block may be copied
+            check_shape(block, size)
+        first = self.blocks[0]
+        # Transposed blocks stay so: they copy faster, and BLAS gives the bits of a lazy transpose.
+        turned = not is_cupy(first) and first.flags.fnc and len(shape) == first.ndim
+        if turned:
+            return np.empty(shape, first.dtype, order="F")
+        return module_of(block=first).empty(shape, first.dtype)
+
+
+def copied(moves: Sequence[Move]) -> Block:
+    """What all of them go to, in the order of the current stream."""
+    if is_cupy(moves[0].target):
+        copy_all(moves)
+    else:
+        for move in moves:
+            assign(move)
+    return moves[0].target
+
+
+def pieces(
+    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where, dtype: DType = None
+) -> tuple[Task, list[Key]]:
+    """A part of a task that makes `Pieces` of a rectangle, and the keys of what that takes.
+
+    Parameters
+    ----------
+    key : callable
+        From a block's index to its key.
+    chunks : tuple of Blocks
+        Of the array.
+    where : tuple of slice
+        Of the array.
+    dtype : dtype, optional
+        That it declares.
+    """
+    found = cuts_of(chunks, where)
+    keys = [key(at) for at, _, _ in found]
+    sizes = [size_of(chunks, at) for at, _, _ in found]
+    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where, dtype), keys
+
+
+def made_of(
+    keys: Sequence[Key],
+    cuts: Sequence[tuple[Where, Where]],
+    sizes: Sequence[Shape],
+    where: Where,
+    dtype: DType = None,
+) -> Task:
+    """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
+    sizes = tuple(sizes)
+    shape = shape_of(where)
+    return Task(None, Pieces, refs(keys), cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
+
+
+def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
+    """What `verb` makes of operands and C once those of them are joined that come in pieces."""
+    with stream_for(_first_block(operands)):
+        if isinstance(c := kwargs.get("c"), Pieces):
+            kwargs["c"] = c.joined()
+        return verb(*(x.joined() if isinstance(x, Pieces) else x for x in operands), **kwargs)
+
+
+def multiply_bands(
+    a: Any, b: Any, partial: Block = None, *, banded: str, step: Step, c: Any = None
+) -> Block:
+    """`multiply` of rows of A, or columns of B, as they come: nothing is joined.
+
+    Those that come in pieces along k too are multiplied by their part of the other operand, one
+    piece after the other.
+
+    Parameters
+    ----------
+    a, b : array or Pieces
+    partial : array, optional
+    banded : {"a", "b"}
+        What is multiplied piece by piece; it comes in `Pieces`.
+    step : Step
+    c : array or Pieces, optional
+    """
+    by_rows = banded == "a"
+    axis = step.trans_a if by_rows else not step.trans_b  # of what is stored
+    k_first = not step.trans_b if by_rows else step.trans_a  # in the other operand
+    with stream_for(_first_block((a, b))):
+        bands, other = (a, b) if by_rows else (b, a)
+        other, c = (x.joined() if isinstance(x, Pieces) else x for x in (other, c))
+        m, n = a.shape[step.trans_a], b.shape[not step.trans_b]
+        whole = module_of(block=other).empty((m, n), step.dtype)
+
+        def part(x: Block, at: slice) -> Block:
+            return None if x is None else x[at] if by_rows else x[:, at]
+
+        def pair(at: slice, piece: Block) -> tuple[Block, Block]:
+            met = other[at] if k_first else other[:, at]
+            return (piece, met) if by_rows else (met, piece)
+
+        for at, (*before, last) in bands.bands(axis):
+            sums = part(partial, at)
+            for piece in before:
+                sums = link(*pair(*piece), sums, step=step.inner)
+            link(*pair(*last), sums, part(c, at), step=step, out=part(whole, at))
+        return finished(whole)
+
+
+def _first_block(operands: Sequence[Any]) -> Block:
+    first = operands[0]
+    return first.blocks[0] if isinstance(first, Pieces) else first

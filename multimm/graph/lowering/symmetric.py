@@ -1,0 +1,91 @@
+"""Tasks of Gram products, whose operand blocks serve both sides.
+
+See `multimm.planning.layouts.symmetric`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multimm.gpu.arrays import is_cupy
+from multimm.gpu.library_gemm import aligned, module_of
+from multimm.graph.block_task import Block
+from multimm.graph.tasks.multiply import (
+    Step,
+    add,
+    declared,
+    finished,
+    gemm,
+    is_packed,
+    link,
+    own_kernel,
+    stream_for,
+    summed,
+)
+from multimm.planning.tiling.triangle import triangle
+
+
+def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply` of two blocks of one operand, both stored or packed as left operands are."""
+    with stream_for(a):
+        return finished(link_gram(a, b, partial, step=step))
+
+
+def link_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply_gram` in the order of the current stream."""
+    return link(a, _as_right(b), partial, step=step)
+
+
+def multiply_diagonal(
+    a: Block, partial: Block = None, *, step: Step, complete: bool = False
+) -> Block:
+    """`multiply_gram` of a block and itself; unless complete, nothing above the diagonal counts."""
+    with stream_for(a):
+        return finished(link_diagonal(a, partial, step=step, complete=complete))
+
+
+def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
+    """`multiply_diagonal` in the order of the current stream."""
+    a = declared(a, step.dtype_a)
+    if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
+        sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
+    else:
+        sums = _in_pieces(a, partial, step)
+    return _mirrored(sums) if complete else sums
+
+
+def add_diagonal(*parts: Block, step: Step) -> Block:
+    """The complete sum of the parts of k of a block on the diagonal."""
+    with stream_for(parts[0]):
+        return finished(_mirrored(summed(parts, None, step)))
+
+
+def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
+    """By products of a library, which knows no triangles."""
+    (a,) = aligned(a)  # once: the pieces on the diagonal are of one array on both sides
+    size = a.shape[-1 if step.trans_a else -2]
+    result = module_of(a=a).zeros((*a.shape[:-2], size, size), step.dtype)
+    for rows, columns in triangle(size, step.accumulate):
+        p = None if partial is None else partial[..., rows, columns]
+        left, right = (a[..., x] if step.trans_a else a[..., x, :] for x in (rows, columns))
+        result[..., rows, columns] = gemm(left, right, p, step=step, tuned=False)
+    return result
+
+
+def _as_right(block: Block) -> Block:
+    """A packed left operand as the right one: its transpose, of the same tiles."""
+    if not is_packed(block):
+        return block  # `step` says that it is stored transposed
+    return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
+
+
+def _mirrored(block: Block) -> Block:
+    """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
+    xp = module_of(block=block)
+    lower = xp.tri(block.shape[-1], dtype=bool)
+    return xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2)))
+
+
+def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
+    """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
+    return add(block.swapaxes(-1, -2) if turned else block, c=c, step=step)

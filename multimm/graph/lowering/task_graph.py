@@ -1,0 +1,189 @@
+"""The tasks of a product: one straight loop over blocks and slabs.
+
+Their keys are listed in `multimm.graph.task_keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain, product
+from typing import Any
+
+from dask._task_spec import List, TaskRef
+
+from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.lowering.backpressure import Gates
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
+from multimm.graph.lowering.sub_blocks import multiply_bands, multiply_pieces
+from multimm.graph.lowering.symmetric import (
+    add_diagonal,
+    link_diagonal,
+    link_gram,
+    multiply_diagonal,
+    multiply_gram,
+    scale,
+)
+from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.multiply import Step, add, in_turn, link, multiply, transpose
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.rechunk import Index
+from multimm.planning.tiling.grid import Coordinate
+
+Verb = Callable[..., Block]
+
+
+def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
+    """What multiplies the operands of a slab: as a task, and as one of several in a task."""
+    if diagonal:
+        return multiply_diagonal, link_diagonal
+    return (multiply_gram, link_gram) if gram else (multiply, link)
+
+
+@dataclass
+class Builder:
+    """Makes the tasks of one product."""
+
+    layout: Layout
+    cluster: ClusterSpec
+    operands: list[Operand]
+    c: Operand | None
+    step: Step
+    keys: Keys
+    made: dict[Key, BlockTask] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inner = self.step.inner
+        self.gates = Gates(self.layout, self.cluster, self.keys, self.made)
+        self.blocks = OperandBlocks(
+            self.layout, self.cluster, self.step, self.keys, self.made, self.gates
+        )
+
+    def tasks(self) -> dict[Key, BlockTask]:
+        """Every task of the product, by key."""
+        layout = self.layout
+        for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
+            for i, j in layout.pairs:
+                for part in range(layout.parts):
+                    self._chain(batch, i, j, part)
+                self._merge(batch, i, j)
+                if layout.mirrors:
+                    self._mirror(batch, i, j)
+        if layout.stream:
+            self.gates.keep()
+        return self.made
+
+    def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
+        """P(i, j) of one part of k, slab after slab."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        opening = layout.opening(row, j, part)
+        # A gate returns None, which is what a chain begins with.
+        previous = None if opening is None else TaskRef(self.gates.key(opening, part))
+        start, end = layout.first_slab[part : part + 2]
+        diagonal = layout.mirrors and i == j
+        func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
+        for first in range(start, end, layout.slabs_per_task):
+            slabs = range(first, min(first + layout.slabs_per_task, end))
+            key = self.keys.chain(batch, i, j, slabs[-1])
+            arguments = [self._arguments(batch, i, j, row, s) for s in slabs]
+            inputs, sizes = (
+                tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
+                for name in ("inputs", "sizes")
+            )
+            order = (layout.wave(row), layout.step(first, self.cluster.workers), row, j)
+            place = self._place(layout.owner(row, j, part), order, inputs)
+            complete = diagonal and key == self.keys.sum(batch, i, j)
+            more: dict[str, Any] = {"complete": True} if complete else {}
+            *before, last = ([x.ref for x in pair] for pair in arguments)
+            verb: Verb = func
+            if before:
+                earlier = List(*(List(*refs) for refs in before))
+                verb = in_turn
+                more |= {"link": linked, "before": earlier, "inner": self.inner}
+            elif not all(isinstance(ref, TaskRef) for ref in last):
+                verb, more = multiply_pieces, more | {"verb": func}
+                if layout.banded:
+                    verb, more = multiply_bands, {"banded": layout.banded}
+            self._add(key, verb, [*last, previous], place, (*batch, i, j), sizes, **more)
+            previous = TaskRef(key)
+
+    def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:
+        """What is multiplied for P(i, j) and a slab."""
+        a, block = self.operands[0], self.blocks.operand
+        left = block(a, batch, i, s, row, s)
+        if not self.layout.mirrors:
+            return left, block(self.operands[1], batch, s, j, row, s)
+        return (left, block(a, batch, j, s, row, s)) if i != j else (left,)
+
+    def _merge(self, batch: Index, i: int, j: int) -> None:
+        """Add the parts of k in a fixed tree."""
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        sums = {
+            part: self.keys.chain(batch, i, j, layout.first_slab[part + 1] - 1)
+            for part in range(layout.parts)
+        }
+        tree, last = layout.merges(row, j), {part: part for part in sums}
+        for merge in tree:
+            left, *_, right = merge.addends
+            last[left] = last[right]
+            key: Key = (self.keys.name("sum"), *batch, i, j, left, right)
+            func: Verb = add
+            if merge is tree[-1]:
+                key = self.keys.sum(batch, i, j)
+                func = add_diagonal if layout.mirrors and i == j else add
+            owner = layout.owner(row, j, merge.keeper)
+            begins = layout.begins(last[left], self.cluster.workers)
+            order = (layout.wave(row), begins + layout.steps, row, j)
+            place = self._place(owner, order)
+            parts = [TaskRef(sums[part]) for part in merge.addends]
+            self._add(key, func, parts, place, (*batch, i, j))
+            sums[left] = key
+
+    def _mirror(self, batch: Index, i: int, j: int) -> None:
+        """Make both blocks (i, j) and (j, i) of C from one sum, where it lies.
+
+        What is on the diagonal is symmetric already. C enters last: it need not be.
+        """
+        layout = self.layout
+        row = layout.row(layout.flat(batch), i)
+        begins = layout.begins(layout.parts - 1, self.cluster.workers)
+        order = (layout.wave(row), begins + layout.steps + 1, row, j)
+        place = self._place(layout.keeper(row, j), order)
+        source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
+        if self.c is not None:
+            for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
+                if i != j or not turned:
+                    self._add((name, *at), scale, [source], place, at, turned=turned)
+        elif i != j:
+            key = (name, *batch, j, i)
+            self.made[key] = BlockTask(key, transpose, source, place=place)
+
+    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
+        return self.keys.place(self.cluster, owner, order, inputs)
+
+    def _add(
+        self,
+        key: Key,
+        func: Verb,
+        operands: list[Any],
+        place: Place,
+        at: Index,
+        sizes: Sizes = (),
+        **more: Any,
+    ) -> None:
+        """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
+        args: dict[str, Any] = {"step": self.inner, **more}
+        last = key[0] == self.keys.name("matmul")
+        if last:
+            args["step"] = self.step
+        if last and self.c is not None:
+            args["c"], inputs, own = self.blocks.addend(self.c, at, place)
+            place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
+            takes_pieces = func in (multiply_pieces, multiply_bands)
+            if not takes_pieces and not isinstance(args["c"], TaskRef):
+                func, args["verb"] = multiply_pieces, func
+        self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)

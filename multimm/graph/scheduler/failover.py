@@ -1,0 +1,88 @@
+"""Who does the part of workers that are lost, paused or closing, on the scheduler."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+
+from multimm.graph.block_task import Key
+from multimm.graph.scheduler.product_state import Product
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger(__name__)
+
+
+def tell(scheduler: Scheduler, message: str) -> None:
+    """Show a warning in every connected client; where there is none, in the scheduler's log."""
+    # A scheduler in the client's process would say it a second time: Python itself prints
+    # warnings of loggers that nobody has configured.
+    heard = any(name != "fire-and-forget" for name in scheduler.clients)
+    logger.log(logging.INFO if heard else logging.WARNING, message)
+    payload = {"message": pickle.dumps(message), "category": pickle.dumps(RuntimeWarning)}
+    scheduler.log_event(["warn", "multimm"], payload)
+
+
+def _takes_tasks(ws: WorkerState) -> bool:
+    """Whether a worker starts what it is sent: one that joins will, at once."""
+    return ws.status in (Status.init, Status.running)
+
+
+def able(scheduler: Scheduler) -> list[str]:
+    """The workers that take tasks; all of them where none does."""
+    found = sorted(address for address, ws in scheduler.workers.items() if _takes_tasks(ws))
+    return found or sorted(scheduler.workers)
+
+
+def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> bool:
+    """Give a product's ranks on some workers to those that take tasks; False if it has none."""
+    leaving = gone.intersection(product.workers)
+    if not leaving:
+        return False
+    if not product.replace(leaving, able(scheduler)):
+        unpin(scheduler, product)
+    if paused := sorted(leaving.intersection(scheduler.workers)):
+        tell(
+            scheduler,
+            f"workers that take no tasks: {', '.join(paused)} "
+            f"({scheduler.workers[paused[0]].status.name}); others do their part of a product. "
+            "Dask pauses a worker whose memory is short: free some of it, or start it again",
+        )
+    return True
+
+
+def follow(scheduler: Scheduler, products: Iterable[Product], stimulus_id: str) -> None:
+    """Bring restrictions in line with the products' workers, and start what was stuck."""
+    wanted: dict[Key, Any] = {}
+    for product in products:
+        for key, at in product.pinned.items():
+            ts = scheduler.tasks.get(key)
+            address = product.address(at)
+            if ts is None or ts.worker_restrictions == {address}:
+                continue
+            if address in scheduler.workers and not _runs(ts):
+                ts.worker_restrictions = {address}
+                if ts.state == "no-worker":
+                    wanted[key] = "processing"
+                elif ts.state == "processing":  # sent to a worker that does not start it
+                    wanted[key] = "released"
+    if wanted:
+        scheduler.transitions(wanted, stimulus_id=stimulus_id)
+
+
+def _runs(ts: TaskState) -> bool:
+    """Whether a worker has been sent a task, and it runs there or will."""
+    ws = ts.processing_on
+    return ws is not None and (_takes_tasks(ws) or ts in ws.executing)
+
+
+def unpin(scheduler: Scheduler, product: Product) -> None:
+    """Let Dask decide where a product's tasks run."""
+    for key in product.pinned:
+        if (ts := scheduler.tasks.get(key)) is not None:
+            ts.worker_restrictions = set()

@@ -1,0 +1,115 @@
+"""What a client registers with its cluster before a product is sent."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from distributed import WorkerPlugin
+
+from multimm.errors import ClusterError
+from multimm.graph.scheduler.killed import Killed
+from multimm.graph.scheduler.lost_peers import Departed
+from multimm.graph.scheduler.plugin import BlockPlacement
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Plugins = dict[str, Any]  #: by name
+
+#: By client: the identity of its scheduler, and the plugins that it has registered there, or was
+#: told to. A client outlives its scheduler, and connects to the next one at the same address.
+_served: WeakKeyDictionary[Client, tuple[str, Plugins]] = WeakKeyDictionary()
+
+
+def install(client: Client, *more: Any) -> None:
+    """Register what every product needs with the client's cluster, once for each scheduler.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client is served at once. An asynchronous one cannot be waited for here:
+        a warning says what to await, `multimm.cluster.prepare`.
+    *more : distributed.SchedulerPlugin or distributed.WorkerPlugin
+        Others, with names; they are registered again with the next scheduler, too.
+
+    Raises
+    ------
+    ClusterError
+        Where the scheduler or a worker cannot load the plugins.
+    """
+    scheduler, plugins = wanted = _wanted(client, more)
+    before, had = _served.get(client, ("", {}))
+    if scheduler == before and plugins.keys() == had.keys():
+        return
+    if client.asynchronous:
+        warnings.warn(
+            f"this client is asynchronous, so multimm cannot install its plugins "
+            f"({', '.join(plugins)}) by itself: run `await multimm.cluster.prepare(client)` once, "
+            "before the first product; until then results are right, but blocks are placed by "
+            "Dask alone, which moves more bytes",
+            RuntimeWarning,
+            stacklevel=_callers_level(),
+        )
+    else:
+        client.sync(_register, client, plugins)
+    _served[client] = wanted
+
+
+async def install_awaited(client: Client) -> None:
+    """`install`, for who can wait: with an asynchronous client, in its event loop."""
+    if not client.asynchronous:
+        return install(client)
+    wanted = _wanted(client, ())
+    # Also where `install` has warned and holds the client for served: what is there stays.
+    await _register(client, wanted[1])
+    _served[client] = wanted
+
+
+def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
+    """The scheduler, and what it is to have: also what the client had with the one before."""
+    # What the client was told when it connected: to ask would take a millisecond.
+    scheduler = client._scheduler_identity.get("id", "")
+    _, had = _served.get(client, ("", {}))
+    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed(), Killed())}
+    return scheduler, plugins | {plugin.name: plugin for plugin in more}
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of the first frame outside multimm and dask, for a warning one above."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("multimm.", "dask.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+async def _register(client: Client, plugins: Plugins) -> None:
+    """Register plugins by name, in the client's event loop; what a cluster has stays as it is."""
+    for name, plugin in plugins.items():
+        try:
+            await client.register_plugin(plugin)
+        except Exception as error:
+            # The scheduler keeps what a worker has refused, and would call the next try a success.
+            if isinstance(plugin, WorkerPlugin):
+                with suppress(Exception):
+                    await client.unregister_worker_plugin(name)
+            raise refusal(error) from error
+
+
+def refusal(error: Exception) -> ClusterError:
+    """What to do about an error that distributed raises here for a worker or the scheduler."""
+    # It raises whatever went wrong there, of any class: imports and unpickling fail with many.
+    # Its own error for a connection that ended is an OSError.
+    if isinstance(error, OSError):
+        return ClusterError(
+            f"a worker or the scheduler was lost while multimm's plugins were loaded ({error}): "
+            "processes end so where memory is short; give each worker more (memory_limit=), and "
+            "see the workers' logs"
+        )
+    return ClusterError(
+        f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
+        "versions of multimm, dask and distributed on scheduler, workers and client"
+    )

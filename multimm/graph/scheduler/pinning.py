@@ -1,0 +1,200 @@
+"""Tasks of a product are pinned to its workers and put into its order, on the scheduler.
+
+So is what makes its operand blocks, and what only that needs, where nobody else has restricted it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from multimm.graph.block_task import Key, Place
+from multimm.graph.scheduler.failover import able, hand_over, tell
+from multimm.graph.scheduler.prefetch import Progress, is_step
+from multimm.graph.scheduler.product_state import Product
+from multimm.graph.scheduler.replicas import place_of
+from multimm.planning.tiling.grid import Coordinate, rearrange
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+#: Task states in which a new restriction still has an effect.
+_UNDECIDED = ("released", "waiting", "no-worker")
+
+#: Behind a task's order: what makes its operand blocks has the same, and comes before it; what that
+#: needs comes before both. Consumers of its block come behind it, a step each: what else a consumer
+#: needs, then the consumer.
+_UPSTREAM, _MAKER, _OWN, _STEP = -1, 0, 1, 2
+
+Order = dict["TaskState", tuple[int, ...]]  #: smaller first
+
+Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
+
+
+def fullest(scheduler: Scheduler, places: Iterable[Place]) -> str:
+    """The worker with most bytes of what a product's tasks need; empty if none has any of it.
+
+    Of what is still to be made, that is what it is made of: it may be no more than another name.
+    """
+    keys = {key for place in places for key, _ in place.blocks}
+    needed = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
+    held = Counter[str]()
+    sources = {source for ts in needed for source in ([ts] if ts.who_has else ts.dependencies)}
+    for ts in sources:
+        held.update(dict.fromkeys((ws.address for ws in ts.who_has or ()), ts.get_nbytes()))
+    return max(sorted(held), key=held.__getitem__, default="")
+
+
+def product_of(scheduler: Scheduler, place: Place, on: list[str]) -> Product | None:
+    """A product that begins, on a given worker or on those that are there; None if there are none.
+
+    The worker is given of a product whose tasks all have the same owner.
+    """
+    live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
+    if not live:
+        return None  # nothing to pin to: Dask places the blocks when workers come
+    grid = place.grid
+    if len(live) != place.workers:
+        # Of a plan that left workers out, as many as it needs may be there still.
+        if not grid.workers <= min(len(live), place.workers - 1):
+            grid = rearrange(grid, len(live))
+        tell(
+            scheduler,
+            f"a product was planned for {place.workers} workers (grid {place.grid}) and "
+            f"runs on {len(live)} (grid {grid}); plan it again for the best speed",
+        )
+    elif place.numbers:
+        live = [live[number] for number in place.numbers]
+    live = on or live
+    product = Product(place.product, grid, [live[rank % len(live)] for rank in range(grid.workers)])
+    hand_over(scheduler, product, set(live).difference(able(scheduler)))
+    return product
+
+
+def pin_tasks(
+    scheduler: Scheduler, product: Product, places: dict[TaskState, Place], owners: Owners
+) -> None:
+    """Pin and order tasks of a product, and what makes their operand blocks."""
+    order: Order = {}
+    operands: dict[TaskState, Coordinate] = {}
+    for ts, place in places.items():
+        order[ts] = (*place.order, _OWN)
+        progress = product.progress.setdefault(product.grid.rank(place.owner), Progress())
+        # A graph that comes again, or another one of the same blocks, lists what is done, too.
+        fresh = ts.key not in product.pinned
+        if _pin(product, ts, place.owner, owners) and fresh and is_step(place):
+            progress.expect(place.order[:2])
+        for key, home in place.blocks:
+            maker = scheduler.tasks.get(key)
+            if maker is None or maker.state not in _UNDECIDED or place_of(maker):
+                continue  # there, as hundreds of chunks may be, or placed by its own product
+            operands.setdefault(maker, home)
+            when = (*place.order, _MAKER)
+            order[maker] = min(order.get(maker, when), when)
+    for maker, home in operands.items():
+        _pin(product, maker, home, owners)
+    _pin_upstream(product, list(operands), order, owners)
+    _follow(list(places), order)
+    _reorder(order)
+
+
+def _pin(product: Product, ts: TaskState, at: Coordinate, owners: Owners) -> bool:
+    """Pin a task that is still undecided and that nobody else has restricted."""
+    mine = owners.get(ts.key)
+    if mine not in (None, product.token) or ts.state not in _UNDECIDED:
+        return False
+    restricted = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+    if mine is None and restricted:
+        return False
+    owners[ts.key] = product.token
+    product.pinned[ts.key] = at
+    ts.worker_restrictions = {product.address(at)}
+    ts.loose_restrictions = False
+    return True
+
+
+def _pin_upstream(
+    product: Product,
+    made: list[TaskState],
+    order: Order,
+    owners: Owners,
+) -> None:
+    """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
+    level = made
+    while level:
+        candidates = {dts for ts in level for dts in ts.dependencies}
+        level = []
+        for dts in candidates:
+            places = {product.pinned.get(user.key) for user in dts.dependents}
+            if place_of(dts) or None in places:
+                continue
+            users = [order[user] for user in dts.dependents if user in order]
+            ranks = {product.grid.rank(at) for at in places if at is not None}
+            if users:
+                order[dts] = (*min(users)[:-1], _UPSTREAM)
+            if len(ranks) == 1 and dts.key not in product.pinned:
+                at = next(at for at in places if at is not None)
+                if _pin(product, dts, at, owners):
+                    level.append(dts)
+
+
+def _follow(product: list[TaskState], order: Order) -> None:
+    """Put what uses blocks of a product, such as a sum, right behind the last block it needs.
+
+    So a block that is used once is gone before the next one is made: C need not fit in memory. What
+    else only consumers need, X of ``a @ b - X``, comes right before the first of them.
+    """
+    consumers: list[TaskState] = []
+    level = product
+    left: dict[TaskState, int] = {}  # what a consumer waits for among consumers and products
+    seen = set(product)
+    while level:
+        found = []
+        for ts in level:
+            for user in ts.dependents:
+                if user in order or place_of(user) is not None:
+                    continue
+                left[user] = left.get(user, 0) + 1
+                if user not in seen:
+                    seen.add(user)
+                    found.append(user)
+        level = found
+    ready = product
+    while ready:
+        behind = []
+        for ts in ready:
+            for user in ts.dependents:
+                if user not in left:
+                    continue
+                left[user] -= 1
+                if not left[user]:
+                    last = max(order[dts] for dts in user.dependencies if dts in order)
+                    order[user] = (*last[:-1], last[-1] + _STEP)
+                    behind.append(user)
+        consumers += behind
+        ready = behind
+    level = consumers
+    while level:
+        found = []
+        for dts in {dts for ts in level for dts in ts.dependencies if dts not in order}:
+            if place_of(dts) is None and all(user in order for user in dts.dependents):
+                first = min(order[user] for user in dts.dependents)
+                order[dts] = (*first[:-1], first[-1] + _UPSTREAM)
+                found.append(dts)
+        level = found
+
+
+def _reorder(order: Order) -> None:
+    """Deal the tasks' own priorities out again, in the product's order.
+
+    The numbers stay among those that `dask.order` gave these tasks, so that they compare
+    with everything else on the scheduler as before.
+    """
+    fresh = [
+        ts for ts in order if ts.state == "released" and ts.priority is not None
+    ]  # others may sit in a sorted queue
+    numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
+    sooner = sorted(fresh, key=lambda ts: (order[ts], cast("Any", ts.priority)))
+    for ts, number in zip(sooner, numbers, strict=True):
+        ts.priority = number

@@ -1,0 +1,1 @@
+"""What runs on workers: pure functions on blocks."""

@@ -1,0 +1,277 @@
+"""Blocks in the host memory of GPU workers: multiplied on the GPU, and returned as they came.
+
+Whose operands are NumPy arrays gets NumPy arrays, wherever the workers multiply them. So on workers
+with GPUs each block of such an operand is brought to the GPU of the worker that has it, or is to
+have it (`multimm.graph.lowering.host_uploads`); all that follows is as for blocks that were made
+there. A task for each block of the result brings that back, in a layer of its own: a product of the
+result takes what is below. What gives its worker's thread up while bytes travel is a task of its
+own: what Dask made one with it would run in no thread of the worker's, beside any number of its
+like, and what it held could not be spilled.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
+
+from multimm.blocks import plain
+from multimm.failures import named
+from multimm.gpu.arrays import is_cupy, to_numpy
+from multimm.graph.block_task import Block, Key, OwnTask
+from multimm.graph.data_location import ProductLayer
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.streams import own_stream
+from multimm.graph.tasks.dtype_check import DType, as_declared
+from multimm.graph.tasks.multiply import finished, stream_for
+from multimm.planning.cost.memory import AT_ONCE
+
+
+@dataclass(eq=False)
+class _Leaving:
+    """A block that leaves the GPU, and the limit of its product, in bytes."""
+
+    nbytes: int
+    limit: int
+    inside: bool = False  #: on its way; else it waits
+
+
+class Room:
+    """Blocks that leave the GPU, of all products of this process: first in, first out.
+
+    Attributes
+    ----------
+    blocks : list of _Leaving
+        As they came: those inside, then those that wait.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[_Leaving] = []
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def room(self, nbytes: int, limit: int | None) -> Iterator[None]:
+        """Wait for a block's turn, and let the next ones in when it is through.
+
+        The first of those that wait enters when nothing is inside, or when all together stay within
+        the smallest of their limits. Who is inside waits for nobody who is not: so there is no
+        deadlock, however many of a worker's threads wait here.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of the block.
+        limit : int or None
+            Bytes. None: the block waits for none, and none for it.
+        """
+        if limit is None:
+            yield
+            return
+        own = _Leaving(nbytes, limit)
+        try:
+            with self._changed:
+                self.blocks.append(own)
+                self._admit()
+                self._changed.wait_for(lambda: own.inside)
+            yield
+        finally:  # also of one that was interrupted while it waited
+            with self._changed:
+                self.blocks = [block for block in self.blocks if block is not own]
+                self._admit()
+
+    def _admit(self) -> None:
+        together = [block for block in self.blocks if block.inside]
+        for block in self.blocks[len(together) :]:
+            together.append(block)
+            total = sum(each.nbytes for each in together)
+            if len(together) > 1 and total > min(each.limit for each in together):
+                break
+            block.inside = True
+        self._changed.notify_all()
+
+
+#: Tasks of one process that wait for the link, each in a thread, while others run.
+_waiting: threading.BoundedSemaphore
+_going_up: threading.BoundedSemaphore
+_coming_back: threading.BoundedSemaphore
+_leaving: Room
+
+
+def _begin() -> None:
+    """With nobody waiting: a fork has none of its parent's threads."""
+    global _waiting, _going_up, _coming_back, _leaving
+    _waiting = threading.BoundedSemaphore(32)  # arbitrary
+    _going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
+    _leaving = Room()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
+
+
+def upload(block: Block, *, dtype: DType = None) -> Block:
+    """A block in host memory on this worker's GPU; any other, and without a GPU, as it is.
+
+    Parameters
+    ----------
+    block : array
+    dtype : dtype, optional
+        That its array declares.
+    """
+    return uploaded([as_declared(block, dtype)], itemgetter(0))
+
+
+def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block:
+    """What is made of blocks of the dtypes that their arrays declare, once they are there."""
+    if (at := _device()) is None or not any(map(_in_host_memory, blocks)):
+        return made(blocks)
+    with _beside_other_tasks(), _going_up, own_stream(at):
+        return finished(made(_all_there(blocks)))
+
+
+class DownloadLayer(ProductLayer):
+    """The tasks that bring a product's blocks back, and the name of what these are of."""
+
+    def __init__(
+        self, tasks: Mapping[Key, Task], below: str, owners: tuple[int, ...], workers: int
+    ) -> None:
+        super().__init__(tasks, owners, workers)
+        self.below = below
+
+    def renamed(
+        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
+    ) -> ProductLayer:
+        """What waits for something else does so here: there is nothing to take from below."""
+        if bound:
+            return ProductLayer(tasks, self.owners, self.workers)
+        return DownloadLayer(tasks, new(self.below), self.owners, self.workers)
+
+
+@named
+def download(block: Block, *, limit: int | None = None) -> Block:
+    """A block in host memory.
+
+    Parameters
+    ----------
+    block : array
+    limit : int, optional
+        Bytes of blocks, of all products with a limit, that may be on their way beside other tasks.
+        Before more are, the worker's thread waits: what it would multiply meanwhile had no room.
+    """
+    if not is_cupy(block):
+        return block
+    from multimm.gpu.transfer.pinned_copy import to_host
+
+    with (
+        _leaving.room(block.nbytes, limit),
+        _beside_other_tasks(),
+        _coming_back,
+        stream_for(block),
+    ):
+        return to_host(block)
+
+
+def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
+    """What a function makes of blocks in host memory, computed on this worker's GPU, back there.
+
+    Without a GPU it is computed where the blocks are. What is no block, and no `Pieces` of some, is
+    handed on.
+    """
+    if (at := _device()) is None:
+        return func(*given, **more)
+    with own_stream(at):
+        there = _all_there([*given, *more.values()])
+        named = dict(zip(more, there[len(given) :], strict=True))
+        return to_numpy(func(*there[: len(given)], **named))
+
+
+def downloaded(array: da.Array, name: str, limit: int | None) -> da.Array:
+    """The lazy array, of a name, of a product's blocks in host memory; `limit` as in `download`."""
+    made = {
+        (name, *at): OwnTask((name, *at), download, TaskRef((array.name, *at)), limit=limit)
+        for at in np.ndindex(*array.numblocks)
+    }
+    product = array.dask.layers[array.name]
+    layer = DownloadLayer(made, array.name, product.owners, product.workers)
+    upstream: Any = array
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
+    return da.Array(graph, name, array.chunks, meta=array._meta)
+
+
+def below_download(array: da.Array) -> da.Array:
+    """What `downloaded` was made of; any other array itself."""
+    layer = array.dask.layers.get(array.name)
+    if not isinstance(layer, DownloadLayer):
+        return array
+    name = layer.below
+    return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
+
+
+def _in_host_memory(block: Block) -> bool:
+    """Of NumPy, a file that is mapped into memory included."""
+    return isinstance(block, np.ndarray) and not is_cupy(block)
+
+
+def _all_there(given: Sequence[Any]) -> list[Any]:
+    """Blocks, also those in pieces, on the current device; anything else as it is."""
+    own = [block for x in given for block in (x.blocks if isinstance(x, Pieces) else [x])]
+    sources = {id(block): _native(block) for block in own if _in_host_memory(block)}
+    if not sources:
+        return [*given]
+    from multimm.gpu.transfer.pinned_copy import all_to_device
+
+    there = dict(zip(sources, all_to_device([*sources.values()]), strict=True))
+    return [_found(x, there) for x in given]
+
+
+def _found(x: Any, there: dict[int, Block]) -> Any:
+    """What has come there in place of a block, or of those that it comes in.
+
+    (Within its caller it would refer to itself, and to all blocks until garbage is collected.)
+    """
+    if isinstance(x, Pieces):
+        return replace(x, blocks=[_found(block, there) for block in x.blocks])
+    return there.get(id(x), x)
+
+
+def _native(block: Block) -> Block:
+    """A block of host memory as CuPy takes it: an ndarray, in the byte order of this machine."""
+    return np.asarray(plain(block), block.dtype.newbyteorder("="))
+
+
+@contextmanager
+def _beside_other_tasks() -> Iterator[None]:
+    """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
+    from distributed import secede
+
+    beside = _waiting.acquire(blocking=False)
+    try:
+        if beside:
+            # No worker of distributed's; or one that does so already, in the same task.
+            with suppress(ValueError, KeyError):
+                secede()
+        yield
+    finally:
+        if beside:
+            _waiting.release()
+
+
+@cache
+def _device() -> int | None:
+    """This worker's GPU: the current one of a process to which dask-cuda gave it."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDevice())
+    except Exception:  # no CuPy, no driver, no device: a cluster that has lost its GPUs
+        return None

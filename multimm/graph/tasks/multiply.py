@@ -1,0 +1,302 @@
+"""What runs on workers: pure top-level functions on blocks.
+
+Imports with dask, distributed and numpy alone: a scheduler that unpickles these tasks needs
+no CuPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from multimm.blocks import plain
+from multimm.failures import named
+from multimm.gpu import library_gemm
+from multimm.gpu.arrays import is_cupy
+from multimm.gpu.emulated.packed import PackedBlock
+from multimm.graph.block_task import Block
+from multimm.graph.streams import own_stream
+from multimm.graph.tasks.dtype_check import DType, as_declared
+from multimm.graph.tasks.half_precision import as_float32, is_narrow, scheme_of
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one task does to its operands: D = alpha (op(A) op(B) + P) + beta C.
+
+    Parameters
+    ----------
+    accumulate, dtype : str
+        Of A B + P, and of the result D.
+    trans_a, trans_b : bool
+        Blocks are stored transposed.
+    alpha, beta : scalar
+    precision : str
+    dtype_a, dtype_b, dtype_c : dtype, optional
+        That the arrays of A, B and C declare, None: nothing. With one of C there has to be a C.
+    """
+
+    accumulate: str
+    dtype: str
+    trans_a: bool = False
+    trans_b: bool = False
+    alpha: Any = 1
+    beta: Any = 0
+    precision: str = "float32"
+    dtype_a: DType = None
+    dtype_b: DType = None
+    dtype_c: DType = None
+
+    @property
+    def inner(self) -> Step:
+        """Of products that only add up, before the last one: P <- op(A) op(B) + P."""
+        return replace(self, alpha=1, beta=0, dtype=self.accumulate, dtype_c=None)
+
+
+def is_packed(block: Block) -> bool:
+    """Whether a block is what `pack` makes on a GPU, told without importing CuPy."""
+    return isinstance(block, PackedBlock)
+
+
+def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
+    """`gemm` as a task: finished when it returns, and the same on every worker."""
+    with stream_for(a):
+        return finished(link(a, b, partial, c, step=step))
+
+
+def link(
+    a: Block,
+    b: Block,
+    partial: Block = None,
+    c: Block = None,
+    *,
+    step: Step,
+    out: Block = None,
+) -> Block:
+    """`multiply` in the order of the current stream."""
+    a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
+    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False, out=out)
+
+
+def declared(block: Block, dtype: DType) -> Block:
+    """`as_declared`, but packed blocks stay as they are: they are float32, whatever they were."""
+    return block if is_packed(block) else as_declared(block, dtype)
+
+
+def gemm(
+    a: Block,
+    b: Block,
+    partial: Block = None,
+    c: Block = None,
+    *,
+    step: Step,
+    tuned: bool = True,
+    lower: bool = False,
+    out: Block = None,
+) -> Block:
+    """D = alpha (op(A) op(B) + P) + beta C; operands are left alone.
+
+    Parameters
+    ----------
+    a, b : array, shapes (..., m, k) and (..., k, n) once transposed as `step` says
+        Both NumPy or both CuPy; never written to. Or what `pack` made of them.
+    partial : array of shape (..., m, n) and dtype ``step.accumulate``, optional
+    c : array of shape (..., m, n), optional
+    step : Step
+    tuned : bool
+        Use what `multimm tune` found on this GPU.
+    lower : bool
+        m and n are equal, and what is above the diagonal is not asked for: our own kernels may
+        leave there whatever memory held.
+    out : array of shape (..., m, n), dtype ``step.dtype``, optional
+        Written to and returned; rows contiguous, overlapping no operand.
+
+    Returns
+    -------
+    array of shape (..., m, n), dtype ``step.dtype``
+        On the device of `a`, in the order of the current stream.
+    """
+    direct = out if step.dtype == "float32" else None
+    if is_packed(a) or is_packed(b) or (is_cupy(a) and own_kernel(a, b, c, step)):
+        from multimm.gpu import product
+
+        scheme = scheme_of(step.precision, a.dtype, b.dtype)
+        left = as_float32(a)
+        sums = product.gemm(
+            left,
+            left if b is a else as_float32(b),
+            precision=scheme,
+            trans_a=step.trans_a,
+            trans_b=step.trans_b,
+            alpha=step.alpha,
+            beta=step.beta,
+            c=as_float32(c),
+            partial=partial,
+            tuned=tuned,
+            lower=lower,
+            out=direct,
+        )
+        if step.dtype == "float32":
+            return sums
+        return _into(out, sums) if out is not None else sums.astype(step.dtype)
+    result = library_gemm.gemm(
+        a,
+        b,
+        trans_a=step.trans_a,
+        trans_b=step.trans_b,
+        alpha=step.alpha,
+        beta=step.beta,
+        c=c,
+        partial=partial,
+        accumulate=step.accumulate,
+        dtype=step.dtype,
+    )
+    return result if out is None else _into(out, result)
+
+
+def _into(out: Block, result: Block) -> Block:
+    out[...] = result
+    return out
+
+
+def pack(block: Block, *, role: str, step: Step) -> Block:
+    """An operand block as the tensor cores take it; as it is where this GPU has none for it.
+
+    Parameters
+    ----------
+    block : array
+        float32 or narrower, on a GPU or, on a cluster that has lost its GPUs, not.
+    role : {"a", "b"}
+    step : Step
+        Says whether the block is stored transposed, and the precision.
+    """
+    dtype = step.dtype_a if role == "a" else step.dtype_b
+    if not is_cupy(block):
+        return as_declared(block, dtype)
+    from multimm.gpu import product
+
+    trans = step.trans_a if role == "a" else step.trans_b
+    with stream_for(block):
+        block = as_float32(as_declared(block, dtype))
+        scheme = scheme_of(step.precision, step.dtype_a, step.dtype_b)
+        return product.packed(block, side=role, trans=trans, scheme=scheme)
+
+
+def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
+    """Our kernels compute float32, and what it holds; cupy.matmul serves every other dtype well."""
+    return (
+        step.accumulate == "float32"
+        and is_narrow(step.dtype)
+        and is_narrow(a.dtype)
+        and is_narrow(b.dtype)
+        and (c is None or is_narrow(c.dtype))
+        and a.ndim >= 2
+        and b.ndim >= 2
+        and not isinstance(step.alpha, complex)
+        and not isinstance(step.beta, complex)
+    )
+
+
+def add(*parts: Block, c: Block = None, step: Step) -> Block:
+    """alpha ((P0 + P1) + ...) + beta C: an addition of the tree over the parts of k."""
+    with stream_for(parts[0]):
+        return finished(summed(parts, as_declared(c, step.dtype_c), step))
+
+
+def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
+    """`add` in the order of the current stream."""
+    if is_cupy(parts[0]) and own_kernel(parts[0], parts[-1], c, step):
+        from multimm.gpu.elementwise.reduce import add_partials
+
+        beta = 0.0 if c is None else step.beta
+        sums = add_partials(parts, alpha=step.alpha, beta=beta, c=as_float32(c))
+        return sums if step.dtype == "float32" else sums.astype(step.dtype)
+    return library_gemm.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
+
+
+@named
+def transpose(block: Block) -> Block:
+    """`swap_axes` as a task: finished when it returns."""
+    block = plain(block)
+    with stream_for(block):
+        return finished(swap_axes(block))
+
+
+def swap_axes(block: Block) -> Block:
+    """The last two axes swapped, C-contiguous, on the block's device."""
+    if is_cupy(block):
+        from multimm.gpu.elementwise.transpose import transpose as on_gpu
+
+        return on_gpu(block)
+    return library_gemm.transpose(block)
+
+
+def read(
+    reader: Callable[[tuple[slice, ...]], Block], where: tuple[slice, ...], gate: None = None
+) -> Block:
+    """One operand block from its source; a gate only holds the task back until it is passed."""
+    return finished(reader(where))
+
+
+def wait_for(*blocks: Block) -> None:
+    """Nothing, once the blocks are there."""
+
+
+def after(*args: Any, func: Callable[..., Block], gates: list[None], **kwargs: Any) -> Block:
+    """What `func` returns; until then the gates are kept."""
+    return func(*args, **kwargs)
+
+
+def in_turn(
+    *last: Block,
+    link: Callable[..., Block],
+    before: list[list[Block]],
+    step: Step,
+    inner: Step,
+    **more: Any,
+) -> Block:
+    """What `link` makes of one slab after another: several links of a chain as one task.
+
+    Parameters
+    ----------
+    *last : Block
+        Operands of the last slab, and the sums that the chain begins with or None.
+    link : callable
+        Of operands and sums, in the order of the current stream. Nobody waits for the GPU between
+        two of them: it would be idle until the next one is launched. What each has made beside its
+        result is free again in that order, so that no more of it is needed than for one.
+    before : list of list of Block
+        Operands of the other slabs.
+    step, inner : Step
+        Of the last slab, and of the others.
+    **more
+        For the last slab alone.
+    """
+    *operands, partial = last
+    with stream_for(operands[0]):
+        for slab in before:
+            partial = link(*slab, partial, step=inner)
+        return finished(link(*operands, partial, step=step, **more))
+
+
+def stream_for(block: Block) -> AbstractContextManager[None]:
+    """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
+    if is_packed(block):
+        return own_stream(block.device_id)
+    return own_stream(block.device.id) if is_cupy(block) else nullcontext()
+
+
+def finished(block: Block) -> Block:
+    """Wait for the block's stream.
+
+    A task that has returned counts as done: what it made may be sent to another worker, and
+    what it read may be freed, before the kernel has run.
+    """
+    if is_cupy(block):
+        import cupy
+
+        with block.device:
+            cupy.cuda.get_current_stream().synchronize()
+    return block

@@ -1,0 +1,166 @@
+"""What workers do with a matrix that is multiplied where it lies.
+
+See `multimm.planning.layouts.owner_computes`.
+
+Pure functions of blocks, as those of `multimm.graph.tasks.multiply`. A task has hundreds of these,
+and to describe each by a task of its own would take longer than to multiply it: blocks come in
+lists, and `Recipe` says what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import NamedTuple
+
+from multimm.gpu.elementwise.batched_copy import Move
+from multimm.gpu.library_gemm import module_of
+from multimm.graph.block_task import Block, check_shape
+from multimm.graph.lowering.sub_blocks import Pieces, copied
+from multimm.graph.tasks.dtype_check import DType, as_declared
+from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summed
+from multimm.planning.layouts.partial_products import Run
+from multimm.planning.layouts.rechunk import Where
+from multimm.planning.tiling.grid import Blocks
+from multimm.shapes import Shape
+
+
+class Slab(NamedTuple):
+    """A slab of the small operand, of the blocks that it is cut from."""
+
+    blocks: tuple[int, ...]  #: their numbers
+    cuts: tuple[tuple[Where, Where], ...]  #: of each: which part, and where it goes
+    sizes: tuple[Shape, ...]  #: of each block
+    shape: Shape
+
+
+class Recipe(NamedTuple):
+    """What a portion is made of."""
+
+    slabs: tuple[Slab, ...]
+    lengths: Blocks  #: of these slabs, along k
+    #: Heights of the rows of chunks of each group, and numbers of its slabs.
+    groups: tuple[tuple[Blocks, tuple[int, ...]], ...]
+    by_columns: bool  #: the large operand is B
+    turned: bool  #: its rows are columns of the chunks, as they are stored
+
+
+def portion(
+    small: list[Block], large: list[Block], *, recipe: Recipe, step: Step, inner: Step
+) -> Block:
+    """Rows of C, or columns, of all that a worker has of what they are made of.
+
+    Parameters
+    ----------
+    small : list of array
+        What slabs of the other operand are cut from.
+    large : list of array
+        Chunks: group by group, slab by slab, row by row.
+    recipe : Recipe
+    step, inner : Step
+        Of the last slab of a group, and of the others.
+    """
+    by_columns = recipe.by_columns
+    of_small, of_large = (step.dtype_a, step.dtype_b)[:: 1 if by_columns else -1]
+
+    def linked(rows: Block, slab: Block, total: Block, step: Step) -> Block:
+        """`link`; what has been joined for it is let go when this returns."""
+        a, b = (slab, rows) if by_columns else (rows, slab)
+        return link(a, b, total, step=step)
+
+    with stream_for(large[0]):
+        slabs = [
+            Pieces([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
+            for x in recipe.slabs
+        ]
+        made, left = [], iter(large)
+        for heights, numbers in recipe.groups:
+            total = None
+            for number in numbers:
+                shapes = _shapes(heights, recipe.lengths[number], recipe.turned)
+                total = linked(
+                    _joined(islice(left, len(heights)), shapes, recipe.turned, of_large),
+                    slabs[number],
+                    total,
+                    step if number == numbers[-1] else inner,
+                )
+            made.append(total)
+        return finished(_in_a_row(made, by_columns))
+
+
+def _shapes(heights: Blocks, length: int, turned: bool) -> list[Shape]:
+    """Of the chunks of some rows and a slab, as they are stored."""
+    return [(length, height) if turned else (height, length) for height in heights]
+
+
+def _joined(blocks: Iterator[Block], shapes: list[Shape], turned: bool, dtype: DType) -> Block:
+    """Chunks below each other, as they are stored."""
+    if len(shapes) == 1:
+        (block,) = blocks
+        check_shape(block, shapes[0])
+        return as_declared(block, dtype)
+    ends = [0, *accumulate(shape[turned] for shape in shapes)]
+    whole = list(shapes[0])
+    whole[turned] = ends[-1]
+    cuts = tuple(
+        (tuple(map(slice, (0, 0), shape)), _along(slice(*span), shape, turned))
+        for shape, span in zip(shapes, pairwise(ends), strict=True)
+    )
+    return Pieces(list(blocks), cuts, tuple(shapes), tuple(whole), dtype).joined()
+
+
+def _in_a_row(blocks: Sequence[Block], by_columns: bool) -> Block:
+    """Blocks below each other, or side by side."""
+    if len(blocks) == 1:
+        return blocks[0]
+    ends = [0, *accumulate(block.shape[by_columns] for block in blocks)]
+    shape = list(blocks[0].shape)
+    shape[by_columns] = ends[-1]
+    whole = module_of(block=blocks[0]).empty(tuple(shape), blocks[0].dtype)
+    return copied(
+        [
+            Move(
+                block,
+                tuple(map(slice, (0, 0), block.shape)),
+                whole,
+                _along(slice(*span), shape, by_columns),
+            )
+            for block, span in zip(blocks, pairwise(ends), strict=True)
+        ]
+    )
+
+
+def join_portions(
+    *portions: Block, shape: Shape, runs: tuple[Run, ...], by_columns: bool, step: Step | None
+) -> Block:
+    """A block of C of its portions, in memory of its own.
+
+    Parameters
+    ----------
+    *portions : Block
+    shape : tuple of int
+        Of the block.
+    runs : tuple of Run
+        With numbers of these portions.
+    by_columns : bool
+        Rows of runs are columns.
+    step : Step or None
+        What becomes of sums; None: they are finished, and in one portion each.
+    """
+    with stream_for(portions[0]):
+        dtype = portions[0].dtype if step is None else step.dtype
+        whole = module_of(block=portions[0]).empty(shape, dtype)
+        moves = []
+        for found, goes_to in runs:
+            parts = [portions[at][_along(rows, shape, by_columns)] for at, rows in found]
+            rows = parts[0] if step is None else summed(parts, None, step)
+            for inside, to in goes_to:
+                # As wide as the block: so are its portions.
+                cut, room = (_along(at, shape, by_columns) for at in (inside, to))
+                moves.append(Move(rows, cut, whole, room))
+        return finished(copied(moves))
+
+
+def _along(at: slice, shape: Sequence[int], second: bool) -> Where:
+    """Of a matrix: rows, all of each, or columns, if it is its second axis that `at` is along."""
+    return (slice(0, shape[0]), at) if second else (at, slice(0, shape[1]))

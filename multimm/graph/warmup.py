@@ -1,0 +1,84 @@
+"""Compile what block products launch, before the first of them has to wait for it.
+
+Compiling takes a second or two where nothing is cached on disk, and some tenths where it is. What
+only some data needs would take them in the middle of a product: the kernels, ours and CuPy's, for
+elements that packed parts do not carry, of which normal data has a handful in a large block. So
+the operands here have such elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+from multimm.gpu.elementwise.reduce_configs import CAPACITIES
+from multimm.gpu.kernel_selection import PRECISIONS
+from multimm.gpu.tuning.precompile import compile_files
+from multimm.graph.block_task import Block
+from multimm.graph.lowering.rechunk import join
+from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.symmetric import multiply_diagonal
+from multimm.graph.tasks.half_precision import FLOAT32
+from multimm.graph.tasks.host_offload import download, upload
+from multimm.graph.tasks.multiply import Step, add, multiply, pack, transpose
+
+#: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
+#: it takes 2 GB and, once compiled, 0.2 s.
+SIDE, K = 8192, 2048
+#: The same of a tall Gram product, whose sums are cut into slices of k.
+TALL_SIDE, TALL_K = 2048, 32768
+#: Beside ones, too small for a packed operand's parts.
+SMALL = 1e-12
+
+
+def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
+    """Compile on all cores, then run every kind of task once on this process's current GPU.
+
+    Parameters
+    ----------
+    rank, ranks : int, optional
+        This process's number among those that do the same on this host.
+
+    Raises
+    ------
+    KernelError
+        A kernel does not compile, or the GPU is too old.
+    MemoryError
+        2 GB are not free.
+    """
+    import cupy
+
+    capability = int(cupy.cuda.Device().compute_capability)
+    compile_files(capability, max(1, int(CPU_COUNT) // ranks), rank, ranks)
+    a, b = _operand(cupy, (SIDE, K)), _operand(cupy, (K, SIDE))
+    tall = _operand(cupy, (TALL_K, TALL_SIDE))
+    cupy.cuda.get_current_stream().synchronize()
+    for precision in PRECISIONS:
+        step = Step("float32", "float32", precision=precision)
+        partial = multiply(a, b, step=step)
+        multiply(a, b, partial, step=step)
+        multiply(b, a, step=replace(step, trans_a=True, trans_b=True))
+        turned = replace(step, trans_a=True)
+        multiply_diagonal(tall, multiply_diagonal(tall, step=turned), step=turned, complete=True)
+        gram = replace(step, trans_b=True)
+        multiply_diagonal(a, partial, step=gram, complete=True)
+        if precision != "ieee":
+            packed_a, packed_b = pack(a, role="a", step=step), pack(b, role="b", step=step)
+            multiply(packed_a, packed_b, partial, step=step)
+            multiply_diagonal(packed_a, partial, step=gram)
+    add(partial, transpose(partial), step=step)
+    whole = (slice(0, SIDE), slice(0, SIDE))
+    join(Pieces([partial], ((whole, whole),), (partial.shape,), partial.shape))
+    download(upload(np.ones((SIDE, K), FLOAT32)))
+    for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
+        add(*[partial[:1]] * count, step=step)
+
+
+def _operand(cupy: Any, shape: tuple[int, int]) -> Block:
+    """Ones, and one element that packed parts do not carry."""
+    x = cupy.ones(shape, FLOAT32)
+    x[1, 1] = SMALL
+    return x

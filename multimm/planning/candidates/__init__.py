@@ -1,0 +1,1 @@
+"""Families of layouts beside the search over grids, each in a module."""

@@ -1,0 +1,63 @@
+"""Other boundaries of blocks for operands in storage chunks: a chunk that two cut is decoded twice.
+
+Blocks that are shorter than a chunk are tried longer, up to all of it, and narrower so that they
+fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
+from multimm.planning.tiling.blocking import in_memory
+from multimm.planning.tiling.grid import Blocks, ceil_div, regular
+
+#: So many storage chunks in a block, or blocks in a storage chunk, are tried: arbitrary, each is a
+#: third or a half more than the one before.
+SEVERAL = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def along_chunks(layout: Layout, cluster: ClusterSpec, options: Options) -> Iterator[Layout]:
+    """The layout with block rows, columns and slabs that begin where storage chunks do.
+
+    Those of A's rows and of k together, for a block that is longer has to be narrower; and B's.
+    """
+    a, b = layout.problem.a, layout.problem.b
+    if layout.part_slabs or not (a.storage or b.storage):
+        return
+    cluster = cluster.first(layout.grid.workers)
+    slabs = [layout.slabs]
+    if options.slabs is None:
+        slabs += [*_others(layout.slabs, a, -1), *_others(layout.slabs, b, -2)]
+    if options.edges != (None, None):
+        sides = [(layout.m_blocks, layout.n_blocks)]
+    elif layout.mirrors:
+        rows = dict.fromkeys((*_others(layout.m_blocks, a, -2), layout.m_blocks))
+        sides = [(blocks, blocks) for blocks in rows]
+    else:
+        m_blocks, n_blocks = layout.m_blocks, layout.n_blocks
+        sides = [(m_blocks, n_blocks)]
+        sides += [(blocks, n_blocks) for blocks in _others(m_blocks, a, -2)]
+        sides += [(m_blocks, blocks) for blocks in _others(n_blocks, b, -1)]
+    for (m_blocks, n_blocks), k_blocks in product(dict.fromkeys(sides), dict.fromkeys(slabs)):
+        band = ceil_div(len(layout.batch_sizes) * len(m_blocks), layout.grid.p_m)
+        blocks = {"m_blocks": m_blocks, "n_blocks": n_blocks, "slabs": k_blocks}
+        yield in_memory(replace(layout, **blocks, band=band, stream=False), cluster)[0]
+
+
+def _others(blocks: Blocks, spec: MatrixSpec, axis: int) -> Iterator[Blocks]:
+    """Blocks of one storage chunk, or of several, or of an even part of one."""
+    if spec.storage is None:
+        return
+    size, usual, chunk = sum(blocks), max(blocks), spec.storage.chunk[axis]
+    if size == 0:
+        return
+    lengths = [usual // chunk * chunk, ceil_div(usual, chunk) * chunk]
+    lengths += [chunk * several for several in SEVERAL if chunk * several < usual]
+    lengths += [ceil_div(chunk, parts) for parts in SEVERAL if chunk > usual * parts]
+    yield from dict.fromkeys(regular(size, min(size, length)) for length in lengths if length)

@@ -1,0 +1,121 @@
+"""Layouts that multiply a tall or a wide matrix where it lies.
+
+See `multimm.planning.layouts.owner_computes`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.layouts.partial_products import Portions
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS, Cut
+from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, group, group_regular
+
+#: Times as many strips of C as are needed: with more of them a worker sends the portions of one
+#: while it multiplies for the next.
+FINER = (1, 2, 4, 8)
+#: Blocks of C have as many elements as usual times this, at most: arbitrary, 2 GB on GPUs.
+LARGEST = 2
+#: A C that one worker joins alone has so many times as many elements, at most: arbitrary, what
+#: becomes of it takes a millisecond or two then.
+LITTLE = 0.25
+#: Slabs as long as can be: what is large does not travel.
+LONG = Cut(slabs=0.0625)
+#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
+LEAST_JOINED = 2
+
+
+def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayout]:
+    """Layouts that multiply a matrix where it lies, in few tasks.
+
+    None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
+    """
+    known = problem.c is None and not any(problem.rereadable)
+    nothing = not problem.m * problem.n * problem.k or cluster.workers == 1
+    if problem.batch_shape or problem.gram or not known or nothing:
+        return
+    largest = max(problem.a.nbytes, problem.b.nbytes)
+    for by_columns, spec in enumerate((problem.a, problem.b.T)):
+        lies = spec.owners and max(spec.owners) < cluster.workers
+        if lies and spec.nbytes == largest:
+            for at in dict.fromkeys((spec.owners, _by_rows(spec))):
+                yield from _layouts(problem, cluster, bool(by_columns), spec, at)
+
+
+def _by_rows(spec: MatrixSpec) -> tuple[int, ...]:
+    """For each chunk the worker that has most of its row: then no rows are added."""
+    columns, found = spec.chunks[1], list[int]()
+    if len(columns) == 1:
+        return spec.owners
+    for start in range(0, len(spec.owners), len(columns)):
+        held: Counter[int] = Counter()
+        for owner, size in zip(spec.owners[start:], columns, strict=False):
+            held[owner] += size
+        found += [max(held, key=held.__getitem__)] * len(columns)
+    return tuple(found)
+
+
+def _layouts(
+    problem: Problem,
+    cluster: ClusterSpec,
+    by_columns: bool,
+    spec: MatrixSpec,
+    at: tuple[int, ...],
+) -> Iterator[GatheredLayout]:
+    """Those in which workers multiply the chunks of `spec`, A or B transposed, as `at` says."""
+    (rows, columns), workers = spec.chunks, cluster.workers
+    grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
+    usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
+    across = problem.m if by_columns else problem.n
+    for strips in _strips(rows, spec.cols, across, cluster, regular=not problem.chunks):
+        portions = Portions(rows, columns, at, strips, workers)
+        lengths = portions.lengths
+        if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
+            continue
+        slabs = tuple(columns[s] for s in portions.slabs)
+        m_blocks = usual.m_blocks if by_columns else lengths
+        n_blocks = lengths if by_columns else usual.n_blocks
+        band = ceil_div(len(m_blocks), grid.p_m)
+        layout = GatheredLayout(
+            problem, grid, (), m_blocks, n_blocks, slabs, band,
+            pack_once=False, portions=portions, by_columns=by_columns,
+        )  # fmt: skip
+        yield layout
+        if layout.spec(layout.small).blocks > workers:
+            yield replace(layout, bundled=True)
+
+
+def _strips(
+    rows: Blocks, k: int, across: int, cluster: ClusterSpec, *, regular: bool
+) -> Iterator[Blocks]:
+    """How many rows of chunks each strip may have, of a matrix of so many columns.
+
+    As many strips as there are workers, or a multiple of that: then each joins some. A half or a
+    quarter of the strips are as much fewer tasks, and for a little C one is enough. They may be
+    wanted of regular heights, where chunks allow it.
+    """
+    m, workers = sum(rows), cluster.workers
+    usual = EDGE[cluster.slowest.kind] ** 2
+    least = max(ceil_div(m * across, LARGEST * usual), ceil_div(m * k, workers * MOST_ELEMENTS))
+    counts = [count for count in (workers // 4, workers // 2) if count >= least]
+    counts += [finer * ceil_div(least, workers) * workers for finer in FINER]
+    if least == 1 and m * across <= LITTLE * usual:
+        counts.insert(0, 1)
+    ends = [*accumulate(rows)]
+    found: dict[Blocks, None] = {}
+    for count in counts:
+        height = ceil_div(m, count)
+        lengths = group_regular(rows, height, workers) if regular else group(rows, height)
+        cuts = [0, *(bisect_right(ends, end) for end in accumulate(lengths))]
+        found[tuple(end - start for start, end in pairwise(cuts))] = None
+    yield from found

@@ -1,0 +1,70 @@
+"""Operands that tasks make: how much of them threads make before it is needed.
+
+Slabs are added to a block of C one after another. A worker with few blocks has other threads make
+operands meanwhile, as much as there is: all of it lies in memory. With k in short parts, each
+summed by itself, every thread finds something to multiply, and nothing is made long before it is
+needed. `dask.array.matmul` sums in parts of one chunk.
+
+What comes from files is read when it is needed, and no sooner: see
+`multimm.graph.lowering.backpressure`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multimm.planning.cost.memory import crowd
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.tiling.grid import Grid, ceil_div
+from multimm.planning.tiling.partition import SHORT
+
+#: Bytes of such operands that may lie in memory at once, what share of all that a worker
+#: multiplies, and how many times the least that any layout needs: arbitrary.
+LITTLE, SHARE, NEARLY_LEAST = 16_000_000, 0.125, 1.5
+
+
+def made_by_tasks(layout: Layout) -> bool:
+    """Whether an operand comes from tasks of others, at any time, and not from a file."""
+    problem = layout.problem
+    return problem.awaited and not all(problem.rereadable) and not layout.stream
+
+
+def in_short_parts(layout: Layout, cluster: ClusterSpec) -> Layout:
+    """The same layout, with k in short parts if threads would make operands without bound."""
+    p_m, p_n, p_k = layout.grid
+    if not made_by_tasks(layout) or layout.part_slabs or not _runs_ahead(layout, cluster):
+        return layout
+    return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, SHORT)))
+
+
+def with_little_ahead(layouts: list[Layout], cluster: ClusterSpec) -> list[Layout]:
+    """Those that don't have much more in memory, of operands that tasks make, than they need."""
+    ahead = {layout: _made_ahead(layout, cluster) for layout in layouts}
+    most = NEARLY_LEAST * min(ahead.values(), default=0)
+    return [x for x in layouts if ahead[x] <= max(most, LITTLE, SHARE * _operands(x, cluster))]
+
+
+def _made_ahead(layout: Layout, cluster: ClusterSpec) -> int:
+    """Bytes of operands that tasks make and that a worker may have in memory at once."""
+    if not made_by_tasks(layout):
+        return 0
+    if _runs_ahead(layout, cluster):
+        return _operands(layout, cluster)
+    steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
+    return cluster.threads * steps * layout.slabs_per_task * sum(layout.in_use.values())
+
+
+def _operands(layout: Layout, cluster: ClusterSpec) -> int:
+    return crowd(layout, cluster) * sum(layout.at_home.values())
+
+
+def _few_blocks(layout: Layout, cluster: ClusterSpec) -> bool:
+    """Whether several threads have no more blocks of C than they are."""
+    blocks = ceil_div(layout.blocks, layout.grid.p_m * layout.grid.p_n)
+    return blocks <= cluster.threads > 1
+
+
+def _runs_ahead(layout: Layout, cluster: ClusterSpec) -> bool:
+    """Whether threads make operands for one block of C without bound."""
+    return _few_blocks(layout, cluster) and layout.links > SHORT

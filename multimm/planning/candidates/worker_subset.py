@@ -1,0 +1,123 @@
+"""Products that some of the workers do sooner than all of them.
+
+Every worker more means more tasks, which the scheduler sends one after the other, and more
+operand blocks that travel. A small product does not pay for that: 16384 x 819 @ 819 x 16384 takes
+18 ms on one H200, 24 on two and 29 on four. Those that have a place are the first ones, so that
+they share a node as far as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+
+from multimm.planning.cost import time
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.options import Options
+from multimm.planning.problem import Problem
+from multimm.planning.search import NEARLY, Rank, candidates, coarser, cut_alike, refined
+from multimm.planning.tiling.counts import Cut
+from multimm.planning.tiling.grid import ceil_div
+
+#: How small products are cut best: into few tasks. Of 342 searches of plain products that one
+#: worker computes within a call, for 1 to 8 H200s, none found anything better.
+FEW_TASKS, FEW_GRAM_TASKS = Cut(slabs=0.125), Cut(0.5, 0.5, 0.125)
+#: Workers of a node are left out of products that one worker computes within so many calls' time:
+#: in `tf32` squares of 16384, of two calls, took 27 ms on two of four H200s and 36 on all of them,
+#: 24576, of five, 43 on either.
+CALLS = 5
+#: Of a larger product these are looked at, too: of 840 plans for 3 to 16 H200s none takes more than
+#: 1 % longer than after a search of everything for the workers that are left, which takes as long
+#: as the one for all of them.
+MORE_TASKS = Cut(slabs=0.5), Cut(columns=2, slabs=0.125)
+
+
+def with_fewer(
+    problem: Problem, cluster: ClusterSpec, options: Options, best: Rank
+) -> dict[Layout, Rank]:
+    """Arrangements of fewer workers, if one of them takes less than `best`, of all.
+
+    Of nearly equal numbers the smallest: what more workers take is predicted too low, the more the
+    slower the host is (in `tf32` 20480 squares take 33 ms on two of four H200s and 41 on all, 32
+    and 33 are predicted). Blocks, slabs or parts of k that the caller fixed are as many tasks on
+    fewer workers. Operands that are still to be made may take longer than the product, and all
+    workers make them sooner.
+    """
+    if best.too_large or options.given or problem.awaited:
+        return {}
+    found: tuple[int, dict[Layout, Rank]] | None = None
+    limit = best.seconds
+    for count in _counts(problem, cluster):
+        if _at_least(problem, cluster.first(count)) < limit:
+            ranks = _in_few_tasks(problem, cluster.first(count))
+            first = min(ranks.values())
+            if not first.too_large and first.seconds < limit:
+                found = count, ranks
+                limit = first.seconds / NEARLY
+    if found is None:
+        return {}
+    count, ranks = found
+    if not is_short(problem, cluster, CALLS):
+        ranks = ranks | candidates(problem, cluster.first(count), options)
+    return ranks
+
+
+def of_owners(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+    """Arrangements of as few workers as have all blocks, in few tasks; none if all have some."""
+    last = max(problem.a.owners + problem.b.owners)
+    counts = () if options.given or problem.awaited else _counts(problem, cluster)
+    count = next((count for count in counts if count > last), None)
+    return {} if count is None else _in_few_tasks(problem, cluster.first(count))
+
+
+def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
+    """All arrangements, in few blocks and slabs, or in those in which operands come."""
+    options, plain = Options(), replace(problem, gram=False)
+    ranks = cut_alike(plain, cluster, options, FEW_TASKS)
+    for rows, columns in coarser(ranks, plain, cluster, options):
+        ranks |= cut_alike(plain, cluster, options, FEW_TASKS._replace(rows=rows, columns=columns))
+    if not is_short(problem, cluster):
+        for cut in MORE_TASKS:
+            ranks |= cut_alike(plain, cluster, options, cut)
+    if problem.gram:
+        ranks |= cut_alike(problem, cluster, options, FEW_GRAM_TASKS)
+    if problem.chunked:
+        ranks |= cut_alike(problem, cluster, options, Cut(given=True))
+    return refined(ranks, cluster, options)
+
+
+def is_short(problem: Problem, cluster: ClusterSpec, calls: int = 1) -> bool:
+    """One worker computes it in less time than so many calls take."""
+    return problem.flops <= calls * cluster.call_s * _rate(problem, cluster)
+
+
+def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
+    """Numbers of workers, fewer than all.
+
+    Powers of two of whole nodes; of one node's workers only for a short product. What lies on
+    workers stays within their nodes: only there are links as fast as is reckoned.
+    """
+    node = cluster.node
+    c = () if problem.c is None else problem.c.owners
+    owned = max(problem.a.owners + problem.b.owners + c, default=0)
+    powers = [2**i for i in range(cluster.workers.bit_length())]
+    within = takewhile(node.__gt__, powers) if is_short(problem, cluster, CALLS) else ()
+    for count in (*within, *(node * power for power in powers)):
+        nodes = ceil_div(count, node)
+        if count < cluster.workers and owned < node * nodes:
+            yield count
+
+
+def _at_least(problem: Problem, cluster: ClusterSpec) -> float:
+    """Seconds of any plan of which each worker has a task."""
+    flops = problem.flops / (2 if problem.gram else 1)
+    sent = cluster.workers * cluster.task_overhead_s
+    products = flops / (cluster.workers * _rate(problem, cluster))
+    return cluster.call_s + time.BEFORE * sent + max(sent, products)
+
+
+def _rate(problem: Problem, cluster: ClusterSpec) -> float:
+    """Operations per second of the slowest worker."""
+    return time.product_gflops(problem, cluster.slowest) * 1e9

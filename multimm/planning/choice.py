@@ -1,0 +1,278 @@
+"""Which schedule a product gets, and why.
+
+Every arrangement of P = p_m p_n p_k workers is one of these; what is *stationary* never
+travels, the arrows do:
+
+    stationary C (p_k = 1)          stationary A (p_n = 1)          stationary B (p_m = 1)
+
+      B   v     v                     B = one row per part            B  [w0 | w1]
+        +----+----+                   of k, to all of a column           [w2 | w3]
+    A > | w0 | w1 | A rows go right,  A  [w0 | w1]  (w0, w1: parts    A goes down, C's partial
+        +----+----+ B columns down.      [w2 | w3]   of k) and        sums of a column of
+      > | w2 | w3 | C stays.          C's partial sums go left.       workers are added.
+        +----+----+
+
+with p_m, p_n and p_k all above one, C is stationary within each part of k and the partial
+sums of the parts are added ("three-dimensional"). The volume of all is
+|A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1), so the largest matrix wants the factor 1: a
+tall-skinny product keeps A or B in place, a Gram matrix of long vectors splits k.
+
+Source of the volume: van de Geijn and Watts, "SUMMA" (1997), for the plane; Solomonik and
+Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), with parts of k.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import lru_cache
+
+from multimm.planning.candidates.block_order import by_owner
+from multimm.planning.candidates.in_place import InPlace, in_place, parts_in_place
+from multimm.planning.candidates.rank_map import promising, renumbered
+from multimm.planning.candidates.worker_subset import with_fewer
+from multimm.planning.cost import time as cost_time
+from multimm.planning.explain import human
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.limits import refuse_storage_chunks, refuse_the_hopeless
+from multimm.planning.options import Options
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.search import NEARLY, Rank, candidates
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.grid import Grid
+
+#: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
+#: so many times its bytes, at most. Its sums are rounded once more, and travel when all else is
+#: done, to wait for the slowest worker. Arbitrary: on eight workers that shared four GPUs, of a
+#: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
+#: two GPUs, 1.03 to 1.15 times.
+UNSPLIT, SPLIT = 1.1, 2
+#: A plan gives way to one whose C is joined if it takes so many times as long, and where C has the
+#: rows and columns of the operands' chunks otherwise, so many. Arbitrary; products of single chunks
+#: are a little slower than of large blocks on GPUs, which no prediction knows. On CPUs they are
+#: not, and transfers take their time: 1.28 on two workers that share two cores, where 1.04 was
+#: predicted.
+SURE, KEPT = {"gpu": 1.1, "cpu": 1.0}, 1.25
+
+logger = logging.getLogger(__name__)
+
+#: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
+#: time for twenty tasks.
+SMALL_SECONDS = 0.01
+#: ... and whose blocks together are no larger than this: arbitrary.
+SMALL_BYTES = 64_000_000
+
+
+# The same shapes are multiplied again and again, and a search takes some milliseconds.
+@lru_cache(maxsize=128)
+def plan_matmul(
+    problem: Problem,
+    cluster: ClusterSpec,
+    *,
+    precision: str = "float32",
+    options: Options | None = None,
+) -> MatmulPlan:
+    """Choose grid, blocks, slabs and waves with the least predicted time that fit in memory.
+
+    Parameters
+    ----------
+    problem : Problem
+    cluster : ClusterSpec
+    precision : str
+        Carried in the plan; it does not change the schedule.
+    options : Options, optional
+        Blocks, slabs and p_k that the caller fixed.
+
+    Returns
+    -------
+    MatmulPlan
+        Also one that does not fit in memory, or in Dask's scheduler: ``plan.check()`` raises.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If that is so by orders of magnitude, or of the storage chunks that are read: nothing is
+        laid out then.
+    """
+    options = options or Options()
+    refuse_the_hopeless(problem, cluster, options)
+    refuse_storage_chunks(problem, cluster)
+    return replace(_best(problem, cluster, precision, options), asked=(problem, options))
+
+
+def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Options) -> MatmulPlan:
+    """The fastest plan of any kind."""
+    # 1. A small product is one task: moving it costs less than scheduling it.
+    if not options.given and is_small(problem, cluster):
+        layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
+        alone = cost_time.seconds(layout, cluster, 0)["block products"]
+        reason = f"it takes {alone:.2g} s on one worker"
+        return MatmulPlan(layout, cluster, precision, "one task", reason)
+    # 2. Otherwise the best arrangement wins,
+    plan, ranks = _planned(problem, cluster, precision, options)
+    # 3. unless one of workers that are numbered as operands lie on them is faster,
+    numbered, anew = renumbered(problem, cluster)
+    if anew is not cluster and promising(ranks, numbered, anew, options):
+        plan = _faster(_planned(numbered, anew, precision, options)[0], plan)
+    # 4. or one that adds up in the order in which operands lie. Bits depend on it.
+    if cluster.workers == 1 or options.given:
+        return plan
+    other = by_owner(numbered)
+    if other is not None:
+        plan = _faster(_planned(other, anew, precision, options)[0], plan)
+    # 5. or one that takes operands where they lie, whatever part of them that is.
+    for found in (*parts_in_place(other or numbered, anew), *in_place(problem, cluster)):
+        plan = _gaining(found, precision, plan)
+    return plan
+
+
+# Asked for with every product of operands in host memory, as long as the other plans are.
+@lru_cache(maxsize=128)
+def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
+    """All of a product of operands in host memory as one task, whose steps follow each other."""
+    whole = Options(whole=True)
+    layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
+    layout = replace(layout, cut_once=False, pack_once=False)
+    reason = "copies to a GPU and back take less than further tasks"
+    asked = problem, Options()
+    return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
+
+
+def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
+    """The best of these plans if it gains enough, else the other one."""
+    best = _chosen(found.ranks, found.cluster, precision)
+    rank = found.ranks[best.layout]
+    name = found.strategy or best.strategy
+    best = replace(best, strategy=name, reason=f"{found.reason}; {human(best.bytes_moved)} move")
+    if rank.too_large:
+        return plan
+    if found.strategy:
+        p = plan.layout.problem
+        as_given = plan.layout.sides == (p.a.chunks[-2], p.b.chunks[-1])
+        sure = KEPT if as_given else SURE[plan.cluster.slowest.kind]
+        if best.bytes_moved >= plan.bytes_moved:
+            sure = max(sure, NEARLY)
+        return best if sure * best.seconds < plan.seconds else plan
+    return _moving_less(best, plan)
+
+
+def _planned(
+    problem: Problem, cluster: ClusterSpec, precision: str, options: Options
+) -> tuple[MatmulPlan, dict[Layout, Rank]]:
+    """The best arrangement of all workers, or of fewer, and what it was chosen from."""
+    # Every one is laid out and the one with the least time wins, or one that takes little longer
+    # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
+    found = candidates(problem, cluster, options)
+    # unless the product is the faster for leaving workers out.
+    all_work = min(found.values())
+    fewer = with_fewer(problem, cluster, options, all_work)
+    ranks = fewer or found
+    plan = _chosen(ranks, cluster, precision)
+    plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
+    logger.debug("%s", plan)
+    return plan, found | fewer
+
+
+def _chosen(ranks: dict[Layout, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:
+    """The best of these, for no reason yet."""
+    best = _preferred(ranks)
+    name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
+    return MatmulPlan(best, cluster, precision, name, "")
+
+
+def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
+    """The other plan if it is clearly faster."""
+    return other if NEARLY * other.seconds < plan.seconds else plan
+
+
+def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
+    """The other plan if it is nearly as fast and less travels, or clearly faster."""
+    better = other.bytes_moved < plan.bytes_moved
+    return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
+
+
+def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
+    """One worker finishes it before others could be told."""
+    seconds = problem.flops / (cost_time.product_gflops(problem, cluster.slowest) * 1e9)
+    size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
+    return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
+
+
+def strategy_name(grid: Grid) -> str:
+    """What stays in place in an arrangement."""
+    if grid.workers == 1:
+        return "one worker"
+    if grid.p_k == 1:
+        return "stationary C"
+    if grid.p_m == grid.p_n == 1:
+        return "split k"
+    if grid.p_n == 1:
+        return "stationary A"
+    return "stationary B" if grid.p_m == 1 else "three-dimensional"
+
+
+def _preferred(ranks: dict[Layout, Rank]) -> Layout:
+    """The fastest layout, or one that is nearly as fast and moves less, or has no parts of k."""
+    found = _cheapest(ranks)
+    if whole := {layout: rank for layout, rank in ranks.items() if rank.parts == 1}:
+        other = _cheapest(whole)
+        rank, limit = ranks[other], ranks[found]
+        as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
+        if as_good and rank.moved <= SPLIT * limit.moved:
+            return other
+    return found
+
+
+def _cheapest(ranks: dict[Layout, Rank]) -> Layout:
+    """The layout that moves least of those that are nearly as fast as the fastest."""
+    first = min(ranks.values())
+    near = [
+        layout
+        for layout, rank in ranks.items()
+        if rank.too_large == first.too_large and rank.seconds <= NEARLY * first.seconds
+    ]
+
+    def cost_of(layout: Layout) -> tuple[int, int, float, int]:
+        rank = ranks[layout]
+        return rank.moved, rank.parts, rank.seconds, rank.columns
+
+    return min(near, key=cost_of)
+
+
+def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
+    """Why this arrangement of these; with all workers the best one takes so many seconds."""
+    layout, workers = plan.layout, plan.cluster.workers
+    if workers == 1:
+        return "there is one worker"
+    moved = f"{human(ranks[layout].moved)} move"
+    if layout.recut.nbytes:
+        moved += f", about {human(layout.recut.nbytes)} of them to cut operands"
+    if min(ranks.values()).seconds < of_all:
+        count = layout.grid.workers
+        alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"
+        moved = f"{alone} {plan.seconds:.3g} s, all {workers} {of_all:.3g} s; {moved}"
+    others = [other for other in ranks if other.grid != layout.grid]
+    if not others and layout.grid.workers == 1:
+        return moved
+    if not others:
+        return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved}"
+    second = min(others, key=ranks.__getitem__)
+    other, own = ranks[second], ranks[layout]
+    text = f"{moved}; next best is {second.grid} with {human(other.moved)}"
+    return text if other.moved >= own.moved else f"{text}, {_drawback(other, own)}"
+
+
+def _drawback(other: Rank, own: Rank) -> str:
+    """What speaks against an arrangement that moves less."""
+    if other.too_large > own.too_large:
+        return "which does not fit"
+    slow, fast = sorted((other.seconds, own.seconds), reverse=True)
+    if slow <= NEARLY * fast:
+        time = f"as fast within {NEARLY - 1:.0%}"
+    else:
+        time = f"{other.seconds:.3g} s in place of {own.seconds:.3g}"
+    if other.parts > own.parts == 1:
+        return f"{time}, but with sums of {other.parts} parts of k, which travel last"
+    return time

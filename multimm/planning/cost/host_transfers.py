@@ -1,0 +1,88 @@
+"""Copies between host memory and GPUs: tasks, and seconds."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.tiling.grid import ceil_div
+
+#: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
+#: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
+#: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.transfer.pinned_copy`).
+UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
+#: Where chunks are cut for blocks, so many times as much goes up before the first product: those
+#: for other blocks of its slab go up meanwhile. On two H200s it began 149 to 193 ms after the call,
+#: in place of 98 to 108.
+BEFORE_CUT = 1.7
+#: What all workers of a node bring back together: new memory is the host's. Two H200s with 32 cores
+#: took 170 and 200 ms for 4.3 GB; of more it is not known.
+DOWNLOAD_RATE_OF_NODE = 25e9
+#: Before the first product that waits for them, and behind the last block that comes back, the same
+#: takes so many seconds more: squares of 1024 to 8192 on an H200 took 25 to 65 ms, where without
+#: them 10 to 48 were predicted. And of a chunk that goes there with others, seconds: 32 of 1 to 16
+#: MiB take up to 7 ms more than two of as many bytes.
+COPIED_S, CHUNK_S = 4e-3, 2e-4
+#: From one product of a worker to the next while blocks are copied, by threads that share the
+#: interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
+#: time that they are copied for.
+BESIDE_COPIES = 3e-3
+
+
+def host_tasks(layout: Layout) -> int:
+    """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
+    p = layout.problem
+    if p.in_one:
+        return 0
+    read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
+    going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
+    chunks = sum(spec.blocks for spec in going_up)
+    blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
+    return chunks + p.downloaded * prod(map(len, blocks))
+
+
+def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
+    """Seconds of the worker that has most of the operands in host memory: beside its products, and
+    before the first of them, for what that multiplies.
+    """
+    roles = layout.uploaded
+    if not roles:
+        return 0.0, 0.0
+    specs = [layout.spec(role) for role in roles]
+    chunks = CHUNK_S * sum(spec.blocks for spec in specs)
+    if layout.problem.in_one:
+        return 0.0, sum(spec.nbytes for spec in specs) / UPLOAD_RATE + chunks
+    nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
+    if layout.stream:
+        nbytes = layout.read_bytes / cluster.workers
+    of_first: float = sum(layout.first_use.get(role, 0) for role in roles)
+    of_first *= BEFORE_CUT if layout.cut_apart else 1
+    seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
+    if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
+        seconds += chunks / cluster.workers
+    first = min(seconds, of_first / UPLOAD_RATE)
+    return seconds - first, first + COPIED_S
+
+
+def way_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
+    """Seconds of a worker's blocks of the result on their way to host memory."""
+    p = layout.problem
+    used = min(cluster.node, layout.grid.workers)
+    rate = min(DOWNLOAD_RATE, DOWNLOAD_RATE_OF_NODE / used)
+    return each * layout.share_result * p.out_bytes / rate if p.downloaded else 0.0
+
+
+def coming_back(layout: Layout, each: int, seconds: float, products: float) -> tuple[float, float]:
+    """Of a worker's `way_back`, what is beside its products, which take so long, and behind them.
+
+    Chains go through the slabs together: all blocks of a wave are finished by its last products.
+    Those of the last wave come back from the first of these on, and after them.
+    """
+    if not seconds or layout.problem.in_one:
+        return 0.0, seconds
+    block = max(layout.row_sizes) * max(layout.n_blocks)
+    share = min(1.0, block * layout.waves / (each * layout.share_result))  # of a wave's
+    meanwhile = products / layout.links * (1 - share)
+    behind = max(seconds * share, seconds - meanwhile) / layout.waves
+    return seconds - behind, behind + COPIED_S

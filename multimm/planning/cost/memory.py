@@ -1,0 +1,233 @@
+"""What the fullest worker of a layout holds, in bytes: a sum of named terms."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.cost.reading import held as held_by_reading
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.result_chunks import within
+from multimm.planning.tiling.grid import ceil_div
+from multimm.planning.tiling.partition import SHORT, WINDOW
+
+Terms = dict[str, float]
+#: Bytes that must stay, and that may be spilled.
+Held = tuple[Terms, Terms]
+
+#: Blocks that a worker brings from host memory, or into it, at a time: while one task begins or
+#: ends, the other one's bytes travel. Who waits has no memory on the GPU yet.
+AT_ONCE = 2
+#: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most, or
+#: as many as one for so many elements of its operands takes; and how many slices there are.
+SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
+FLOAT32 = 4  # bytes of a sum of theirs
+
+
+def held(layout: Layout, cluster: ClusterSpec) -> Held:
+    """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
+    p, each = layout.problem, crowd(layout, cluster)
+    result = each * layout.share_result
+    at_once = min(each, cluster.threads) if layout.in_turn(cluster.workers) else each
+    slabs = _slabs(layout, at_once)
+    stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
+    stay |= _joined(layout) | _handed_out(layout)
+    if reading := held_by_reading(layout, cluster):
+        stay["reading storage chunks"] = reading
+    finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
+    if p.downloaded:  # all but those of a wave are in host memory by then
+        finished, stay = {}, stay | _coming_back(layout, each)
+    spill = finished | _at_home(layout, cluster, each, slabs) | _cut_before(layout, cluster)
+    if p.c is not None:
+        spill |= _addend(layout, cluster, result * p.c.itemsize)
+    return stay, {name: size for name, size in spill.items() if size > 0}
+
+
+def _coming_back(layout: Layout, each: int) -> Terms:
+    """Of blocks of C that are on their way to host memory: those of the wave before."""
+    size = each * layout.wave_sums * layout.problem.out_bytes
+    return {"C coming back": size} if layout.waves > 1 else {}
+
+
+def download_limit(layout: Layout, cluster: ClusterSpec) -> int | None:
+    """Bytes of C that may be on their way from a worker while it multiplies; None: any number.
+
+    Of the blocks of a wave, for which `held` has room, each of its threads may have made one more
+    by then.
+    """
+    if layout.waves == 1:
+        return None
+    block = _block(layout)
+    most = max(1, crowd(layout, cluster) * layout.wave_sums // block - cluster.threads)
+    return most * block * layout.problem.out_bytes
+
+
+def excess(held: Held, cluster: ClusterSpec) -> float:
+    """Bytes of `held` beyond what the smallest worker may use."""
+    stay, spill = held
+    return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
+
+
+def crowd(layout: Layout, cluster: ClusterSpec) -> int:
+    """Places of the grid that a worker has: one, but for a large p_k."""
+    return ceil_div(layout.ranks, cluster.workers)
+
+
+def _block(layout: Layout) -> int:
+    """Elements of the largest block of C."""
+    return max(1, max(layout.row_sizes) * max(layout.n_blocks))
+
+
+def _sums(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of a worker's own products: the sums of a wave, and those that its threads are making."""
+    p, block = layout.problem, _block(layout)
+    made = block * (p.sum_bytes + p.out_bytes)
+    made += _sliced(layout) * p.packable
+    made += block * layout.mirrors  # a mask of the triangle
+    return {
+        "partial sums": _sums_at_once(layout, cluster) * layout.wave_sums * p.sum_bytes,
+        "sums being made": cluster.threads * made,
+    }
+
+
+def _sums_at_once(layout: Layout, cluster: ClusterSpec) -> int:
+    """Of each block of C, the parts of k that a worker has summed, or sums, before they are added.
+
+    Parts that it takes in turn, a thread each, are added in a binary tree meanwhile.
+    """
+    each = crowd(layout, cluster)
+    in_turn = layout.in_turn(cluster.workers)
+    return min(each, cluster.threads + each.bit_length()) if in_turn else each
+
+
+def _sliced(layout: Layout) -> int:
+    """Bytes of sums of slices of k, of a product that cuts k for itself."""
+    sides = max(layout.m_blocks) + max(layout.n_blocks)
+    block = _block(layout) * FLOAT32
+    slices = max(layout.slabs) * sides // SLICED_SHARE * FLOAT32 // block
+    return max(SLICED, min(SLICES, slices) * block * (slices > 1))
+
+
+def _slabs(layout: Layout, each: int) -> Terms:
+    """Of slabs of the operands that `each` places of a worker need: none of it can be spilled."""
+    terms: Terms = {}
+    for role, slab_bytes in layout.in_use.items():
+        if layout.arrives(role):
+            terms[f"{role.upper()} in flight"] = WINDOW * each * slab_bytes
+        else:
+            at_once = min(layout.slabs_per_task, layout.steps)
+            terms[f"{role.upper()} in use"] = at_once * each * slab_bytes
+    return terms
+
+
+def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of others' sums of parts of k.
+
+    Of the workers with a part of the same sum, one receives the others', and another one of the
+    next sum. Those of a wave are still being added when the next one begins.
+    """
+    if layout.parts == 1 or cluster.workers == 1:
+        return {}
+    block, at_once = _block(layout), min(layout.fan_in, layout.parts)
+    received = (at_once - 1) * ceil_div(layout.wave_sums, block * at_once) * block
+    waiting = layout.wave_sums if layout.waves > 1 else 0
+    elements = crowd(layout, cluster) * (received + waiting + block)
+    return {"sums received": elements * layout.problem.sum_bytes}
+
+
+def _joined(layout: Layout) -> Terms:
+    """Of portions of C's blocks that others have made."""
+    size = layout.portions_received * layout.problem.sum_bytes
+    return {"portions of C received": size} if size else {}
+
+
+def _handed_out(layout: Layout) -> Terms:
+    """Of a block whose chunks are cut out, and of a chunk that is joined of several."""
+    if not layout.hands_out:
+        return {}
+    sides = [layout.own_chunks]
+    if not all(map(within, layout.chunks, layout.own_chunks)):
+        sides.append(layout.chunks)
+    elements = sum(prod(map(max, chunks)) for chunks in sides)
+    return {"C handed out": elements * layout.problem.out_bytes}
+
+
+def _changing(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
+    p, slab, terms = layout.problem, max(layout.slabs), Terms()
+    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
+    at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
+    if role := layout.banded:
+        at_once[role] = min(at_once[role], max(layout.across_k(role)))
+    if layout.sums_in_bands:  # those of a piece are read, the next one's written
+        terms["sums of pieces"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
+    if p.packs:  # of a stack one matrix at a time
+        sides = sum(at_once.values()) * p.packed_itemsize
+        terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
+    edges["b"] *= max(share.matrices for share in layout.shares("b"))
+    other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
+    if other:
+        sides = sum(edges[role] for role in other) * p.sum_bytes
+        terms["operands being converted"] = cluster.threads * slab * sides
+    cut = [role for role in layout.cut_within if role != layout.banded]
+    if cut := cut * (1 + layout.mirrors):  # which serves both sides
+        sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
+        joined = slab * sides + layout.joined_small
+        terms["operands being joined"] = cluster.threads * joined
+    if p.from_host:
+        most = max(edges[role] * layout.spec(role).itemsize for role in layout.roles)
+        terms["operands being joined"] = AT_ONCE * slab * most
+    if p.c is not None:
+        terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
+    return terms
+
+
+def _at_home(layout: Layout, cluster: ClusterSpec, each: int, slabs: Terms) -> Terms:
+    """Of the operands that `each` places of a worker keep, but for what they have in use."""
+    terms: Terms = {}
+    for role, size in {} if layout.stream else layout.at_home.items():
+        name, home = role.upper(), each * size
+        used = slabs.get(f"{name} in use", 0)
+        if _used_at_once(layout, cluster, role):
+            home = min(home, SHORT * int(used))
+        if role in layout.packed:
+            elements = home // layout.spec(role).itemsize
+            packed = elements * layout.problem.packed_itemsize * layout.padding
+            terms |= {f"{name} at home": home, f"packed {name}": packed - used}
+        else:
+            terms[f"{name} at home"] = home - used
+    return terms
+
+
+def _used_at_once(layout: Layout, cluster: ClusterSpec, role: str) -> bool:
+    """Whether each block of an operand is made by a task when the one that multiplies it is due."""
+    p = layout.problem
+    made = p.awaited and not p.rereadable["ab".index(role)] and not layout.spec(role).owners
+    in_turn = cluster.threads == 1 or layout.links <= SHORT
+    return made and in_turn and layout.blocks == 1
+
+
+def _cut_before(layout: Layout, cluster: ClusterSpec) -> Terms:
+    """Of the operands that tasks of their own bring into other blocks: what they come in."""
+    terms: Terms = {}
+    for role in layout.cut_apart:
+        spec, name = layout.spec(role), role.upper()
+        terms[f"{name} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
+        if layout.grid.workers > 1:  # bundles, at one end or the other
+            terms[f"{name} on its way"] = layout.at_home[role]
+    return terms
+
+
+def _addend(layout: Layout, cluster: ClusterSpec, needed: float) -> Terms:
+    """Bytes of the C that is added on the fullest worker, which needs so many of it."""
+    c, grid = layout.spec("c"), layout.grid
+    if not layout.cuts_c and not c.owners:  # made where it is needed
+        return {"C as it comes": needed}
+    chunks = ceil_div(c.blocks, min(cluster.workers, grid.workers))
+    lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
+    terms: Terms = {"C as it comes": lying}
+    if grid.workers > 1 or layout.lies_beyond("c"):
+        bundles = lying * layout.cuts_c  # that wait to be fetched
+        arrives = needed * (layout.cuts_c or layout.fetches_c)
+        terms["C on its way"] = bundles + arrives
+    return terms

@@ -1,0 +1,68 @@
+"""What it takes to read operands from files whose storage chunks are decoded as a whole."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.storage import Storage
+
+#: Decoded bytes per second of one thread, by codec; files in the page cache, one core of an x86
+#: server. Uncompressed chunks of 80 MB 1.1e9 (Zarr); zstd 0.22e9 to 0.38e9, Blosc 0.42e9 to 0.57e9,
+#: gzip 0.13e9 (Zarr) and 0.15e9 (HDF5), LZF 0.21e9.
+RATES = {"": 1.0e9, "gzip": 0.14e9, "other": 0.3e9}
+#: Seconds for each chunk, however small: 0.3 to 1 ms of 50 kB (Zarr and HDF5, the same core).
+CHUNK_S = 4e-4
+
+
+def read_in_chunks(layout: Layout) -> dict[str, Storage]:
+    """By role: storage of the operands that are read from such files, C included."""
+    problem = layout.problem
+    specs = {role: layout.spec(role) for role in layout.roles}
+    if problem.c is not None:
+        specs["c"] = problem.c
+    return {role: spec.storage for role, spec in specs.items() if spec.storage is not None}
+
+
+def held(layout: Layout, cluster: ClusterSpec) -> int:
+    """Bytes that the reading threads of a worker hold beside the blocks in flight."""
+    stored = read_in_chunks(layout)
+    if not stored or cluster.slowest.kind == "gpu":  # they hold host memory
+        return 0
+    each = max(stored[role].held(_largest(layout, role)) for role in stored)
+    return cluster.threads * each
+
+
+def seconds(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of a worker that decodes its share of the chunks, again for each block and wave."""
+    workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
+    return sum(
+        decodes(layout, role) * (x.chunk_bytes / RATES[x.codec] + CHUNK_S)
+        for role, x in read_in_chunks(layout).items()
+    ) / (workers * cluster.threads)
+
+
+def decodes(layout: Layout, role: str) -> float:
+    """How many chunks of an operand are decoded, over all blocks and waves."""
+    storage = layout.spec(role).storage
+    if storage is None:
+        return 0
+    return storage.decoded(_blocks(layout, role)) * _times(layout, role)
+
+
+def _blocks(layout: Layout, role: str) -> tuple[tuple[int, ...], ...]:
+    """The blocks in which an operand is read: C as it comes."""
+    return layout.spec("c").chunks if role == "c" else layout.operand_chunks(role)
+
+
+def _largest(layout: Layout, role: str) -> int:
+    return prod(map(max, _blocks(layout, role))) * layout.spec(role).itemsize
+
+
+def _times(layout: Layout, role: str) -> float:
+    """How often each block is read: again in each wave that needs it, of what is streamed."""
+    if not layout.stream or role == "c":
+        return 1
+    panels = [panel for panel in layout.operand_panels() if panel[0] == role]
+    return len(panels) / max(1, len({(flat, block) for _, _, flat, block in panels}))

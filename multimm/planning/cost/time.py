@@ -1,0 +1,288 @@
+"""What a layout costs in seconds: a sum of named terms."""
+
+from __future__ import annotations
+
+from math import prod
+
+from multimm.planning.cost.first_blocks import arrivals, link_rate
+from multimm.planning.cost.host_transfers import (
+    BESIDE_COPIES,
+    coming_back,
+    going_up,
+    host_tasks,
+    way_back,
+)
+from multimm.planning.cost.memory import Terms, crowd
+from multimm.planning.cost.reading import seconds as reading_seconds
+from multimm.planning.devices import DeviceSpec
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.cutting import PACKED_ROWS
+from multimm.planning.tiling.grid import ceil_div
+
+#: Of the scheduler's time for a task, what passes before the first one runs: all of them are
+#: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
+BEFORE = 0.2
+#: The same for each chunk of the operands beyond so many, which `call_s` has in it: the first task
+#: of X W in 257 and 366 chunks began 24 to 45 ms after the call on one and two H200s (recorded),
+#: of other products 6 to 17.
+CHUNK, FEW_CHUNKS = 0.15, 64
+#: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
+#: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
+SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
+#: From the end of one task to the beginning of the next in the same thread, as a multiple of the
+#: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
+#: other, the scheduler and TCP.
+SWITCH = {"gpu": 0.4, "cpu": 4.0}
+#: The same of a cluster of one GPU: 32 and 64 tall products of 1 to 4 ms took an H200 1.4
+#: and 1.6 ms each more than 4 and 8 larger ones, what is scheduled beside them included. (Of
+#: several workers the same is not known.)
+ALONE = 2.0
+#: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
+#: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
+CHAINED = {"gpu": 3.6, "cpu": 0.0}
+#: From the end of a task to the beginning of what it alone held up, as a multiple of the same: 3
+#: ms, for the scheduler sends what it has for a worker every 5 ms. A product has such steps where
+#: blocks are packed once, cut anew, added up or mirrored: 2 to 5 ms each on two H200s, in squares
+#: of 16384 to 32768.
+STEP = 6
+#: A task that packs a block or cuts one anew, beside its bytes; and, for packing, bytes read and
+#: written for each of the block: 2.0, 2.6 and 3.6 ms for 0.5, 1 and 2 GiB in products on two H200s
+#: (0.55 and 1.1 ms for the first two where nothing else happens in the process).
+PACK_S, PACK_BYTES = 1.5e-3, 4
+#: The same within a product, for each byte that the kernel reads or writes: 2.5 and 2.1 ms for 2^30
+#: elements in `float32` and `tf32` on an H200.
+WITHIN_BYTES = 1.2
+#: The same of a block that a Gram product packs for both sides, for each of its bytes: tall ones
+#: are read twice, which takes 3.0 and 2.4 ms for as many.
+MIRRORED_BYTES = 2.7
+#: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
+#: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
+PART = 0.4
+#: Of an operand that is cut again, for each bundle of pieces that a worker fetches; and for each
+#: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
+#: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
+FETCH_S, PIECE_S = 4e-4, 5e-5
+#: For a thread to multiply one of many pieces by itself, and as much again to pack for it. The GPU
+#: works meanwhile. X W of 1048576 x 8192 in 364 pieces and 64 columns took an H200 75 ms, of
+#: 4194304 x 2048 and 256 columns 79 to 108 in 256 pieces that are packed, 270 in 1024.
+LAUNCH_S = 1.25e-4
+#: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
+#: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
+SUMS_BYTES = 4
+
+#: Sides of packed products whose partly empty tiles are counted; longer ones have many tiles.
+NARROW = 1024
+
+#: Bytes per second at which finished blocks leave a full device: host link of a GPU
+#: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
+SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
+
+#: What one thread of a worker does.
+IN_TURN = (
+    "block products",
+    "packing",
+    "cutting",
+    "launching",
+    "decoding",
+    "sums between slabs",
+    "between tasks",
+)
+#: What runs beside that.
+BESIDE = ("transfers", "scheduling", "to the GPUs", "from the GPUs")
+#: What comes before the first block product, after the last, or stops all.
+AROUND = (
+    "starting",
+    "from step to step",
+    "first blocks",
+    "last sums",
+    "mirroring",
+    "joining C",
+    "handing C out",
+    "last blocks from a GPU",
+    "spilling",
+)
+#: What runs side by side still gets in each other's way: this share of all but the longest
+#: is added. Arbitrary; it makes the chooser prefer fewer bytes among equally fast plans.
+FRICTION = 0.1
+
+
+def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
+    """Seconds of the slowest worker, by name; it receives and spills so many bytes.
+
+    A worker packs, multiplies, hands sums from slab to slab and goes from task to task in turn.
+    That, transfers and the scheduler run side by side: the longest of the three counts. On top of
+    it the product is planned and sent, the first blocks are waited for, partial sums of parts of k
+    travel when the last slab is done, and what does not fit is spilled and read back.
+    """
+    p, device = layout.problem, cluster.slowest
+    copying = device.copy_gbps * 1e9
+    cuts = layout.recut.tasks
+    each = crowd(layout, cluster)
+    flops = each * layout.share_flops
+    rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
+    levels, fetched, sums = _sums(layout)
+    handed_on = each * layout.handed_on * p.sum_bytes
+    mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
+    handed_out, joined = layout.handing_out(cluster.workers)
+    tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
+    chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
+    fewest = layout.blocks * layout.parts // cluster.workers
+    links = layout.links - 1 if fewest <= cluster.threads else 0
+    switch = ALONE if cluster.alone and device.kind == "gpu" else SWITCH[device.kind]
+    switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
+    cut_first = bool(layout.cut_apart)  # C is not waited for
+    bundled = isinstance(layout, GatheredLayout) and layout.bundled
+    steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
+    steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
+    products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
+    alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
+    launches = layout.bands * (1 + layout.on_tensor_cores)
+    transfers, first = arrivals(layout, cluster, moved, alone)
+    up, first_up = going_up(layout, cluster)
+    back = way_back(layout, cluster, each)
+    held_up = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
+    terms = {
+        "block products": products,
+        "transfers": transfers,
+        "packing": packing,
+        "cutting": _cutting(layout, cluster),
+        "launching": max(0, launches * LAUNCH_S - products - packing),
+        "decoding": reading_seconds(layout, cluster),
+        "to the GPUs": up,
+        "from the GPUs": 0.0,
+        "sums between slabs": SUMS_BYTES * handed_on / copying,
+        "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
+        + min(held_up, (up + first_up + back) / 2),
+        "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
+        "starting": cluster.call_s
+        + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
+        "from step to step": steps * STEP * cluster.task_overhead_s,
+        "first blocks": first + first_up,
+        "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
+        "mirroring": mirrored / copying if layout.mirrors else 0.0,
+        "joining C": _joining(layout, cluster),
+        "handing C out": _handing_out(layout, cluster, joined),
+        "last blocks from a GPU": 0.0,
+        "spilling": 2 * spilled / SPILL_RATE[device.kind],
+    }
+    # Of C, what is on its way back beside the products depends on how long these take.
+    in_turn = max(up, sum(terms[name] for name in IN_TURN))
+    beside, last = coming_back(layout, each, back, in_turn)
+    terms |= {"from the GPUs": beside, "last blocks from a GPU": last}
+    return terms
+
+
+def _sums(layout: Layout) -> tuple[int, int, int]:
+    """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
+    block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
+    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.share_sums, block), 0, 0
+    while parts > 1:
+        at_once = min(layout.fan_in, parts)
+        blocks = ceil_div(blocks, at_once)
+        fetched += (at_once - 1) * blocks
+        parts, levels = ceil_div(parts, layout.fan_in), levels + 1
+    return levels, fetched, fetched * block
+
+
+def _joining(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds from the last portion to the last block of C: those of one block travel then."""
+    if not isinstance(layout, GatheredLayout) or not layout.joined:
+        return 0.0
+    size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
+    per_row = layout.portions_received / max(1, layout.most_joined)  # in so many portions it is
+    rows, columns = layout.sides
+    travels = max(rows) * max(columns) * size * per_row / link_rate(layout, cluster)
+    read = layout.most_joined * size * (1 + per_row)
+    copied = (read + layout.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)
+    return travels + copied + (1 + PART * (workers - 1)) * cluster.link.latency_s
+
+
+def _handing_out(layout: Layout, cluster: ClusterSpec, moved: int) -> float:
+    """Seconds for the last chunks of C: all is read and written, and so many bytes travel."""
+    if not layout.hands_out:
+        return 0.0
+    copied = 2 * layout.share_result * layout.problem.out_bytes
+    travels = moved / min(cluster.workers, layout.grid.workers) / link_rate(layout, cluster)
+    latency = cluster.link.latency_s * (moved > 0)
+    return copied / (cluster.slowest.copy_gbps * 1e9) + travels + latency
+
+
+def _packing(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of the busiest worker: blocks packed once at home, others in every product."""
+    p = layout.problem
+    if not p.packable:
+        return 0.0
+    seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
+    if isinstance(layout, GatheredLayout):
+        packed = layout.packed_by_products.items()
+        return sum(_packed_within(p, layout.spec(role)) * n for role, n in packed) / rate
+    sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
+    for role in layout.roles:
+        edges, spec = sides[role]
+        once, count = role in layout.packed, len(edges)
+        elements = max(edges) * max(layout.slabs)
+        # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
+        alone = count if once or layout.mirrors else 0
+        within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
+        if layout.banded not in ("", role):  # each block anew for every piece of the other one
+            bands = len(layout.across_k(layout.banded))
+            within *= ceil_div(bands, len(sides[layout.banded][0]))
+        seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
+        each = PACK_BYTES if once else MIRRORED_BYTES
+        moved = each * max(spec.itemsize, p.sum_bytes) * elements
+        seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
+    return seconds
+
+
+def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
+    """Bytes that packing an element within a product takes as long as."""
+    widened = 2 * problem.sum_bytes if spec.itemsize < problem.sum_bytes else 0  # written and read
+    return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
+
+
+def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
+    """Seconds of a worker that brings its share of the operands into other blocks."""
+    workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
+    recut, rate = layout.recut, cluster.slowest.copy_gbps * 1e9
+    once = ceil_div(recut.tasks, workers) * PACK_S + ceil_div(recut.fetched, workers) * FETCH_S
+    moved = 2 * recut.copied / workers  # read and written
+    return once + ceil_div(recut.pieces, workers) * PIECE_S + moved / rate
+
+
+def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
+    """Of so many blocks in every slab, those of the busiest worker."""
+    return ceil_div(blocks * len(layout.slabs), cluster.workers)
+
+
+def _filled_up(layout: Layout) -> float:
+    """By how much more is multiplied of narrow blocks: whole tiles of tensor cores."""
+    if not layout.problem.packs:
+        return 1.0
+    sides = max(layout.row_sizes), max(layout.n_blocks)
+    return prod(ceil_div(x, PACKED_ROWS) * PACKED_ROWS / x for x in sides if 0 < x < NARROW)
+
+
+def product_gflops(problem: Problem, device: DeviceSpec) -> float:
+    """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
+    measured = dict(device.packed_gflops).get(problem.pack) if problem.packs else None
+    return measured or device.gflops / problem.relative_cost
+
+
+def _many_chunks(problem: Problem) -> int:
+    """Chunks of the operands, but for a few."""
+    given = (problem.a, problem.b, problem.c)
+    chunks = sum(spec.blocks for spec in given if spec is not None)
+    return max(0, chunks - FEW_CHUNKS)
+
+
+def total_seconds(terms: Terms) -> float:
+    """Predicted seconds from the terms of `seconds`."""
+    in_turn = sum(terms[name] for name in IN_TURN)
+    side_by_side = [in_turn, *(terms[name] for name in BESIDE)]
+    longest = max(side_by_side)
+    hidden = FRICTION * (sum(side_by_side) - longest)
+    return longest + hidden + sum(terms[name] for name in AROUND)

@@ -1,0 +1,1 @@
+"""Who computes which block, and who keeps the operands' blocks."""

@@ -1,0 +1,272 @@
+"""Who computes which block of a Gram product's triangle, and when: see `layouts.symmetric`.
+
+A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
+stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
+less to do computes the block. In a grid of few rows and one column anybody may: blocks are dealt
+diagonal by diagonal, each to a place with the least to do, of these to one that needs the fewest
+further operand blocks, and the halves on the diagonal at last. Any number of workers then has even
+shares of as many block rows, or of twice as many: with 8 of each, 3 blocks and 2 halves, or 4.
+Which blocks are computed never depends on the grid, so that the bits do not either.
+
+A deal is who computes what. It does not depend on slabs, nor on waves, so that the many layouts
+that a search looks at share few deals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property, lru_cache
+from itertools import product
+
+from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.triangle import computed
+
+#: Blocks are dealt out freely among at most so many places, of so many block rows for each: every
+#: place is tried for every block, and of finer blocks a cyclic deal is even enough.
+FREE_PLACES, FREE_ROWS = 16, 2
+
+#: Row and column of a place in a plane of workers.
+Spot = tuple[int, int]
+#: Batch block and block row of op(A).
+Panel = tuple[int, int]
+#: Block row, over all matrices, and block column of C.
+Cell = tuple[int, int]
+
+
+@lru_cache(maxsize=16)
+def _order(rows: int, flats: int, free: bool) -> list[tuple[int, int, int]]:
+    """Batch block, block row, block column: first what has no choice; last what is small."""
+    diagonal = [(flat, i, i) for flat in range(flats) for i in range(rows)]
+    if free:
+        steps = [(d, j) for d in range(1, rows) for j in range(rows - d)]
+        return [(flat, j + d, j) for flat in range(flats) for d, j in steps] + diagonal
+    return diagonal + [(flat, i, j) for flat in range(flats) for i in range(rows) for j in range(i)]
+
+
+class Deal:
+    """The computed blocks of C, dealt out to the places of a plane of workers.
+
+    Parameters
+    ----------
+    p_m, p_n : int
+    blocks : Blocks
+        Of C's rows, and of its columns.
+    batch_sizes : Blocks
+        Matrices in each batch block.
+    dtype : str
+        In which sums are made.
+
+    Attributes
+    ----------
+    cells : list of (int, int, int)
+        Batch block, block row and block column of all that is computed, in the order of dealing.
+    places : list of Spot
+        Of each: who computes it.
+    turned : list of bool
+        Of each: whether that is the mirrored place.
+    sizes : list of int
+        Of each: elements, over all matrices.
+    computed_in_all, most_computed : int
+        Elements of C that are computed, by all places and by the busiest one.
+    """
+
+    def __init__(
+        self, p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str = "float32"
+    ) -> None:
+        self.plane = p_m, p_n
+        self.blocks = blocks
+        self.batch_sizes = batch_sizes
+        self.cells = _order(len(blocks), len(batch_sizes), self.free)
+        self.places: list[Spot] = []
+        self.turned: list[bool] = []
+        self.sizes = [batch_sizes[flat] * blocks[i] * blocks[j] for flat, i, j in self.cells]
+        self._panels: dict[Spot, set[Panel]] = {(row, 0): set() for row in range(p_m)}
+        self._work: Counter[Spot] = Counter()
+        halves = [computed(size, dtype) for size in blocks]
+        choose = self._freely if self.free else self._cyclic
+        for (flat, i, j), size in zip(self.cells, self.sizes, strict=True):
+            place, turned = choose(flat, i, j)
+            self._work[place] += size if i != j else batch_sizes[flat] * halves[i]
+            self.places.append(place)
+            self.turned.append(turned)
+        self.computed_in_all = sum(self._work.values())
+        self.most_computed = max(self._work.values())
+
+    @property
+    def free(self) -> bool:
+        """Any place may compute any block."""
+        p_m, p_n = self.plane
+        return p_n == 1 and p_m <= FREE_PLACES and len(self.blocks) <= FREE_ROWS * p_m
+
+    def _cyclic(self, flat: int, i: int, j: int) -> tuple[Spot, bool]:
+        """Of a block's own place and the mirrored one the one with less to do."""
+        (p_m, p_n), first = self.plane, flat * len(self.blocks)
+        here, there = ((first + i) % p_m, j % p_n), ((first + j) % p_m, i % p_n)
+        # Equal places share: which one is asked first changes from block to block.
+        if self._work[there] < self._work[here] + (i + j) % 2:
+            return there, True
+        return here, False
+
+    def _freely(self, flat: int, i: int, j: int) -> tuple[Spot, bool]:
+        """Of all places with the least to do, the one that needs the fewest further blocks."""
+        panels, have, work = {(flat, i), (flat, j)}, self._panels, self._work
+        place = min(have, key=lambda at: (work[at], len(panels - have[at]), len(have[at])))
+        have[place] |= panels
+        return place, False
+
+    @cached_property
+    def owners(self) -> dict[Cell, Spot]:
+        """By cell: its own place (i, j), or the mirrored one (j, i), not wrapped around the grid.
+
+        Or, dealt out freely, any place.
+        """
+        found = {}
+        for (flat, i, j), place, turned in zip(self.cells, self.places, self.turned, strict=True):
+            first = flat * len(self.blocks)
+            own = (first + j, i) if turned else (first + i, j)
+            found[first + i, j] = place if self.free else own
+        return found
+
+    @cached_property
+    def most_summed(self) -> int:
+        """Elements of the blocks that the busiest place computes, whole ones on the diagonal."""
+        return self._most(1)
+
+    @cached_property
+    def most_kept(self) -> int:
+        """The same with the mirror images of the others."""
+        return self._most(2)
+
+    def _most(self, times: int) -> int:
+        """Elements of the busiest place, those off the diagonal so many times."""
+        held: Counter[Spot] = Counter()
+        for (_, i, j), place, size in zip(self.cells, self.places, self.sizes, strict=True):
+            held[place] += size if i == j else times * size
+        return max(held.values())
+
+    @cached_property
+    def lines(self) -> dict[Panel, tuple[set[Spot], list[Spot]]]:
+        """By batch block and block row of op(A), where this block is used.
+
+        As rows of C, by these places; and as columns of C, by those, from the diagonal down.
+        """
+        rows = range(len(self.blocks))
+        places = dict(zip(self.cells, self.places, strict=True))
+        return {
+            (flat, i): (
+                {places[flat, i, j] for j in rows[: i + 1]},
+                [places[flat, below, i] for below in rows[i:]],
+            )
+            for flat, i in product(range(len(self.batch_sizes)), rows)
+        }
+
+    @cached_property
+    def users(self) -> dict[Panel, list[Spot]]:
+        """By batch block and block row of op(A): the places that use it, in order."""
+        return {panel: sorted(along.union(down)) for panel, (along, down) in self.lines.items()}
+
+    @cached_property
+    def homes(self) -> dict[Panel, list[Spot]]:
+        """The users of each block, the one first that keeps its first slab, and few others."""
+        begin: Counter[Spot] = Counter()
+        homes = {}
+        for (flat, block), users in self.users.items():
+            at = min(range(len(users)), key=lambda i: (begin[users[i]], (i - block) % len(users)))
+            begin[users[at]] += 1
+            homes[flat, block] = users[at:] + users[:at]
+        return homes
+
+    def rows_of(self, panel: Panel) -> int:
+        """Rows of a block of op(A), over all its matrices."""
+        return self.batch_sizes[panel[0]] * self.blocks[panel[1]]
+
+
+class Waves:
+    """A deal worked on in waves of block rows.
+
+    Parameters
+    ----------
+    deal : Deal
+    rows : int
+        Block rows that make up a wave.
+    """
+
+    def __init__(self, deal: Deal, rows: int) -> None:
+        self.deal = deal
+        self.rows = rows
+
+    @cached_property
+    def computed(self) -> dict[int, dict[Spot, list[Cell]]]:
+        """By wave and place: the cells."""
+        found: dict[int, dict[Spot, list[Cell]]] = {}
+        for (flat, i, j), place in zip(self.deal.cells, self.deal.places, strict=True):
+            row = flat * len(self.deal.blocks) + i
+            found.setdefault(row // self.rows, {}).setdefault(place, []).append((row, j))
+        return found
+
+    @cached_property
+    def users(self) -> dict[Panel, dict[int, set[Spot]]]:
+        """By batch block and block row of op(A), then by wave: the places that use it."""
+        return {panel: self._waves_of(panel) for panel in self.deal.lines}
+
+    def _waves_of(self, panel: Panel) -> dict[int, set[Spot]]:
+        along, down = self.deal.lines[panel]
+        row, at, found = panel[0] * len(self.deal.blocks) + panel[1], 0, {}
+        while at < len(down):
+            wave = (row + at) // self.rows
+            end = (wave + 1) * self.rows - row
+            found[wave] = set(down[at:end])
+            at = end
+        found[row // self.rows] |= along
+        return found
+
+    @cached_property
+    def most_summed(self) -> int:
+        """Elements of the blocks that the busiest place computes in one wave."""
+        deal, sums = self.deal, Counter[tuple[int, Spot]]()
+        for (flat, i, _), place, size in zip(deal.cells, deal.places, deal.sizes, strict=True):
+            sums[(flat * len(deal.blocks) + i) // self.rows, place] += size
+        return max(sums.values())
+
+    @cached_property
+    def sent(self) -> int:
+        """Elements of op(A), per unit of k, that places receive from where they are kept."""
+        return sum(
+            self.deal.rows_of(panel) * (sum(map(len, waves.values())) - 1)
+            for panel, waves in self.users.items()
+        )
+
+    @cached_property
+    def panel(self) -> int:
+        """Elements of op(A), per unit of k, that the busiest place needs in one wave."""
+        return max(self._needed.values())
+
+    @cached_property
+    def needed(self) -> Counter[Spot]:
+        """Elements of op(A), per unit of k, that each place needs in all waves together."""
+        found: Counter[Spot] = Counter()
+        for (_, place), size in self._needed.items():
+            found[place] += size
+        return found
+
+    @cached_property
+    def _needed(self) -> Counter[tuple[int, Spot]]:
+        needed: Counter[tuple[int, Spot]] = Counter()
+        for panel, waves in self.users.items():
+            size = self.deal.rows_of(panel)
+            for wave, places in waves.items():
+                for place in places:
+                    needed[wave, place] += size
+        return needed
+
+
+#: Layouts that differ in their slabs only are dealt out alike.
+dealt = lru_cache(maxsize=256)(Deal)
+
+
+@lru_cache(maxsize=256)
+def in_waves(
+    p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str, rows: int
+) -> Waves:
+    """The waves of a deal."""
+    return Waves(dealt(p_m, p_n, blocks, batch_sizes, dtype), rows)

@@ -1,0 +1,191 @@
+"""What it takes to bring an operand, or the C that is added, into other blocks than it comes in.
+
+Blocks are cut at the boundaries of the new ones, where they lie, and pieces joined where they are
+needed (`multimm.graph.lowering.rechunk`):
+
+    old   |     0     |     1     |        pieces: the spans between all boundaries
+    new   |  0  |    1    |    2  |        here 4: two of each old block; the middle two
+    piece |  0  |  1  | 2 |  3    |        are joined to a new one
+
+What one worker has of a new block travels in one bundle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate, pairwise, product, starmap
+from math import ceil, prod
+from typing import NamedTuple
+
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.tiling.grid import Blocks, remembered
+
+Where = tuple[slice, ...]
+Index = tuple[int, ...]
+
+
+class Recut(NamedTuple):
+    """Operands that are cut into other blocks: what is expected of blocks that lie anywhere.
+
+    Of those in the order in which they lie it is known what travels: see `Homes.away`.
+    """
+
+    nbytes: int  #: that travel for it
+    tasks: int  #: that bundle what travels, and that join pieces
+    fetched: int  #: bundles, and pieces that travel alone
+    pieces: int  #: that are copied, each as often as that is done
+    copied: int  #: bytes
+
+    @classmethod
+    def of_all(cls, each: Iterable[Recut]) -> Recut:
+        """The sums."""
+        return cls(*map(sum, zip(cls(0, 0, 0, 0, 0), *each, strict=True)))
+
+
+class Cuts(NamedTuple):
+    """Of one array: each piece that is not a whole block is cut, each new block is joined."""
+
+    pieces: int  #: but those that are blocks before and after
+    cut: int  #: pieces
+    joined: int  #: blocks
+
+
+def once(
+    spec: MatrixSpec,
+    blocks: tuple[Blocks, ...],
+    workers: int,
+    *,
+    beyond: bool,
+    away: float | None = None,
+) -> Recut:
+    """What tasks of their own do that bring a matrix into other blocks.
+
+    A piece is rarely where it will be needed, unless there is one worker, or unless it is known
+    which share of all is `away`. What lies `beyond` the grid is sent to a worker of it, to be cut,
+    and on from there.
+    """
+    found, away = cuts(spec.chunks, blocks), 1 - 1 / workers if away is None else away
+    arriving, sources = found.pieces * away, found.joined * (workers - 1)
+    # Where several come from each worker; else what need not be cut travels as it is.
+    bundled, bundles = (arriving, sources) if arriving > sources else (2 * [found.cut * away])
+    copied = spec.nbytes * (1 + bundled / max(1, found.pieces))
+    fetched = min(arriving, sources) + found.pieces * beyond
+    return Recut(
+        int(spec.nbytes * (away + beyond)),
+        found.joined + ceil(bundles),
+        ceil(fetched),
+        found.pieces + ceil(bundled),
+        int(copied),
+    )
+
+
+@remembered
+def away(before: Blocks, owners: Blocks, after: Blocks, keepers: Blocks) -> float:
+    """The share of an axis that does not lie with those who keep its new blocks.
+
+    >>> away((4, 4), (0, 1), (2, 6), (0, 1))
+    0.25
+    """
+    ends, new, start, near = [*accumulate(after)], 0, 0, 0
+    for size, owner in zip(before, owners, strict=True):
+        end = start + size
+        while start < end:
+            stop = min(end, ends[new])
+            near += (stop - start) * (keepers[new] == owner)
+            new, start = new + (stop == ends[new]), stop
+    return 1 - near / max(1, start)
+
+
+def within(spec: MatrixSpec, blocks: tuple[Blocks, ...], uses: int, *, beyond: bool) -> Recut:
+    """What the products of one worker do that cut and join what they need, each for itself."""
+    pieces = cuts(spec.chunks, blocks).pieces * uses
+    return Recut(spec.nbytes * beyond, 0, pieces * beyond, pieces, spec.nbytes * uses)
+
+
+def added(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: bool) -> Recut:
+    """The same as `once` for what is used once: its users join it, and need no tasks for that."""
+    found = once(spec, blocks, workers, beyond=beyond)
+    return found._replace(tasks=found.tasks - cuts(spec.chunks, blocks).joined)
+
+
+def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> Cuts:
+    """What brings an array into other blocks.
+
+    >>> cuts(((3, 3),), ((1, 2, 3),))
+    Cuts(pieces=2, cut=2, joined=2)
+    """
+    axes = starmap(_along_axis, zip(before, after, strict=True))
+    pieces, whole, same, blocks = (prod(counts) for counts in zip(*axes, strict=True))
+    return Cuts(pieces - same, pieces - whole, blocks - same)
+
+
+@remembered
+def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
+    """Pieces, those of them that are whole old blocks, and new ones too, and new blocks."""
+    old, new = ([0, *accumulate(blocks)] for blocks in (before, after))
+    pieces = {*pairwise(sorted({*old, *new}))}
+    whole = pieces & {*pairwise(old)}
+    return len(pieces), len(whole), len(whole & {*pairwise(new)}), len(after)
+
+
+def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:
+    """Of each block that a rectangle has a part of: its index, which part, and where it goes."""
+    axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
+    found = []
+    for spans in product(*axes):
+        at, cut, to = zip(*spans, strict=True)
+        found.append((at, cut, to))
+    return found
+
+
+def _along(blocks: Blocks, at: slice) -> list[tuple[int, slice, slice]]:
+    """Of each block that a stretch has a part of: its number, which part, and where it goes.
+
+    >>> _along((4, 4, 4), slice(2, 8))
+    [(0, slice(2, 4, None), slice(0, 2, None)), (1, slice(0, 4, None), slice(2, 6, None))]
+    """
+    ends = list(accumulate(blocks))
+    if at.start == at.stop:  # of something without elements
+        return [(0, slice(0, 0), slice(0, 0))]
+    found = []
+    for number in range(bisect_right(ends, at.start), len(blocks)):
+        begin = ends[number] - blocks[number]
+        if begin >= at.stop:
+            break
+        start, stop = max(begin, at.start), min(ends[number], at.stop)
+        cut, to = slice(start - begin, stop - begin), slice(start - at.start, stop - at.start)
+        found.append((number, cut, to))
+    return found
+
+
+def offsets(blocks: Blocks) -> list[slice]:
+    """Where each block lies along its dimension.
+
+    >>> offsets((4, 2))
+    [slice(0, 4, None), slice(4, 6, None)]
+    """
+    return [slice(*span) for span in spans(blocks)]
+
+
+def spans(blocks: Blocks) -> list[tuple[int, int]]:
+    """Where each block begins and ends."""
+    return [*pairwise([0, *accumulate(blocks)])]
+
+
+def shape_of(where: Where) -> tuple[int, ...]:
+    """The shape of a rectangle.
+
+    >>> shape_of((slice(2, 8), slice(0, 3)))
+    (6, 3)
+    """
+    return tuple(at.stop - at.start for at in where)
+
+
+def size_of(chunks: tuple[Blocks, ...], at: Index) -> tuple[int, ...]:
+    """The shape of a block.
+
+    >>> size_of(((4, 2), (3,)), (1, 0))
+    (2, 3)
+    """
+    return tuple(blocks[i] for blocks, i in zip(chunks, at, strict=True))

@@ -1,0 +1,1 @@
+"""How a problem is cut: blocks, k-tiles, grids of workers, and where the cuts lie."""

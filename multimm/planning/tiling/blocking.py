@@ -1,0 +1,126 @@
+"""Sizes of blocks and slabs for one arrangement of workers.
+
+How many there are is counted in `multimm.planning.tiling.counts`, and where they are cut is chosen
+in `multimm.planning.tiling.boundaries`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from multimm.planning.cost import memory
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.layouts.symmetric import GramLayout
+from multimm.planning.options import Options
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.boundaries import batch_blocks, choose_side, choose_slabs
+from multimm.planning.tiling.counts import (
+    AS_USUAL,
+    CHAINS,
+    LONGEST,
+    Cut,
+    count_c,
+    count_slabs,
+    usual_edges,
+    without_blas,
+)
+from multimm.planning.tiling.grid import Grid, ceil_div
+
+
+def lay_out(
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
+) -> tuple[Layout, memory.Held]:
+    """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
+
+    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
+    """
+    cluster = cluster.first(grid.workers)
+    if options.whole:
+        batch = tuple((size,) for size in problem.batch_shape)
+        # Of one array on both sides only one goes to a GPU; a C would be added by another task.
+        halves = problem.in_one and problem.gram and problem.c is None
+        kind = GramLayout if halves else Layout
+        layout = kind(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        return layout, memory.held(layout, cluster)
+    edge, least = usual_edges(problem, cluster)
+    least //= 2
+    layout = _blocks(problem, cluster, grid, options, edge, cut)
+    held = memory.held(layout, cluster)
+    if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
+        # Rather pack a block for each product than spill what was packed.
+        layout = replace(layout, pack_once=False)
+        held = memory.held(layout, cluster)
+    while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
+        if layout.longest > LONGEST:
+            break
+        narrower = _narrower(layout)
+        if narrower is not None:
+            layout = narrower
+        else:  # cut blocks and slabs
+            edge //= 2
+            layout = replace(
+                _blocks(problem, cluster, grid, options, edge, cut),
+                stream=layout.stream,
+                pack_once=layout.pack_once,
+            )
+        held = memory.held(layout, cluster)
+    return layout, held
+
+
+def in_memory(layout: Layout, cluster: ClusterSpec) -> tuple[Layout, memory.Held]:
+    """The same blocks, of as many at once as fit in memory, and what they take."""
+    held = memory.held(layout, cluster)
+    while not _fits(layout, held, cluster) and (narrower := _narrower(layout)) is not None:
+        layout, held = narrower, memory.held(narrower, cluster)
+    return layout, held
+
+
+def _narrower(layout: Layout) -> Layout | None:
+    """The same blocks in less memory; None where all has been done."""
+    # 1. Read operands as they are needed, where they can be read again.
+    if all(layout.problem.rereadable) and not layout.stream:
+        return replace(layout, stream=True)
+    # 2. Work on fewer block rows at once.
+    return replace(layout, band=ceil_div(layout.band, 2)) if layout.band > 1 else None
+
+
+def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
+    """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
+    # Operands that cannot be read again are Dask's to spill.
+    if layout.stream or not all(layout.problem.rereadable):
+        held = held[0], {}
+    return not memory.excess(held, cluster)
+
+
+def _blocks(
+    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
+) -> Layout:
+    least = min(edge, usual_edges(problem, cluster)[1])
+    batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
+    parallel = prod(len(blocks) for blocks in batch)
+    chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
+    counts = count_c(problem, grid, parallel, chains, edge, least, cut)
+    loops = without_blas(problem, cluster)
+    slabs = count_slabs(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
+    keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
+    k_slabs = choose_slabs(problem, grid, slabs, options.slabs, keep)
+    (rows, cols), (block_m, block_n) = counts, options.edges
+    halves = problem.gram and block_m == block_n
+    along = rows if halves else grid.p_m
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
+    band = ceil_div(parallel * len(m_blocks), grid.p_m)
+    if halves:
+        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
+    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+
+
+def _no_longer(cut: Cut) -> Cut:
+    """With slabs no longer than usual."""
+    return cut._replace(slabs=max(1, cut.slabs))
+
+
+def _longest_chunk(problem: Problem) -> int:
+    return max(map(max, (*problem.a.chunks[-2:], *problem.b.chunks[-2:])))

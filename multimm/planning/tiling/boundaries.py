@@ -1,0 +1,143 @@
+"""Where blocks and slabs begin and end: at the chunks' own boundaries, or evenly.
+
+The inputs' own chunks are kept where they serve (neighbours joined when they are tiny) and
+replaced by even blocks where they do not; the boundaries of two operands are never merged
+into their union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.grid import (
+    Blocks,
+    Grid,
+    ceil_div,
+    even,
+    group,
+    group_regular,
+    is_regular,
+    largest_share,
+    regular,
+    remembered,
+)
+
+#: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
+MOST_CHUNKS = 256
+#: Kernels compute tiles of 128 x 256 and pack slabs of 64; rows that begin on 16 bytes are copied
+#: fastest. With columns in blocks of 15446 two H200s multiplied 46336 squares at 93 % of their own
+#: FP32 rate, 32768 and 65536 at 98 and 99 %.
+GRAINS = (256, 128, 64, 32, 16, 8, 4)
+#: Blocks are rounded to a grain if they are at least so many long, and no worker's share grows by
+#: more than this: arbitrary.
+LEAST_GRAINS, ROUNDING = 16, 1.002
+#: Given chunks are kept if the busiest worker's share grows by no more than this: arbitrary.
+IMBALANCE = 1.2
+
+
+def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]:
+    """Chunks of the batch dimensions, small matrices joined up to about edge^2 elements.
+
+    Where there are enough matrices, `wanted` batch blocks or more: then none is shared.
+    """
+    matrix = max(problem.m * problem.n, problem.m * problem.k, problem.k * problem.n, 1)
+    room = max(1, min(edge * edge // (4 * matrix), problem.batch // wanted))
+    grouped: list[Blocks] = []
+    for chunks in reversed(problem.batch_chunks):
+        blocks = group_regular(chunks, room, 1)
+        if max(blocks) > 2 * room:
+            blocks = regular(sum(chunks), room)
+        grouped.append(blocks)
+        room = max(1, room // max(1, max(blocks)))
+    return tuple(reversed(grouped))
+
+
+def choose_slabs(problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int) -> Blocks:
+    """The operand that lies somewhere, and the larger one, keeps its chunks along k."""
+    hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
+    hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
+    along_k = [chunks for _, chunks in hints]
+    return choose(problem.k, count, grid.p_k, along_k, fixed, kept(hints[0][0], keep))
+
+
+def kept(spec: MatrixSpec, keep: int) -> int:
+    """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
+    return keep if any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
+
+
+@remembered
+def _evenly(size: int, count: int, workers: int) -> Blocks:
+    """`count` blocks, all of one size but the last where that gives as many: files are chunked so.
+
+    Of a round size, if no worker gets more for it.
+    """
+    usual = regular(size, ceil_div(size, count))
+    if len(usual) != count:
+        usual = even(size, count)
+    most = ROUNDING * largest_share(usual, workers)
+    for grain in GRAINS:
+        blocks = regular(size, ceil_div(size, count * grain) * grain)
+        fits = len(blocks) == count and size >= LEAST_GRAINS * count * grain
+        if fits and largest_share(blocks, workers) <= most:
+            return blocks
+    return usual
+
+
+def choose_side(
+    problem: Problem, axis: int, count: int, workers: int, fixed: int | None, keep: int
+) -> Blocks:
+    """Block rows of C (axis -2), or its block columns (-1).
+
+    The chunks that are wanted, or A's rows and B's columns, joined, where they serve: of chunks
+    that are parts of blocks nothing travels when C is handed out. Where none are wanted, and in the
+    order in which C is stored, regular blocks are the better, for they are handed out as they are.
+    """
+    spec = problem.a if axis == -2 else problem.b
+    hints = [spec.chunks[axis]]
+    ordered = problem.rows if axis == -2 else problem.columns
+    if problem.chunks and not ordered:
+        hints.insert(1 if keep else 0, problem.chunks[axis])
+    size = problem.m if axis == -2 else problem.n
+    result = not (problem.chunks or ordered)
+    return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
+
+
+def choose(
+    size: int,
+    count: int,
+    workers: int,
+    hints: Sequence[Blocks],
+    fixed: int | None,
+    keep: int,
+    *,
+    result: bool = False,
+) -> Blocks:
+    """The given chunks, joined, if they serve as well as `count` even blocks; else those.
+
+    With `keep`, the first hint is taken as it is, chunks below that length joined. Of a `result`,
+    what is joined is regular where it can be, and what is not is, always.
+    """
+    if fixed is not None:
+        return regular(size, fixed)
+
+    if keep and min(2, workers) <= len(hints[0]) <= MOST_CHUNKS:  # one block serves one worker
+        return group_regular(hints[0], keep, workers) if result else group(hints[0], keep)
+    blocks = _evenly(size, count, workers)
+    if result and not is_regular(blocks):
+        blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
+
+    def serves(joined: Blocks) -> bool:
+        few_enough = len(joined) <= 2 * len(blocks)
+        small_enough = max(joined) <= 1.5 * max(blocks)
+        share = largest_share(blocks, workers)
+        return few_enough and small_enough and largest_share(joined, workers) <= IMBALANCE * share
+
+    for chunks in hints:
+        joined = group(chunks, max(blocks))
+        if not serves(joined):
+            continue
+        other = group_regular(chunks, max(blocks), workers) if result else joined
+        return other if serves(other) else joined
+    return blocks

@@ -1,0 +1,121 @@
+"""How many blocks and slabs, for one arrangement of workers.
+
+Where they begin and end is for `multimm.planning.tiling.boundaries` to say.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from multimm.planning.hardware import ClusterSpec
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.grid import Grid, ceil_div, remembered
+
+#: Edge of a float32 block: a 16384 x 16384 product keeps an H200 busy for 0.17 s and was the
+#: fastest block measured on 8 of them; 4096 on a CPU is about a second of one core.
+EDGE = {"gpu": 16384, "cpu": 4096}
+#: Blocks are not cut below this edge to make more of them: an H200 needs 4096 for its full
+#: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
+LEAST_EDGE = {"gpu": 2048, "cpu": 512}
+#: The two for what NumPy multiplies without BLAS, by loops that go down B's columns: 1.5e9
+#: multiply-adds of int32 per second in blocks of 200 to 400, 1.0e9 of 600, 0.4e9 of 1024 (one core
+#: of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too many: arbitrary.
+LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
+#: Multiply-adds that cost so much more than float32's have no BLAS: integers and long doubles.
+LOOPS = 50
+#: Chains of block products per worker and thread, at least: while one is multiplied another one's
+#: next slab is fetched. One worker fetches nothing.
+CHAINS = 2
+#: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
+#: one percent of the operations is at stake.
+MOST_BLOCK_ROWS = 64
+#: Blocks along one side beyond which they are neither cut further nor searched for better ones, for
+#: each look at them takes milliseconds: arbitrary.
+LONGEST = 5_000
+#: Elements of an operand's block, at most: the largest that were ever multiplied, on an H200.
+MOST_ELEMENTS = 2**31
+
+
+class Cut(NamedTuple):
+    """How many times as many blocks and slabs as usual: what a search varies."""
+
+    rows: float = 1  #: of blocks of C
+    columns: float = 1
+    slabs: float = 1
+    given: bool = False  #: or the operands' own chunks, only tiny ones joined
+
+
+AS_USUAL = Cut()
+
+
+def without_blas(problem: Problem, cluster: ClusterSpec) -> bool:
+    """Whether NumPy multiplies blocks without BLAS."""
+    return cluster.slowest.kind == "cpu" and problem.relative_cost >= LOOPS
+
+
+def usual_edges(problem: Problem, cluster: ClusterSpec) -> tuple[int, int]:
+    """Usual edge of a block, and the one below which none is cut to make more of them."""
+    if not without_blas(problem, cluster):
+        return EDGE[cluster.slowest.kind], LEAST_EDGE[cluster.slowest.kind]
+    edge = max(LOOP_EDGE, ceil_div(max(problem.m, problem.n, problem.k), LOOP_BLOCKS))
+    return edge, max(LEAST_LOOP_EDGE, edge // 2)
+
+
+def count_c(
+    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int, cut: Cut
+) -> tuple[int, int]:
+    """Block rows and block columns of each of so many batch blocks of C, worked on in parallel."""
+    sizes = problem.m, problem.n, problem.k
+    rows, cols = _counts(*sizes, grid, parallel, chains, edge, least)
+    if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
+        rows = _cut(rows, problem.m, least, cut.rows)
+    cols = _cut(cols, problem.n, least, cut.columns)
+    return (max(rows, cols),) * 2 if problem.gram else (rows, cols)
+
+
+def count_slabs(
+    problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
+) -> int:
+    """Slabs, beside so many block rows and block columns of C."""
+    k, p_k = problem.k, grid.p_k
+    sides = [ceil_div(size, n) for size, n in zip((problem.m, problem.n), counts, strict=True)]
+    slabs = max(p_k, _count(k, p_k, _room(edge, *sides), least))
+    if grid.workers > 1 and k // (2 * slabs) >= least:
+        slabs *= 2  # at least two slabs per part: the second travels while the first is used
+    slabs = max(p_k, min(ceil(slabs * cut.slabs), max(slabs, k // least)))
+    return max(slabs, ceil_div(max(sides) * k, MOST_ELEMENTS))
+
+
+@remembered
+def _counts(
+    m: int, n: int, k: int, grid: Grid, parallel: int, chains: int, edge: int, least: int
+) -> tuple[int, int]:
+    """Block rows and block columns of C: `chains` for each worker, where C has so many."""
+    thick = _room(edge, n, k), _room(edge, m, k)
+    rows = _count(m, ceil_div(grid.p_m, parallel), thick[0], least)
+    cols = _count(n, grid.p_n, thick[1], least)
+    while parallel * rows * cols < chains * grid.p_m * grid.p_n:
+        grow_rows = m // rows >= n // cols
+        if max(m // rows, n // cols) < 2 * least:
+            break
+        rows, cols = (rows * 2, cols) if grow_rows else (rows, cols * 2)
+    return rows, cols
+
+
+def _cut(count: int, size: int, least: int, finer: float) -> int:
+    """More blocks than `count`, but none below `least` and no more than are of use; or fewer."""
+    if finer < 1:
+        return ceil(count * finer)
+    return max(count, min(ceil(count * finer), size // least, MOST_BLOCK_ROWS))
+
+
+def _room(edge: int, *others: int) -> int:
+    """How long a block may be beside the block's other dimensions: about edge^2 elements."""
+    return edge * edge // max(1, *(min(edge, other) for other in others))
+
+
+def _count(size: int, workers: int, edge: int, least: int) -> int:
+    """How many blocks: a multiple of `workers`, none longer than `edge`, none below `least`."""
+    rounds = max(1, ceil_div(size, edge * workers))
+    return max(1, min(rounds * workers, max(workers, size // least)))

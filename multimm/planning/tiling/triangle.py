@@ -1,0 +1,55 @@
+"""A symmetric block: how much of it is computed, and in which pieces a library is to do that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from multimm.planning.tiling.grid import ceil_div
+
+#: Pieces of a block on the diagonal are at least so large: of float32, for which 256 is also the
+#: larger edge of our kernels' tiles, and of all else, which a library multiplies on GPUs too, and
+#: of which products of 256 x 256 leave most of a GPU idle.
+LEAST_PIECE = {"float32": 256}
+LEAST_OTHER = 1024
+#: Pieces begin at multiples of this many rows, on cache lines; otherwise arbitrary.
+GRAIN = 64
+
+
+class Piece(NamedTuple):
+    """Part of a block on the diagonal: rows of it, and columns."""
+
+    rows: slice
+    columns: slice
+
+
+@lru_cache(maxsize=256)
+def triangle(size: int, dtype: str = "float32") -> tuple[Piece, ...]:
+    """What of a block on the diagonal is computed: all below the diagonal, and little above it.
+
+    Half of the block is below both halves of its diagonal, which are triangles again. (A
+    recursive symmetric rank-k update: Elmroth, Gustavson, Jonsson and Kagstrom, 2004.) Our own
+    kernels compute whatever tiles reach the diagonal instead, which is about as much.
+
+    >>> [(p.rows.start, p.rows.stop, p.columns.start, p.columns.stop) for p in triangle(512)]
+    [(0, 256, 0, 256), (256, 512, 0, 256), (256, 512, 256, 512)]
+    """
+    return tuple(_pieces(0, size, LEAST_PIECE.get(dtype, LEAST_OTHER)))
+
+
+def _pieces(start: int, end: int, least: int) -> Iterator[Piece]:
+    middle = start + ceil_div(end - start, 2 * GRAIN) * GRAIN
+    if min(middle - start, end - middle) < least:
+        yield Piece(slice(start, end), slice(start, end))
+        return
+    yield from _pieces(start, middle, least)
+    yield Piece(slice(middle, end), slice(start, middle))
+    yield from _pieces(middle, end, least)
+
+
+@lru_cache(maxsize=1024)
+def computed(size: int, dtype: str = "float32") -> int:
+    """Elements of a block on the diagonal that are computed."""
+    pieces = triangle(size, dtype)
+    return sum((p.rows.stop - p.rows.start) * (p.columns.stop - p.columns.start) for p in pieces)
