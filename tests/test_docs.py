@@ -31,6 +31,7 @@ EXPLAINING = [
     *(Path("docs") / f"{name}.md" for name in ("architecture", "numerics", "memory-and-faults")),
     *(x for x in DOCUMENTS if x.parts[:2] == ("docs", "decisions")),
     Path("CONTRIBUTING.md"),
+    Path("kernels") / "README.md",
 ]
 #: Of all files and folders, as `/multimm/graph`.
 PATHS = sorted(
