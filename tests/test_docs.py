@@ -33,6 +33,7 @@ EXPLAINING = [
     Path("CONTRIBUTING.md"),
     Path("kernels") / "README.md",
 ]
+RECORDS = [x for x in DOCUMENTS if x.parent.name == "decisions" and x.name != "README.md"]
 #: Of all files and folders, as `/multimm/graph`.
 PATHS = sorted(
     f"/{path.relative_to(ROOT)}"
@@ -76,6 +77,16 @@ def test_files_and_folders_that_are_named_exist(document):
     for name in re.findall(r"`([\w./]+(?:\.(?:py|cuh?|jsonl)|/))`", text):
         end = f"/{name.rstrip('/')}"
         assert any(path.endswith(end) for path in PATHS), name
+
+
+@pytest.mark.parametrize("document", RECORDS, ids=str)
+def test_decision_records_ask_answer_and_decide(document):
+    text = (ROOT / document).read_text("utf-8")
+    _, *records = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert records
+    for record in records:
+        parts = re.findall(r"^\*\*(Question|Result|Decision)\b", record, flags=re.MULTILINE)
+        assert parts == ["Question", "Result", "Decision"], record.splitlines()[0]
 
 
 def shown(document: str, after: str) -> str:
