@@ -464,7 +464,7 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
     # Nobody does much more than an even share, and what is not multiplying is little beside it.
     if plan.strategy != "one task":
         share = matrices * m * n * k / plan.grid.workers
-        assert plan.layout.share_sums * plan.layout.share_k <= 1.1 * share
+        assert plan.layout.work.most_summed * plan.layout.share_k <= 1.1 * share
         # While one chain of a worker is multiplied, the next slab of another one is fetched.
         assert plan.layout.blocks * plan.layout.parts >= 2 * workers
 

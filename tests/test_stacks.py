@@ -101,17 +101,17 @@ def test_memory_holds_what_the_tasks_of_a_slab_use(layout):
         for j in range(len(layout.n_blocks)):
             at = layout.owner(row, j, 0)
             who = at.row % layout.grid.p_m, at.col % layout.grid.p_n
-            share_a, share_b = (layout.share_of(role)[flat] for role in "ab")
+            share_a, share_b = (layout.work.share_of(role)[flat] for role in "ab")
             needed["a", *who, layout.wave(row), share_a, i] = share_a.matrices * layout.m_blocks[i]
             needed["b", *who, layout.wave(row), share_b, j] = share_b.matrices * layout.n_blocks[j]
-    for role, panel in zip("ab", layout.panels, strict=True):
+    for role, panel in zip("ab", layout.work.panels, strict=True):
         most: Counter = Counter()
         for (whose, *at, _, _), size in needed.items():
             if whose == role:
                 most[tuple(at)] += size
         assert panel >= max(most.values())
         # Of columns the busiest share is taken.
-        loose = layout.share_cols / min(layout.n_blocks) if role == "b" else 1
+        loose = layout.work.most_columns / min(layout.n_blocks) if role == "b" else 1
         assert panel <= loose * max(most.values())
 
 

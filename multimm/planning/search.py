@@ -11,7 +11,6 @@ from multimm.planning.candidates.along_chunks import along_chunks
 from multimm.planning.candidates.read_ahead import in_short_parts, made_by_tasks, with_little_ahead
 from multimm.planning.cost import communication, memory, time
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.assignment import FREE_PLACES
 from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -25,6 +24,7 @@ from multimm.planning.tiling.counts import (
     usual_edges,
 )
 from multimm.planning.tiling.grid import Grid, ceil_div, grids
+from multimm.planning.work.symmetric import FREE_PLACES
 
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, product, starmap
+from collections.abc import Iterator
+from itertools import accumulate, chain, product
 
 from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.layouts.rechunk import spans
-from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.tiling.grid import Coordinate, merges
 
 #: Of blocks with the same users: the bytes of them that each rank keeps, and those users' ranks.
@@ -27,10 +26,8 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     wraps = layout.grid.workers > workers
     if isinstance(layout, GatheredLayout):
         found = chain(_count_large(layout), _count_small(layout), _count_portions(layout))
-    elif isinstance(layout, GramLayout):
-        found = chain(_count_gram(layout), _count_sums(layout))
     else:
-        found = chain(_count_a(layout), _count_b(layout), _count_sums(layout))
+        found = chain(_count_operands(layout), _count_sums(layout))
     for kept, users in found:
         if wraps:
             kept, users = _wrapped(kept, workers), {rank % workers for rank in users}
@@ -48,57 +45,32 @@ def _wrapped(kept: dict[int, int], workers: int) -> dict[int, int]:
     return found
 
 
-def _count_a(layout: Layout) -> Iterator[Transfer]:
-    grid = layout.grid
-    columns = {j % grid.p_n for _, j in layout.pairs}
-    for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
-        waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
-        kept = _kept_by_part(layout, "a", (share.users[0], i), share.matrices * size)
-        for (part, own), used in product(enumerate(kept), waves):
-            yield own, {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
-
-
-def _count_b(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, sorted({i for i, _ in layout.pairs})
-    for share in layout.shares("b"):
-        waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
-        for j, size in enumerate(layout.n_blocks):
-            kept = _kept_by_part(layout, "b", (share.users[0], j), share.matrices * size)
-            for (part, own), used in product(enumerate(kept), waves):
-                yield own, {grid.rank(Coordinate(row, j, part)) for row in used}
+def _count_operands(layout: Layout) -> Iterator[Transfer]:
+    """Copies of a block are let go when a wave is over."""
+    grid, edges = layout.grid, {"a": layout.m_blocks, "b": layout.n_blocks}
+    for role in layout.roles:
+        for share, (block, size) in product(layout.shares(role), enumerate(edges[role])):
+            at = role, share.users[0], block
+            used, kept = (
+                [*layout.work.users(*at)],
+                _kept_by_part(layout, *at, share.matrices * size),
+            )
+            for (part, own), places in product(enumerate(kept), used):
+                yield own, {grid.rank(Coordinate(*place, part)) for place in places}
 
 
 def _kept_by_part(
-    layout: Layout, role: str, at: tuple[int, int], rows: int
+    layout: Layout, role: str, flat: int, block: int, rows: int
 ) -> list[dict[int, int]]:
     """By part of k: bytes of so many rows of A, or columns of B, that each rank keeps."""
     kept: list[dict[int, int]] = [{} for _ in range(layout.parts)]
     size = rows * layout.width(role)
     for rank, part, slab in zip(
-        layout.keepers(role, *at), layout.part_of, layout.slabs, strict=True
+        layout.keepers(role, flat, block), layout.part_of, layout.slabs, strict=True
     ):
         own = kept[part]
         own[rank] = own.get(rank, 0) + size * slab
     return kept
-
-
-def _rows_by_wave(layout: Layout, rows: Iterable[int]) -> list[set[int]]:
-    """Grid rows of some block rows, wave by wave: copies are let go when one is over."""
-    found: dict[int, set[int]] = {}
-    for row in rows:
-        found.setdefault(layout.wave(row), set()).add(row % layout.grid.p_m)
-    return list(found.values())
-
-
-def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
-    """The blocks of the one operand serve both sides."""
-    grid, waves = layout.grid, range(layout.waves)
-    blocks = product(enumerate(layout.batch_sizes), enumerate(layout.m_blocks))
-    for (flat, count), (i, size) in blocks:
-        used = [places for wave in waves if (places := layout.users(flat, i, wave))]
-        for part, own in enumerate(_kept_by_part(layout, "a", (flat, i), count * size)):
-            for places in used:
-                yield own, {grid.rank(Coordinate(*place, part)) for place in places}
 
 
 def _count_sums(layout: Layout) -> Iterator[Transfer]:

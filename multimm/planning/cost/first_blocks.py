@@ -97,10 +97,7 @@ def _keeps(layout: Layout, role: str, usual: int) -> int:
     for share, block, (part, slab) in blocks:
         flat = share.users[0]
         rank = layout.keepers(role, flat, block)[slab]
-        at, row = grid.place(rank), layout.row(flat, block)
-        if role == "a":
-            needed = (at.row - row) % grid.p_m == 0
-        else:
-            needed = (at.col - block) % grid.p_n == 0 and at.row in layout.rows_with_b[flat]
+        at = grid.place(rank)
+        needed = any((at.row, at.col) in used for used in layout.work.users(role, flat, block))
         held[rank] += needed and at.part == part
     return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)

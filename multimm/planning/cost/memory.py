@@ -34,7 +34,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
     stay |= _joined(layout) | _handed_out(layout)
     if reading := held_by_reading(layout, cluster):
         stay["reading storage chunks"] = reading
-    finished: Terms = {"C finished": (result - each * layout.wave_sums) * p.out_bytes}
+    finished: Terms = {"C finished": (result - each * layout.work.most_in_wave) * p.out_bytes}
     if p.downloaded:  # all but those of a wave are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)
     spill = finished | _at_home(layout, cluster, each, slabs) | _cut_before(layout, cluster)
@@ -45,7 +45,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> Held:
 
 def _coming_back(layout: Layout, each: int) -> Terms:
     """Of blocks of C that are on their way to host memory: those of the wave before."""
-    size = each * layout.wave_sums * layout.problem.out_bytes
+    size = each * layout.work.most_in_wave * layout.problem.out_bytes
     return {"C coming back": size} if layout.waves > 1 else {}
 
 
@@ -58,7 +58,7 @@ def download_limit(layout: Layout, cluster: ClusterSpec) -> int | None:
     if layout.waves == 1:
         return None
     block = _block(layout)
-    most = max(1, crowd(layout, cluster) * layout.wave_sums // block - cluster.threads)
+    most = max(1, crowd(layout, cluster) * layout.work.most_in_wave // block - cluster.threads)
     return most * block * layout.problem.out_bytes
 
 
@@ -85,7 +85,7 @@ def _sums(layout: Layout, cluster: ClusterSpec) -> Terms:
     made += _sliced(layout) * p.packable
     made += block * layout.mirrors  # a mask of the triangle
     return {
-        "partial sums": _sums_at_once(layout, cluster) * layout.wave_sums * p.sum_bytes,
+        "partial sums": _sums_at_once(layout, cluster) * layout.work.most_in_wave * p.sum_bytes,
         "sums being made": cluster.threads * made,
     }
 
@@ -129,8 +129,8 @@ def _received(layout: Layout, cluster: ClusterSpec) -> Terms:
     if layout.parts == 1 or cluster.workers == 1:
         return {}
     block, at_once = _block(layout), min(layout.fan_in, layout.parts)
-    received = (at_once - 1) * ceil_div(layout.wave_sums, block * at_once) * block
-    waiting = layout.wave_sums if layout.waves > 1 else 0
+    received = (at_once - 1) * ceil_div(layout.work.most_in_wave, block * at_once) * block
+    waiting = layout.work.most_in_wave if layout.waves > 1 else 0
     elements = crowd(layout, cluster) * (received + waiting + block)
     return {"sums received": elements * layout.problem.sum_bytes}
 

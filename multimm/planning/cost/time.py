@@ -126,7 +126,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
-    mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
+    mirrored = 2 * (layout.share_result - layout.work.most_summed) * p.out_bytes  # read and written
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
@@ -179,7 +179,7 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
 def _sums(layout: Layout) -> tuple[int, int, int]:
     """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.share_sums, block), 0, 0
+    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.work.most_summed, block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
         blocks = ceil_div(blocks, at_once)

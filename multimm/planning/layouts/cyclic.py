@@ -47,20 +47,32 @@ class Gate(NamedTuple):
 class Layout(Homes):
     """A partition of a product whose blocks are dealt out cyclically."""
 
-    @cached_property
+    @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Block row and block column of what is computed, of each batch block."""
-        return tuple(product(range(len(self.m_blocks)), range(len(self.n_blocks))))
+        return self.work.pairs
 
     @property
     def blocks(self) -> int:
         """Blocks of C that are computed."""
-        return len(self.batch_sizes) * len(self.m_blocks) * len(self.n_blocks)
+        return self.work.count
+
+    @property
+    def share_result(self) -> int:
+        """Elements of C that the busiest worker keeps."""
+        return self.work.most_kept
 
     @property
     def finishing(self) -> int:
-        """Tasks on blocks of C after their last sum."""
-        return 0
+        """Tasks on blocks of C after their last sum.
+
+        They mirror blocks off the diagonal, and add C where there is one.
+        """
+        if not self.mirrors:
+            return 0
+        rows = len(self.m_blocks)
+        each = rows * (rows - 1) // 2 if self.problem.c is None else rows * rows
+        return len(self.batch_sizes) * each
 
     @property
     def joined_small(self) -> int:
@@ -81,7 +93,7 @@ class Layout(Homes):
 
     def owner(self, row: int, j: int, part: int) -> Coordinate:
         """Who computes a block of C, for one part of k."""
-        return Coordinate(row, j, part)
+        return Coordinate(*self.work.owner(row, j), part)
 
     def keeper(self, row: int, j: int) -> Coordinate:
         """Who has the complete sum of a computed block of C."""
@@ -231,10 +243,8 @@ class Layout(Homes):
             wave, back = wave - 1, back + (end - first)
         if back < first:
             return None
-        start = wave * self.band * self.grid.p_m
-        row, col = home.row % self.grid.p_m, home.col % self.grid.p_n
-        row = row if start + row < len(self.row_sizes) else 0
-        return Gate(wave, back, row, col if col < len(self.n_blocks) else 0)
+        place = home.row % self.grid.p_m, home.col % self.grid.p_n
+        return Gate(wave, back, *self.work.stand_in(wave, place))
 
     def opening(self, row: int, j: int, part: int) -> Gate | None:
         """What the first product of a block of C waits for; None in the first wave.
@@ -249,12 +259,7 @@ class Layout(Homes):
 
     def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
         """The block rows and columns whose sums a gate waits for."""
-        start = gate.wave * self.band * self.grid.p_m
-        end = min(start + self.band * self.grid.p_m, len(self.row_sizes))
-        yield from product(
-            range(start + gate.row, end, self.grid.p_m),
-            range(gate.col, len(self.n_blocks), self.grid.p_n),
-        )
+        yield from self.work.behind(gate.wave, (gate.row, gate.col))
 
     @cached_property
     def tasks(self) -> int:
@@ -283,30 +288,25 @@ class Layout(Homes):
     @property
     def openings(self) -> int:
         """Gates that hold back the waves after the first."""
-        if self.stream:
-            return 0
-        cols, per_wave = min(self.grid.p_n, len(self.n_blocks)), self.band * self.grid.p_m
-        starts = range(per_wave, len(self.row_sizes), per_wave)
-        rows = sum(min(self.grid.p_m, len(self.row_sizes) - start) for start in starts)
-        return rows * cols * self.parts
+        return 0 if self.stream else self.work.held_back * self.parts
 
     def operand_panels(self) -> set[tuple[str, int, int, int]]:
         """Role, wave (0 unless streamed), matrix and block of all that is read or packed."""
-        rows = {
-            (self.wave(row) if self.stream else 0, *divmod(row, len(self.m_blocks)))
-            for row in range(len(self.row_sizes))
+        edges, waves = {"a": self.m_blocks, "b": self.n_blocks}, self.work.waves
+        return {
+            (role, wave, share.users[0], block)
+            for role in self.roles
+            for share, block in product(self.shares(role), range(len(edges[role])))
+            for wave in (waves(role, share.users[0], block) if self.stream else (0,))
         }
-        of_a, of_b = self.share_of("a"), self.share_of("b")
-        used = {("a", wave, of_a[flat].users[0], i) for wave, flat, i in rows}
-        users_of_b = {(wave, of_b[flat].users[0]) for wave, flat, _ in rows}
-        return used | {("b", *user, j) for user in users_of_b for j in range(len(self.n_blocks))}
 
     @cached_property
     def read_bytes(self) -> int:
         """Bytes of the operands that are read, some in several waves."""
         edges, k = {"a": self.m_blocks, "b": self.n_blocks}, self.problem.k
-        of, width = self.share_of, {role: self.spec(role).itemsize for role in self.roles}
+        width = {role: self.spec(role).itemsize for role in self.roles}
+        of = {role: {x.users[0]: x for x in self.shares(role)} for role in self.roles}
         return sum(
-            of(role)[flat].matrices * edges[role][block] * k * width[role]
+            of[role][flat].matrices * edges[role][block] * k * width[role]
             for role, _, flat, block in self.operand_panels()
         )

@@ -182,7 +182,7 @@ class GatheredLayout(Layout):
     @property
     def share_result(self) -> int:
         """Elements of C that the busiest worker keeps: portions, and what is joined of them."""
-        return self.share_sums + self.most_joined
+        return self.work.most_summed + self.most_joined
 
     # ---------------------------------------------------------------- what is multiplied
 

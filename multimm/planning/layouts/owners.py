@@ -9,15 +9,7 @@ from itertools import product
 
 from multimm.planning.layouts import rechunk
 from multimm.planning.tiling.cutting import Cutting
-from multimm.planning.tiling.grid import Coordinate, ceil_div, most_dealt
-from multimm.planning.tiling.stacks import (
-    copies_of_a,
-    copies_of_b,
-    kept_of_a,
-    kept_of_b,
-    rows_of_a,
-    rows_of_b,
-)
+from multimm.planning.tiling.grid import Coordinate
 
 
 @dataclass(frozen=True)
@@ -131,20 +123,9 @@ class Homes(Cutting):
         }
 
     def arrives(self, role: str) -> bool:
-        """Whether blocks of an operand come from other workers, or are read, during the product.
-
-        A stays where it is kept in a grid of one column, and B in one of one row, unless several
-        matrices of a stack share it.
-        """
-        if self.mirrors:
-            crossed = self.grid.p_m * self.grid.p_n if role == "a" else 1
-        elif role == "a":
-            shared = any(len(share.users) > 1 for share in self.shares("a"))
-            crossed = self.grid.p_n * (self.grid.p_m if shared else 1)
-        else:
-            crossed = self.grid.p_m
+        """Whether blocks of an operand come from other workers, or are read, during the product."""
         cut = role in self.cut_again and (self.cut_once or self.lies_beyond(role))
-        return self.stream or crossed > 1 or cut or role in self.elsewhere
+        return self.stream or self.work.travels(role) or cut or role in self.elsewhere
 
     @cached_property
     def at_home(self) -> dict[str, int]:
@@ -161,56 +142,12 @@ class Homes(Cutting):
                 for rank, slab in zip(keepers, self.slabs, strict=True):
                     held[rank] += share.matrices * width * slab
             return max(held.values())
-        if self.batch_blocks:
-            elements = max(self._kept_of_stack(role).values(), default=0) * max(self.slabs)
-            return min(spec.nbytes, elements * spec.itemsize)
-        # A row's blocks go round its workers slab by slab, each row from the next one on. Those of
-        # a column go round those that use them: rows of the grid may have none of C.
-        along, across, _ = self.grid
-        if role == "b":
-            along, across = across, min(along, len(self.row_sizes))
-        kept = most_dealt(ceil_div(len(blocks), along), self.steps, across)
-        return min(spec.nbytes, kept * max(blocks) * max(self.slabs) * spec.itemsize)
-
-    def _kept_of_stack(self, role: str) -> Counter[int]:
-        """Elements per unit of k that the fullest worker of each grid row keeps, at most."""
-        matrices, p_n = self.share_of(role), self.grid.p_n
-        if role == "a":
-            return kept_of_a(matrices, self._rows_of_a, self.m_blocks, self.steps, p_n)
-        columns = ceil_div(len(self.n_blocks), p_n), max(self.n_blocks)
-        return kept_of_b(matrices, self.rows_with_b, *columns, self.steps)
+        kept = self.work.kept(role, self.steps) * max(self.slabs) * spec.itemsize
+        return min(spec.nbytes, kept)
 
     def _in_turn(self, role: str, flat: int, block: int) -> tuple[int, ...]:
-        """By slab: the number of the worker that keeps a block unless it lies somewhere.
-
-        In turn one of the grid rows that use it, and one of the columns.
-        """
-        (p_m, p_n, p_k), slabs = self.grid, range(len(self.slabs))
-        if role == "a":
-            rows, first = self._rows_of_a[flat, block], self.row(flat, block) // p_m
-            places = [(rows[(s + block) % len(rows)], (s + first) % p_n) for s in slabs]
-        else:
-            rows, first, col = self.rows_with_b[flat], flat + block // p_n, block % p_n
-            places = [(rows[(s + first) % len(rows)], col) for s in slabs]
-        parts = zip(places, self.part_of, strict=True)
-        return tuple((row * p_n + col) * p_k + part for (row, col), part in parts)
-
-    @property
-    def copies(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that are sent in one wave."""
-        columns = min(self.grid.p_n, len(self.n_blocks))
-        of_a = copies_of_a(self.share_of("a"), self._rows_of_a, self.m_blocks, columns)
-        of_b = copies_of_b(self.share_of("b"), self.rows_with_b)
-        return of_a, of_b * self.problem.n
-
-    @cached_property
-    def _rows_of_a(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Grid rows that use a block row of A, by the first batch block that does."""
-        shape = self.problem.a.shape
-        return rows_of_a(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
-
-    @cached_property
-    def rows_with_b(self) -> dict[int, tuple[int, ...]]:
-        """Grid rows that use a batch block of B, by the first of C's that does."""
-        shape = self.problem.b.shape
-        return rows_of_b(self.batch_blocks, shape, len(self.m_blocks), self.grid.p_m)
+        """By slab: the number of the worker that keeps a block unless it lies somewhere."""
+        (_, p_n, p_k), first = self.grid, self.first_slab
+        steps = [slab - first[part] for slab, part in enumerate(self.part_of)]
+        places = zip(self.work.in_turn(role, flat, block, steps), self.part_of, strict=True)
+        return tuple((row * p_n + col) * p_k + part for (row, col), part in places)

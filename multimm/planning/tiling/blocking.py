@@ -12,7 +12,6 @@ from math import prod
 from multimm.planning.cost import memory
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.boundaries import batch_blocks, choose_side, choose_slabs
@@ -41,8 +40,8 @@ def lay_out(
         batch = tuple((size,) for size in problem.batch_shape)
         # Of one array on both sides only one goes to a GPU; a C would be added by another task.
         halves = problem.in_one and problem.gram and problem.c is None
-        kind = GramLayout if halves else Layout
-        layout = kind(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        blocks = (problem.m,), (problem.n,), (problem.k,)
+        layout = Layout(problem, grid, batch, *blocks, band=1, mirrors=halves)
         return layout, memory.held(layout, cluster)
     edge, least = usual_edges(problem, cluster)
     least //= 2
@@ -112,7 +111,7 @@ def _blocks(
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
-        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+        return Layout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band, mirrors=True)
     n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
     return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 

@@ -107,7 +107,7 @@ class Cutting(Partition):
     @property
     def handed_on(self) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        return super().handed_on + self.sums_in_bands * self.share_sums
+        return super().handed_on + self.sums_in_bands * self.work.most_summed
 
     @cached_property
     def cuts_c(self) -> bool:
@@ -191,5 +191,5 @@ class Cutting(Partition):
     def in_use(self) -> dict[str, int]:
         """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
         longest = max(self.slabs)
-        panels = zip(self.roles, self.panels, strict=False)
+        panels = zip(self.roles, self.work.panels, strict=False)
         return {role: panel * longest * self.width(role) for role, panel in panels}

@@ -11,7 +11,7 @@ so that only a few slabs of A and B are alive at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -19,8 +19,10 @@ from math import prod
 
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
-from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, even, largest_share, parts_of
-from multimm.planning.tiling.stacks import Share, share_of, shares
+from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, even, parts_of
+from multimm.planning.tiling.stacks import Share, shares
+from multimm.planning.work.cyclic import Cyclic, cyclic
+from multimm.planning.work.symmetric import Symmetric, symmetric
 
 #: Slabs of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
@@ -62,6 +64,8 @@ class Partition:
         Slabs that one task multiplies in turn, at most, where it has them at home.
     part_slabs : Blocks
         Slabs of each part of k. Empty: as even as can be.
+    mirrors : bool
+        One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
     """
 
     problem: Problem
@@ -78,6 +82,7 @@ class Partition:
     fan_in: int = 2
     slabs_per_task: int = 1
     part_slabs: Blocks = ()
+    mirrors: bool = False
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -167,11 +172,6 @@ class Partition:
         return flat * len(self.m_blocks) + i
 
     @property
-    def mirrors(self) -> bool:
-        """Whether one triangle of C's blocks is computed and mirrored: see `GramLayout`."""
-        return False
-
-    @property
     def roles(self) -> tuple[str, ...]:
         """The operands that blocks are read, kept or sent of: where C is mirrored, B is A."""
         return ("a",) if self.mirrors else ("a", "b")
@@ -188,84 +188,33 @@ class Partition:
             return problem.c or MatrixSpec((*problem.batch_shape, problem.m, problem.n))
         return problem.a if role == "a" else problem.b
 
+    @cached_property
+    def work(self) -> Cyclic | Symmetric:
+        """Who computes what, and when."""
+        (p_m, p_n, _), p, per_wave = self.grid, self.problem, self.band * self.grid.p_m
+        if self.mirrors:
+            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, p.accumulate, per_wave)
+        shapes = p.a.shape, p.b.shape
+        return cyclic(p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_wave)
+
     def shares(self, role: str) -> tuple[Share, ...]:
         """The batch blocks of an operand; one where there are no stacks."""
         return shares(self.batch_blocks, self.spec(role).shape)
 
-    def share_of(self, role: str) -> dict[int, Share]:
-        """By batch block of C: the operand's batch block that it uses."""
-        return share_of(self.batch_blocks, self.spec(role).shape)
-
     @property
     def flops(self) -> int:
         """Floating-point operations that are executed, over all matrices."""
-        return self.problem.flops
-
-    @cached_property
-    def wave_sums(self) -> int:
-        """Elements of C that the busiest worker sums up in one wave, at most."""
-        return self.wave_rows * self.share_cols
-
-    @cached_property
-    def share_sums(self) -> int:
-        """Elements of C that the busiest worker sums up in all."""
-        return self.share_rows * self.share_cols
-
-    @property
-    def share_computed(self) -> int:
-        """Elements of C that the busiest worker computes, for each slab."""
-        return self.share_sums
+        return 2 * self.problem.k * self.work.computed if self.mirrors else self.problem.flops
 
     @property
     def share_flops(self) -> int:
         """Floating-point operations of the busiest worker."""
-        return 2 * self.share_computed * self.share_k
+        return 2 * self.work.most_computed * self.share_k
 
     @property
     def handed_on(self) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        return (self.steps - 1) * self.share_sums
-
-    @property
-    def share_result(self) -> int:
-        """Elements of C that the busiest worker keeps."""
-        return self.share_sums
-
-    @cached_property
-    def panels(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that the busiest worker needs in one wave."""
-        if not self.batch_blocks:
-            return self.wave_rows, self.share_cols
-        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
-        most_a = most_b = 0
-        for band in self._bands(range(len(self.row_sizes))):
-            at = [divmod(row, rows) for row in band]
-            used_a = {(of_a[flat], i) for flat, i in at}
-            most_a = max(most_a, sum(x.matrices * self.m_blocks[i] for x, i in used_a))
-            most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
-        return most_a, most_b * self.share_cols
-
-    def _bands(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
-        """What each grid row works on in each wave, of something by block row."""
-        for rank in range(self.grid.p_m):
-            share = rows[rank :: self.grid.p_m]
-            for start in range(0, max(1, len(share)), self.band):
-                yield share[start : start + self.band]
-
-    @cached_property
-    def wave_rows(self) -> int:
-        """Rows of C that the busiest grid row works on in one wave."""
-        return max(map(sum, self._bands(self.row_sizes)))
-
-    @cached_property
-    def share_rows(self) -> int:
-        """Rows of C, over all matrices, of the busiest grid row."""
-        return largest_share(self.row_sizes, self.grid.p_m)
-
-    @cached_property
-    def share_cols(self) -> int:
-        """Columns of C of the busiest grid column."""
-        return largest_share(self.n_blocks, self.grid.p_n)
+        return (self.steps - 1) * self.work.most_summed
 
     @cached_property
     def share_k(self) -> int:
