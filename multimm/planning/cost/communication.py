@@ -7,9 +7,8 @@ from operator import mul
 from typing import NamedTuple
 
 from multimm.planning.cost.counted_transfers import received
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Grid, ceil_div, divisors
 
 
@@ -68,14 +67,14 @@ class Moved(NamedTuple):
     busiest: float  #: of the worker that receives the most
 
 
-def moved(layout: Layout, workers: int) -> Moved:
+def moved(layout: Schedule, workers: int) -> Moved:
     """What is received, and what moves while operands are cut and C is handed out: even shares."""
     found = of_products(layout, workers)
-    more = layout.recut.nbytes + layout.handing_out(workers)[1]
+    more = layout.operands.recut.nbytes + layout.handing_out(workers)[1]
     return Moved(found.total + more, found.busiest + more / workers)
 
 
-def of_products(layout: Layout, workers: int) -> Moved:
+def of_products(layout: Schedule, workers: int) -> Moved:
     """What is received of operands in the plan's blocks, and of sums: in a closed form.
 
     It is counted where blocks lie elsewhere, and so is what stacks move in several waves, and all
@@ -84,14 +83,18 @@ def of_products(layout: Layout, workers: int) -> Moved:
     grid, stacked = layout.grid, bool(layout.batch_blocks)
     idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
     if (
-        layout.elsewhere
-        or isinstance(layout, GatheredLayout)
+        layout.operands.elsewhere
+        or layout.in_place is not None
         or (idle and not layout.mirrors and layout.tasks <= COUNTED)
         or (stacked and (layout.waves > 1 or layout.mirrors))
     ):
         counted = received(layout, workers)
         return Moved(sum(counted.values()), max(counted.values(), default=0))
-    p, work, widths = layout.problem, layout.work, [layout.width(role) for role in "ab"]
+    p, work, widths = (
+        layout.problem,
+        layout.blockwise,
+        [layout.operands.width(role) for role in "ab"],
+    )
     sums = _sums(p) * (layout.parts - 1)
     most = work.most_received(layout.steps, max(layout.slabs), layout.share_k)
     total = p.k * sum(map(mul, work.sent, widths)) + sums

@@ -68,6 +68,23 @@ class Cyclic:
         """Who computes a block of C: wrapped around the edges of the plane."""
         return row, j
 
+    def cell(self, row: int, j: int) -> tuple[int, int]:
+        """What is computed for a block of C: the block itself."""
+        return row, j
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of C's blocks."""
+        return self.m_blocks, self.n_blocks
+
+    def spread(self, workers: int) -> bool:
+        """Whether several workers may have blocks of C."""
+        return self.count > 1
+
+    def finishing(self, *, adds: bool) -> int:
+        """Tasks on blocks of C after their last sum."""
+        return 0
+
     # ---------------------------------------------------------------- when
 
     def stand_in(self, wave: int, place: Spot) -> Spot:
@@ -97,10 +114,13 @@ class Cyclic:
         """Elements of C that are computed, by all."""
         return sum(self.row_sizes) * sum(self.n_blocks)
 
-    @property
-    def most_computed(self) -> int:
-        """Elements of C that the busiest place computes."""
-        return self.most_summed
+    def multiplied(self, k: int) -> int:
+        """Multiplications of the busiest place, in so much of k."""
+        return self.most_summed * k
+
+    def handed_on(self, steps: int) -> int:
+        """Elements of sums that the busiest place's products hand to the next ones."""
+        return (steps - 1) * self.most_summed
 
     @cached_property
     def most_summed(self) -> int:

@@ -207,7 +207,7 @@ class Symmetric:
         self.deal = deal
         self.per_wave = per_wave
         self.count = len(deal.cells)
-        self.computed, self.most_computed = deal.computed_in_all, deal.most_computed
+        self.computed = deal.computed_in_all
         self.most_summed, self.most_kept = deal.most_summed, deal.most_kept
 
     @cached_property
@@ -218,6 +218,33 @@ class Symmetric:
     def owner(self, row: int, j: int) -> Spot:
         """Who computes a block of C."""
         return self.deal.owners[row, j]
+
+    def cell(self, row: int, j: int) -> Cell:
+        """What is computed for a block of C: the block itself, or the one that it mirrors."""
+        first, i = row - row % len(self.deal.blocks), row % len(self.deal.blocks)
+        return first + max(i, j), min(i, j)
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of C's blocks."""
+        return self.deal.blocks, self.deal.blocks
+
+    def spread(self, workers: int) -> bool:
+        """Whether several workers may have blocks of C."""
+        return self.count > 1
+
+    def finishing(self, *, adds: bool) -> int:
+        """Tasks that mirror blocks off the diagonal, or that add a C to each block."""
+        rows = len(self.deal.blocks)
+        return len(self.deal.batch_sizes) * (rows * rows if adds else rows * (rows - 1) // 2)
+
+    def multiplied(self, k: int) -> int:
+        """Multiplications of the busiest place, in so much of k."""
+        return self.deal.most_computed * k
+
+    def handed_on(self, steps: int) -> int:
+        """Elements of sums that the busiest place's products hand to the next ones."""
+        return (steps - 1) * self.most_summed
 
     # ---------------------------------------------------------------- when
 
