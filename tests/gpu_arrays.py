@@ -9,7 +9,7 @@ import pytest
 
 from multimm.gpu.emulated import pack
 from multimm.graph.lowering.sub_blocks import Pieces
-from multimm.planning.layouts.rechunk import cuts_of, offsets, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
     import cupy

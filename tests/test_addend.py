@@ -193,7 +193,7 @@ def test_one_worker_needs_no_tasks_for_it(chunks, gram):
     plan, d = product(a, a, c, 1, step=step, gram=gram, blocks=20, slabs=20)
     ours = [task for task in dict(d.dask).values() if isinstance(task, BlockTask)]
     assert len(ours) == plan.tasks
-    assert plan.bytes_added == plan.layout.recut.tasks == 0
+    assert plan.bytes_added == plan.layout.operands.recut.tasks == 0
 
 
 def test_products_with_other_c_are_others():
@@ -209,7 +209,7 @@ def test_only_what_lies_in_parts_elsewhere_takes_tasks(chunks):
     owners = np.random.default_rng(0).integers(0, 4, c.npartitions)
     plan, d = product(a, a, c, 4, tuple(owners), blocks=16, slabs=16, p_k=1)
     assert plan.tasks == 4 * 16
-    made, expected = cuts(d), plan.layout.recut
+    made, expected = cuts(d), plan.layout.operands.recut
     assert bool(made) == (chunks == 4)
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
     moved = sum(4 * chunks**2 for task in made.values() for _ in task.place.blocks)

@@ -15,7 +15,7 @@ from multimm.gpu.elementwise import batched_copy
 from multimm.gpu.elementwise.batched_copy import Move, assign, copy_all, rows_of
 from multimm.graph.lowering import sub_blocks
 from multimm.graph.lowering.sub_blocks import Pieces
-from multimm.planning.layouts.rechunk import cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 
 @pytest.fixture(autouse=True)

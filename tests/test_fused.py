@@ -18,9 +18,9 @@ from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import in_turn
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import time
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid
 
@@ -153,7 +153,7 @@ def test_operands_that_lie_nowhere_are_multiplied_as_they_come():
 @pytest.mark.parametrize("per_task", [1, 2, 3, 5, 9])
 def test_tasks_are_counted_part_by_part(per_task):
     problem = Problem(MatrixSpec((8, 90)), MatrixSpec((90, 8)))
-    layout = Layout(problem, Grid(1, 1, 2), (), (8,), (8,), (10,) * 9, band=1,
+    layout = Schedule(problem, Grid(1, 1, 2), (), (8,), (8,), (10,) * 9, band=1,
                     slabs_per_task=per_task)  # fmt: skip
     assert layout.tasks == -(-5 // per_task) + -(-4 // per_task) + 1
     assert layout.links == -(-5 // per_task)

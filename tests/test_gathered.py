@@ -27,7 +27,6 @@ from multimm.planning.candidates import owner_computes as module
 from multimm.planning.candidates.owner_computes import in_portions
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
-from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
@@ -58,7 +57,7 @@ def times(a, **more):
 def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
     plan = plan_matmul(times(in_rows(owners)), gpus(), precision="tf32")
     layout = plan.layout
-    assert isinstance(layout, GatheredLayout)
+    assert layout.in_place is not None
     assert plan.tasks <= 40
     assert not plan.bytes_recut
     of_c = 2**20 * 1024 * 4 * 3 / 4
@@ -75,8 +74,8 @@ def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
 def test_whose_rows_are_neighbours_makes_blocks_that_need_not_be_joined():
     plan = plan_matmul(times(in_rows(BANDS)), gpus(), precision="tf32")
     layout = plan.layout
-    assert isinstance(layout, GatheredLayout)
-    assert not layout.joined
+    assert layout.in_place is not None
+    assert not layout.in_place.work.joined
     assert plan.tasks == layout.blocks == len(layout.sides[0])
     assert layout.result_owners(4)[:: plan.tasks // 4] == (0, 2, 1, 3)
     assert plan.bytes_moved == 3 * 8192 * 1024 * 4
@@ -89,8 +88,8 @@ def test_columns_of_a_wide_matrix_too():
     b = in_rows(NEARLY).T
     problem = Problem(MatrixSpec((1024, 8192), owners=(0,)), b, pack="tf32")
     plan = plan_matmul(problem, gpus(), precision="tf32")
-    assert isinstance(plan.layout, GatheredLayout)
-    assert plan.layout.by_columns
+    assert plan.layout.in_place is not None
+    assert plan.layout.portions.by_columns
     assert plan.layout.sides == ((1024,), (2**18,) * 4)
     rows = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
     assert plan.seconds == rows.seconds
@@ -103,7 +102,7 @@ def test_who_has_no_portion_receives_nothing(by_columns):
     wide = Problem(MatrixSpec((1024, 8192), owners=(0,)), a.T, pack="tf32")
     problem = wide if by_columns else times(a)
     plan = plan_matmul(problem, gpus())
-    assert isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.in_place is not None
     of_c, small = 2**20 * 1024 * 4, 8192 * 1024 * 4
     assert plan.received.keys() == {1, 2}
     assert plan.bytes_moved == of_c / 2 + 2 * small
@@ -111,14 +110,14 @@ def test_who_has_no_portion_receives_nothing(by_columns):
 
 def test_large_chunks_are_multiplied_one_by_one_and_c_keeps_them():
     plan = plan_matmul(times(in_rows(NEARLY[:32])), gpus(), precision="tf32")
-    assert not isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.in_place is None
     assert plan.layout.sides[0] == (2**15,) * 32
 
 
 def test_where_c_is_wider_than_a_the_portions_would_be_more_than_a():
     wide = Problem(in_rows(NEARLY, (2**18, 1024)), MatrixSpec((1024, 2**15), owners=(0,)))
     plan = plan_matmul(wide, gpus())
-    assert not isinstance(plan.layout, GatheredLayout)
+    assert plan.layout.in_place is None
 
 
 def test_what_is_too_large_is_not_taken(monkeypatch):
@@ -131,7 +130,7 @@ def test_what_is_too_large_is_not_taken(monkeypatch):
     for too_large in (False, True):
         choice.plan_matmul.cache_clear()
         plan = plan_matmul(times(in_rows(NEARLY)), gpus())
-        assert isinstance(plan.layout, GatheredLayout) is not too_large
+        assert (plan.layout.in_place is None) == too_large
     choice.plan_matmul.cache_clear()
 
 
@@ -296,7 +295,7 @@ def test_c_lies_where_the_next_product_takes_it_to_lie(client):
     b, d = scattered(client, y, 512, (0,)), scattered(client, z, 64, (1,))
     first = multimm.matmul(a, b)
     planned = multimm.plan(a, b).layout
-    assert isinstance(planned, GatheredLayout)
+    assert planned.in_place is not None
     assert multimm.plan(first, d).layout.problem.a.owners == planned.result_owners(3)
     c, _ = received(client, first)
     addresses = sorted(client.scheduler_info(-1)["workers"])

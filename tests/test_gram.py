@@ -30,10 +30,9 @@ from multimm.io import open_array
 from multimm.planning import search
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory, time
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.counts import MOST_ELEMENTS
 from multimm.planning.tiling.grid import Coordinate, Grid, even
@@ -56,7 +55,8 @@ def layout_of(blocks=12, grid=(2, 2, 1), slabs=4, batch=(), edge=10):
     sizes = even(blocks * edge, blocks)
     cut = even(slabs * edge, slabs)
     rows = blocks * int(np.prod([len(b) for b in batch]))
-    return GramLayout(problem, Grid(*grid), batch, sizes, sizes, cut, band=-(-rows // grid[0]))
+    band = -(-rows // grid[0])
+    return Schedule(problem, Grid(*grid), batch, sizes, sizes, cut, band, mirrors=True)
 
 
 def block_tasks(array):
@@ -334,7 +334,7 @@ def test_work_is_even_and_every_block_has_a_place_that_holds_both_operands(grid)
         assert (at.row, at.col) in {(i, j), (j, i)}
         load[layout.grid.rank(at)] += 100
     mean = 24 * 25 / 2 * 100 / (grid[0] * grid[1])
-    assert max(load.values()) == layout.share_sums <= 1.05 * mean
+    assert max(load.values()) == layout.work.most_summed <= 1.05 * mean
     assert layout.share_result <= 1.05 * 240 * 240 / (grid[0] * grid[1])
 
 
@@ -344,14 +344,14 @@ def test_work_is_even_and_every_block_has_a_place_that_holds_both_operands(grid)
 )
 def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks, panels):
     layout = layout_of(blocks, (workers, 1, 1), slabs=8, edge=8192)
-    deal = layout.deal
+    deal = layout.work.deal
     assert deal.free
     assert deal.most_computed <= 1.03 * deal.computed_in_all / workers
-    assert layout.panels == (panels * 8192, 0)
+    assert layout.work.panels == (panels * 8192, 0)
     held, begun = Counter(), Counter()
     for block, slab in product(range(blocks), range(8)):
-        home = layout.home("a", 0, block, slab)
-        assert (home.row, home.col) in layout.users(0, block)
+        home = layout.tiles.home("a", 0, block, slab)
+        assert (home.row, home.col) in set().union(*layout.work.users("a", 0, block))
         held[layout.grid.rank(home)] += 1
         begun[layout.grid.rank(home)] += slab == 0
     assert max(held.values()) <= blocks * 8 / workers + blocks
@@ -377,9 +377,9 @@ def test_workers_with_parts_of_the_same_sums_keep_as_many(grid, fan_in):
 
 
 def test_in_long_columns_and_of_many_blocks_the_deal_is_cyclic():
-    assert not layout_of(17, (8, 1, 1)).deal.free
-    assert not layout_of(17, (17, 1, 1)).deal.free
-    assert not layout_of(8, (4, 2, 1)).deal.free
+    assert not layout_of(17, (8, 1, 1)).work.deal.free
+    assert not layout_of(17, (17, 1, 1)).work.deal.free
+    assert not layout_of(8, (4, 2, 1)).work.deal.free
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
@@ -395,7 +395,7 @@ def test_a_free_deal_gives_the_product(workers, reads_c):
     plan = replace(plan_matmul(problem, cpus(workers)), layout=layout)
     step = replace(GRAM, alpha=2, beta=3 if reads_c else 0)
     lazy = build(plan, a, a, c, step, np.empty((0, 0)))
-    assert layout.deal.free
+    assert layout.work.deal.free
     assert len(block_tasks(lazy)) == plan.tasks
     expected = 2 * x @ x.T + (3 * c.compute() if reads_c else 0)
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)
@@ -403,7 +403,7 @@ def test_a_free_deal_gives_the_product(workers, reads_c):
 
 def test_a_stack_is_dealt_out_evenly_as_well():
     layout = layout_of(3, (2, 2, 1), batch=((1,) * 8,))
-    assert layout.share_sums <= 1.1 * 8 * 6 * 100 / 4
+    assert layout.work.most_summed <= 1.1 * 8 * 6 * 100 / 4
     assert layout.blocks == 8 * 6
 
 
@@ -419,8 +419,8 @@ def test_blocks_move_once_and_stay_below_the_closed_form(grid):
     assert communication.moved(layout, layout.grid.workers).total == sum(counted.values()) - halves
     homes = Counter()
     for i, s in np.ndindex(24, 4):
-        home = layout.home("a", 0, i, s)
-        assert (home.row, home.col) in layout.users(0, i)
+        home = layout.tiles.home("a", 0, i, s)
+        assert (home.row, home.col) in set().union(*layout.work.users("a", 0, i))
         homes[layout.grid.rank(home)] += 1
     assert max(homes.values()) <= 2 * 24 * 4 / layout.grid.workers
 
@@ -435,7 +435,7 @@ def test_traffic_counted_a_second_way():
             if layout.grid.rank(layout.owner(i, j, part)) == rank:
                 held |= {(i, s), (j, s)}
         for i, s in held:
-            if layout.grid.rank(layout.home("a", 0, i, s)) != rank:
+            if layout.grid.rank(layout.tiles.home("a", 0, i, s)) != rank:
                 needed[rank] += 10 * 10 * 4
     counted = counted_transfers.received(layout, 12)
     sums = 36 * 100 * 4
@@ -486,8 +486,8 @@ def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
     for (block, size), (slab, length) in product(
         enumerate(layout.m_blocks), enumerate(layout.slabs)
     ):
-        held[layout.grid.rank(layout.home("a", 0, block, slab))] += 4 * size * length
-    assert layout.at_home == {"a": max(held.values())}
+        held[layout.grid.rank(layout.tiles.home("a", 0, block, slab))] += 4 * size * length
+    assert layout.operands.at_home == {"a": max(held.values())}
 
 
 @pytest.mark.parametrize("grid", [(2, 4, 1), (8, 1, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
@@ -502,14 +502,17 @@ def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, bl
 def test_nobody_receives_less_than_nothing():
     """Of uneven slabs what is kept is counted as if all were the longest."""
     one = (870,)
-    layout = GramLayout(gram_problem(870, 60585), Grid(8, 1, 1), (), one, one, (50000, 10585), 1)
-    assert layout.most_received == communication.moved(layout, 8).busiest == 0
+    sizes = one, one, (50000, 10585)
+    layout = Schedule(gram_problem(870, 60585), Grid(8, 1, 1), (), *sizes, 1, mirrors=True)
+    assert communication.moved(layout, 8).busiest == 0
 
 
 def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
     problem = gram_problem(8192, 4096, pack="float32")
     blocks = (2048,) * 4
-    layout = GramLayout(problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False)
+    layout = Schedule(
+        problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False, mirrors=True
+    )
     cluster = ClusterSpec.homogeneous(H200, 1)
     elements = 2048 * 4096
     off, on = 2 * 6 * time.WITHIN_BYTES * (4 + 4), 4 * time.MIRRORED_BYTES * 4  # the diagonal
@@ -533,7 +536,7 @@ def test_ten_blocks_of_a_triangle_are_dealt_out_freely_to_eight_gpus():
     plan = plan_matmul(gram_problem(32768, 32768, pack="float32"), ClusterSpec.homogeneous(H200, 8))
     assert plan.grid == (8, 1, 1)
     assert len(plan.layout.m_blocks) == 4
-    assert plan.layout.share_computed < 1.1 * 8192**2
+    assert plan.layout.work.multiplied(1) < 1.1 * 8192**2
 
 
 @pytest.mark.parametrize(("pack", "least"), [("float32", 1.7), ("tf32", 1.5), ("", 1.87)])
@@ -564,7 +567,7 @@ def test_where_k_alone_is_divided_a_whole_block_is_fewer_tasks():
 
 def test_where_one_block_is_enough_nothing_is_mirrored():
     plan = plan_matmul(gram_problem(500, 20_000_000), ClusterSpec.homogeneous(H200, 8))
-    assert type(plan.layout) is Layout
+    assert type(plan.layout) is Schedule
     assert plan.strategy == "split k"
 
 
@@ -652,7 +655,7 @@ def test_a_block_is_packed_once_for_both_sides():
     problem = gram_problem(4096, 512, pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
     plan = plan_matmul(problem, cluster, options=Options(blocks=1024, slabs=256))
-    assert plan.layout.packed
+    assert plan.layout.operands.packed
     c = product_of(a, plan)
     made = block_tasks(c)
     assert len(made) == plan.tasks
@@ -690,7 +693,7 @@ def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, fr
         a = da.random.default_rng(3).standard_normal((1024, 768), chunks=(block, 128), dtype="f4")
         plan = multimm.plan(a, a, trans_b=True, blocks=block, slabs=128)
         assert plan.layout.mirrors
-        assert plan.layout.deal.free == free
+        assert plan.layout.work.deal.free == free
         reset_received_bytes(client)
         c = multimm.matmul(a, a.T, blocks=block, slabs=128).persist()
         wait(c)

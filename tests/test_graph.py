@@ -20,12 +20,11 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import WINDOW, Schedule
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid
-from multimm.planning.tiling.partition import WINDOW
 
 FLOAT = Step("float32", "float32")
 
@@ -166,10 +165,10 @@ def test_a_read_waits_for_its_own_worker_where_there_are_fewer_block_columns_tha
     """Homes take all of a grid row's columns in turn; those with blocks of C have their own."""
     spec = MatrixSpec((40, 80)), MatrixSpec((80, 20))
     problem = Problem(*spec, rereadable=(True, True))
-    layout = Layout(problem, Grid(1, 3, 1), (), (40,), (10, 10), (10,) * 8, band=1, stream=True)
+    layout = Schedule(problem, Grid(1, 3, 1), (), (40,), (10, 10), (10,) * 8, band=1, stream=True)
     grid, gates = layout.grid, set()
     for slab in range(WINDOW, 8):
-        home = layout.home("a", 0, 0, slab)
+        home = layout.tiles.home("a", 0, 0, slab)
         gate = layout.gate(home, 0, slab)
         own = grid.place(grid.rank(home)).col
         assert gate.col == (own if own < 2 else 0)

@@ -60,7 +60,7 @@ def test_chunks_that_are_cut_go_up_with_those_of_other_blocks():
     cluster = ClusterSpec.homogeneous(H200, 2)
     layout = plan_matmul(hosted_square(2), cluster, precision="tf32").layout
     cut = replace(layout, m_blocks=(8192,) * 4, n_blocks=(8192,) * 4, slabs=(32768,), band=2)
-    assert cut.cut_apart
+    assert cut.operands.cut_apart
     _, before = host_transfers.going_up(cut, cluster)
     first = 2 * 8192 * 32768 * 4 / host_transfers.UPLOAD_RATE
     assert before == pytest.approx(host_transfers.BEFORE_CUT * first + host_transfers.COPIED_S)
@@ -68,11 +68,12 @@ def test_chunks_that_are_cut_go_up_with_those_of_other_blocks():
 
 def test_all_of_a_bundled_operand_goes_up_before_the_first_portion():
     problem, cluster = hosted_square(2), ClusterSpec.homogeneous(H200, 2)
-    found = [x for x in in_portions(problem, cluster) if x.bundled]
+    found = [x for x in in_portions(problem, cluster) if x.portions.bundled]
     assert found
     for layout in found:
-        alone = replace(layout, bundled=False)
+        own = layout.in_place
+        alone = replace(layout, portions=replace(layout.portions, bundled=False))
         portion = max(layout.portions.lengths) * 32768 * 4
-        block = max(layout.across) * 32768 * 4
-        assert alone.first_use == {layout.large: portion, layout.small: block}
-        assert layout.first_use == {layout.large: portion, layout.small: 2**31}
+        block = max(own.work.across) * 32768 * 4
+        assert alone.operands.first_use == {own.large: portion, own.small: block}
+        assert layout.operands.first_use == {own.large: portion, own.small: 2**31}

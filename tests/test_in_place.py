@@ -289,7 +289,7 @@ def test_who_cuts_a_stack_waits_for_what_lies_elsewhere():
     a = MatrixSpec((8, 4096, 4096), chunks=((1,) * 8, (4096,), (4096,)), owners=(1, 0) * 4)
     layout, _ = lay_out(Problem(a, a), gpus(2), Grid(2, 1, 1), Options())
     layout = replace(layout, batch_blocks=((2,) * 4,), band=2)
-    assert layout.cut_again == ("a", "b")
+    assert layout.operands.cut_again == ("a", "b")
     assert time.seconds(layout, gpus(2), 0)["first blocks"] > 0
 
 
@@ -363,7 +363,7 @@ def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
     b = scattered(client, y, 2, (2, 2, 0, 0, 1, 0, 2))
     a = a.swapaxes(-1, -2) if turned else a
     plan = multimm.plan(a, b, **fixed)
-    assert plan.layout.cut_again == ("a", "b")
+    assert plan.layout.operands.cut_again == ("a", "b")
     c, moved = received(client, multimm.matmul(a, b, **fixed))
     assert moved == plan.bytes_moved
     assert plan.bytes_recut < x.nbytes + y.nbytes
@@ -377,17 +377,17 @@ def test_blocks_that_need_not_be_cut_stay_where_they_lie():
     problem = Problem(a, MatrixSpec((8, 16), owners=(0,)))
     layout, _ = lay_out(problem, gpus(4), Grid(2, 2, 1), Options(whole=True))
     layout = replace(layout, batch_blocks=((3, 6, 4),), n_blocks=(8, 8))
-    assert layout.cut_apart == ("a", "b")
-    assert [layout.keepers("a", flat, 0)[0] for flat in range(3)] == [0, 1, 0]
+    assert layout.operands.cut_apart == ("a", "b")
+    assert [layout.tiles.keepers("a", flat, 0)[0] for flat in range(3)] == [0, 1, 0]
     of_b = 8 * 8 * 4  # from worker 0 to the other column
     assert redistribution.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
     beyond = replace(layout, grid=Grid(1, 1, 1))
-    assert beyond.keepers("a", 1, 0)[0] == 0
+    assert beyond.tiles.keepers("a", 1, 0)[0] == 0
 
 
 def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():
     a = MatrixSpec((4, 64, 64), chunks=((2, 2), (64,), (64,)), owners=(0, 1))
     problem = Problem(a, MatrixSpec((64, 64)))
     layout, _ = lay_out(problem, gpus(1), Grid(1, 1, 1), Options(whole=True))
-    assert layout.cut_again == ("a",)
+    assert layout.operands.cut_again == ("a",)
     assert redistribution.brought(layout, 1) == a.nbytes / 2

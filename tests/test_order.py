@@ -54,7 +54,7 @@ def test_of_a_tall_matrix_nothing_travels_wherever_its_blocks_lie(owners):
     plan = plan_matmul(gram_of(tall(owners)), gpus(2))
     in_a_row = plan_matmul(gram_of(tall((0,) * 8 + (1,) * 8)), gpus(2))
     assert plan.grid == in_a_row.grid == (1, 1, 2)
-    assert plan.layout.lying
+    assert plan.layout.operands.lying
     assert not plan.bytes_recut
     assert plan.bytes_received == in_a_row.bytes_received == 2048 * 2048 * 4  # one sum
     assert plan.seconds == in_a_row.seconds
@@ -194,21 +194,21 @@ def test_what_of_an_ordered_operand_travels_is_known(blocks, workers, slab, gram
     given = gram_of(x) if gram else Problem(x.T, replace(x))
     ordered = by_owner(given) or given
     layout, _ = lay_out(ordered, gpus(4), Grid(1, 1, workers), Options(blocks=(4, 4), slabs=slab))
-    for role in layout.cut_again:
+    for role in layout.operands.cut_again:
         if all(owner < workers for owner in owners):
             share = sum(redistribution._pieces_brought(layout, role, 4)) / x.nbytes
-            assert layout.away(role) == pytest.approx(share)
+            assert layout.tiles.away(role) == pytest.approx(share)
         else:
-            assert 0 < layout.away(role) <= 1
+            assert 0 < layout.tiles.away(role) <= 1
 
 
 def test_of_stacks_any_may_travel():
     x = MatrixSpec((4, 8, 6), chunks=((4,), (8,), (3, 3)), owners=(0, 1))
     y = MatrixSpec((4, 6, 8), chunks=((4,), (6,), (8,)), owners=(0,))
     layout, _ = lay_out(Problem(x, y), gpus(2), Grid(2, 1, 1), Options(blocks=(8, 8), slabs=6))
-    assert layout.cut_again == ("a", "b")
-    assert layout.away("a") is layout.away("b") is None
-    assert layout.recut.nbytes == (x.nbytes + y.nbytes) // 2
+    assert layout.operands.cut_again == ("a", "b")
+    assert layout.tiles.away("a") is layout.tiles.away("b") is None
+    assert layout.operands.recut.nbytes == (x.nbytes + y.nbytes) // 2
 
 
 def test_uneven_blocks_are_uneven_parts():

@@ -20,15 +20,15 @@ from multimm.errors import ShapeError
 from multimm.graph.data_location import owners_of
 from multimm.planning.choice import NEARLY, plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import cuts, cuts_of, offsets
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import rank_of
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import Grid
+from multimm.planning.tiling.rechunk import cuts, cuts_of, offsets
 
 SIZE, BLOCK = 96, 12
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
@@ -104,7 +104,7 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
     inner, expected = (c.T, right.T) if turned else (c, right)
     operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
     plan = multimm.plan(*operands, **FIXED)
-    assert set(plan.layout.lying) == ({"a", "b"} if side == "both" else {side})
+    assert set(plan.layout.operands.lying) == ({"a", "b"} if side == "both" else {side})
     assert ("used where they lie" if side == "both" else "used where it lies") in str(plan)
     assert not plan.bytes_recut
     d = multimm.matmul(*operands, **FIXED)
@@ -112,7 +112,7 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
         role = "a" if side == "both" else side
         at = index[::-1] if turned else index
         block, slab = index if role == "a" else index[::-1]
-        home = plan.grid.rank(plan.layout.home(role, 0, block, slab))
+        home = plan.grid.rank(plan.layout.tiles.home(role, 0, block, slab))
         assert plan.cluster.number(home) == owners_of(c, 4)[at[0] * (SIZE // BLOCK) + at[1]]
     other = z if side != "both" else expected
     first, second = (expected, other) if side != "b" else (other, expected)
@@ -165,7 +165,7 @@ def test_persisted_operands_are_used_where_they_lie(client):
     a = a.map_blocks(np.negative, dtype="f4").persist()
     wait(a)
     plan = multimm.plan(a, b, **FIXED)
-    assert tuple(map(plan.cluster.number, plan.layout.lying["a"])) == held(client, a)
+    assert tuple(map(plan.cluster.number, plan.layout.operands.lying["a"])) == held(client, a)
     assert sum(plan.received.values()) == plan.bytes_received
     np.testing.assert_array_equal(multimm.matmul(a, b, **FIXED).compute(), -x @ y)
 
@@ -195,7 +195,7 @@ def test_operands_that_are_still_being_made_lie_nowhere(client):
         return block
 
     a = a.map_blocks(hold, dtype="f4", meta=a._meta).persist()
-    assert not multimm.plan(a, a, **FIXED).layout.lying
+    assert not multimm.plan(a, a, **FIXED).layout.operands.lying
     Event("multimm-owners", client=client).set()
 
 
@@ -218,10 +218,10 @@ def test_the_scheduler_is_asked_once(client, monkeypatch):
     multimm.plan(a, b, **FIXED)  # workers that are new are asked, too
     questions, sync = [], client.sync
     monkeypatch.setattr(client, "sync", lambda *call: questions.append(call) or sync(*call))
-    assert multimm.plan(a, b, **FIXED).layout.lying.keys() == {"a", "b"}
+    assert multimm.plan(a, b, **FIXED).layout.operands.lying.keys() == {"a", "b"}
     assert len(questions) == 1
     workers = multimm.cluster.describe(client)
-    assert multimm.plan(a, b, cluster=workers, **FIXED).layout.lying.keys() == {"a", "b"}
+    assert multimm.plan(a, b, cluster=workers, **FIXED).layout.operands.lying.keys() == {"a", "b"}
     del questions[:]
     multimm.plan(a, b, cluster=cpus(4), **FIXED)  # on paper
     assert questions == []
@@ -275,7 +275,7 @@ def test_the_plan_prefers_blocks_that_lie_right_to_others():
         Problem(MatrixSpec((n, n), chunks=blocks), c),
     ):
         plan = plan_matmul(problem, cluster)
-        assert plan.layout.lying
+        assert plan.layout.operands.lying
         assert not plan.bytes_recut
         assert plan.bytes_received <= 1.05 * plan.bytes_bound
 
@@ -286,7 +286,7 @@ def laid_out(layout, role):
     at = [(block, slab) for block in range(len(edges)) for slab in range(len(layout.slabs))]
     if role == "b":
         at.sort(key=lambda pair: pair[::-1])
-    owners = tuple(layout.grid.rank(layout.home(role, 0, *pair)) for pair in at)
+    owners = tuple(layout.grid.rank(layout.tiles.home(role, 0, *pair)) for pair in at)
     return owned(owners, layout.operand_chunks(role))
 
 
@@ -307,8 +307,8 @@ def test_operands_that_lie_as_planned_are_multiplied_as_planned(workers, m, n, k
     # Where they lie is known, so a task may multiply several slabs, and have them in use.
     plan = replace(plan, layout=replace(plan.layout, slabs_per_task=first.layout.slabs_per_task))
     assert plan.grid == first.grid
-    assert set(plan.layout.lying) == {"a", "b"}
-    assert not plan.layout.elsewhere
+    assert set(plan.layout.operands.lying) == {"a", "b"}
+    assert not plan.layout.operands.elsewhere
     assert plan.memory_terms == first.memory_terms
     assert plan.spill_terms == first.spill_terms
 
@@ -340,9 +340,9 @@ def test_one_block_that_lies_elsewhere_is_counted():
     moved = owned((1 - moved.owners[0], *moved.owners[1:]), moved.chunks)
     a, b = (moved, b) if staying == "a" else (a, moved)
     layout = replace(first.layout, problem=Problem(a, b))
-    assert layout.elsewhere == (staying,)
-    assert first.layout.arrives(staying) is False
-    assert layout.arrives(staying)
+    assert layout.operands.elsewhere == (staying,)
+    assert first.layout.operands.arrives(staying) is False
+    assert layout.operands.arrives(staying)
     before, after = (communication.moved(x, 2) for x in (first.layout, layout))
     assert after.total == before.total + 10 * 10 * 4
     assert after.busiest == before.total / 2 + 10 * 10 * 4  # all to one
@@ -363,7 +363,7 @@ def test_all_that_travels_is_counted(data, grid, batch):
         MatrixSpec(tuple(map(sum, chunks[x])), chunks=chunks[x], owners=tuple(map(int, lie[x])))
         for x in "ab"
     )
-    layout = Layout(Problem(a, b), grid, stack, m, n, k, band=9)
+    layout = Schedule(Problem(a, b), grid, stack, m, n, k, band=9)
     lie = {x: own.reshape([*map(len, chunks[x])]) for x, own in lie.items()}
     needs, sums = set(), 0
     for flat, i, j in itertools.product(range(*batch or (1,)), range(len(m)), range(len(n))):
@@ -394,7 +394,7 @@ def test_plans_are_ranked_by_the_seconds_that_they_predict():
     b = owned((0,) * 12, (k, (2731, 2731, 2730)))
     plan = plan_matmul(Problem(a, b, pack="float32"), cluster)
     layout, _ = lay_out(plan.layout.problem, cluster, Grid(1, 1, 16), Options(), Cut(given=True))
-    assert layout.elsewhere == ("a", "b")
+    assert layout.operands.elsewhere == ("a", "b")
     for each, off in ((layout, 1e-6), (plan.layout, 0.01)):  # parts of k receive an even share
         rank = rank_of(each, cluster, memory.held(each, cluster))
         assert rank.seconds == pytest.approx(replace(plan, layout=each).seconds, rel=off)
@@ -423,9 +423,9 @@ def test_cutting_an_operand_into_other_blocks_is_counted():
     layout = plan_matmul(Problem(a, b), cpus(2), options=Options(blocks=10, slabs=20)).layout
     # 4 x 7 pieces of A, for its columns are cut at 7, 14, 20, 21, 28, 35, 40; 4 x 2 blocks.
     # Half of what is elsewhere comes in bundles, one to a block.
-    assert layout.recut == (a.nbytes / 2, 2 * 4 * 2, 4 * 2, 4 * 7 * 1.5, a.nbytes * 1.5)
+    assert layout.operands.recut == (a.nbytes / 2, 2 * 4 * 2, 4 * 2, 4 * 7 * 1.5, a.nbytes * 1.5)
     alone = replace(layout, grid=Grid(1, 1, 1))
-    assert alone.recut == (0, 4 * 2, 0, 4 * 7, a.nbytes)  # cut as they are joined
+    assert alone.operands.recut == (0, 4 * 2, 0, 4 * 7, a.nbytes)  # cut as they are joined
     readable = Problem(a, b, rereadable=(True, False))
     layout = plan_matmul(readable, cpus(2), options=Options(blocks=10, slabs=20)).layout
-    assert layout.recut == (0, 0, 0, 0, 0)
+    assert layout.operands.recut == (0, 0, 0, 0, 0)

@@ -46,7 +46,7 @@ def test_each_block_is_packed_once_and_at_home():
         da.ones((512, 3072), chunks=(256, 1024), dtype="f4"),
     )
     plan = planned(a.shape, b.shape, blocks=1024, slabs=256)
-    assert plan.layout.packed
+    assert plan.layout.operands.packed
     c, made = graph_of(a, b, plan)
     packs = named(made, "packed")
     assert len(packs) == 2 * 2 + 3 * 2
@@ -110,12 +110,12 @@ def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
 )
 def test_only_large_blocks_that_are_used_again_are_packed(change, packs):
     plan = planned((4096, 4096), (4096, 4096), **{"blocks": 1024, "slabs": 512} | change)
-    assert bool(plan.layout.packed) == packs
+    assert bool(plan.layout.operands.packed) == packs
 
 
 def test_stacks_of_matrices_are_not_packed():
     plan = planned((3, 4096, 4096), (4096, 4096), blocks=1024, slabs=512)
-    assert not plan.layout.packed
+    assert not plan.layout.operands.packed
 
 
 def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
@@ -136,7 +136,7 @@ def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
 def test_tf32_blocks_are_half_as_large_once_they_are_packed():
     sizes, options = ((4096, 4096), (4096, 4096)), {"blocks": 1024, "slabs": 512}
     full, half = (planned(*sizes, pack=pack, **options) for pack in ("float32", "tf32"))
-    assert half.layout.packed == ("a", "b")
+    assert half.layout.operands.packed == ("a", "b")
     assert half.bytes_received == full.bytes_received / 2 == full.bytes_bound / 2
     assert communication.moved(half.layout, 2).total == half.bytes_received  # the closed form, too
     in_flight, being_packed = "B in flight", "operands being packed"
@@ -159,7 +159,7 @@ def test_the_plan_says_so():
 @pytest.mark.parametrize(("size", "tensor_cores"), [(512, False), (1024, True), (4096, True)])
 def test_the_plan_of_a_single_product_says_what_it_is_expected_to_run_on(size, tensor_cores):
     plan = planned((size, size), (size, size), 1, blocks=size, slabs=size)
-    assert not plan.layout.packed
+    assert not plan.layout.operands.packed
     for said in ("on tensor cores", f"slabs of 1 of {size}, packed by every product"):
         assert (said in str(plan)) == tensor_cores
 
@@ -178,11 +178,12 @@ def test_what_is_packed_of_shapes_alone(precision, dtype, device, packs):
     spec = MatrixSpec((65536, 65536), dtype, np.dtype(dtype).itemsize)
     cluster = ClusterSpec.homogeneous(device, 2)
     assert (
-        bool(multimm.plan(spec, spec, precision=precision, cluster=cluster).layout.packed) == packs
+        bool(multimm.plan(spec, spec, precision=precision, cluster=cluster).layout.operands.packed)
+        == packs
     )
 
 
 def test_blocks_in_host_memory_are_not_packed_on_a_cluster_of_gpus():
     x = da.ones((65536, 65536), chunks=16384, dtype="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
-    assert not multimm.plan(x, x, cluster=cluster).layout.packed
+    assert not multimm.plan(x, x, cluster=cluster).layout.operands.packed

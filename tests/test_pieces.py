@@ -20,16 +20,16 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering.sub_blocks import Pieces, multiply_bands, pieces
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
+from multimm.planning import distribution
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import memory, time
 from multimm.planning.hardware import CALL_S, LONE_CALL_S
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import cuts_of
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.tiling import cutting
 from multimm.planning.tiling.grid import Grid, regular
+from multimm.planning.tiling.rechunk import cuts_of
 
 PLAIN = Step("float32", "float32")
 
@@ -72,7 +72,7 @@ def test_products_of_pieces_are_right_and_take_no_other_tasks(step, fixed):
     a = da.from_array(a, chunks=(7, (30, a.shape[1] - 30)), name="pieces-a")
     b = da.from_array(b, chunks=(11, 8), name="pieces-b")
     plan = planned(a, b, step, **fixed)
-    assert plan.layout.cut_again == ("a", "b")
+    assert plan.layout.operands.cut_again == ("a", "b")
     c = product(plan, a, b, step)
     tasks = dict(c.dask)
     ours = [task for task in tasks.values() if isinstance(task, BlockTask)]
@@ -119,8 +119,8 @@ def test_long_pieces_are_multiplied_as_they_come(
     monkeypatch, stored, wide, slabs, along_k, dtype, added
 ):
     """Nothing of them is joined, also where blocks of C, or slabs, end within one."""
-    monkeypatch.setattr(cutting, "LEAST_BAND", 1)
-    monkeypatch.setattr(cutting, "PACKED_SLAB", 1)
+    monkeypatch.setattr(distribution, "LEAST_BAND", 1)
+    monkeypatch.setattr(distribution, "PACKED_SLAB", 1)
     monkeypatch.setattr(Pieces, "copied", None)
     x, y, d = integers((130, 24), 8), integers((24, 3), 9), integers((130, 3), 10)
     chunks = (((40, 7, 43, 40), along_k), (slabs, (3,)))
@@ -139,7 +139,7 @@ def test_long_pieces_are_multiplied_as_they_come(
     problem = Problem(*specs, dtype=of_sums, accumulate=of_sums)
     layout = plan_matmul(problem, gpus(1), options=Options(blocks=60)).layout
     layout = replace(layout, slabs=slabs, cut_once=False, in_bands=True)
-    assert layout.banded == ("b" if wide else "a")
+    assert layout.operands.banded == ("b" if wide else "a")
     plan = replace(plan_matmul(problem, gpus(1)), layout=layout)
     meta = np.empty((0, 0), of_sums)
     c = build(plan, a, b, da.from_array(d.astype(of_sums)) if added else None, step, meta)
@@ -263,7 +263,7 @@ def test_pieces_along_k_take_no_tasks_of_their_own(pack):
     assert "A multiplied piece by piece" in str(plan)
     assert plan.tasks <= 8
     assert plan.layout.slabs == (8192,)
-    assert plan.layout.sums_in_bands == 1
+    assert plan.layout.operands.sums_in_bands == 1
     assert plan.memory_terms["sums of pieces"] == 2 * 5792 * 1024 * 4
     terms = time.seconds(plan.layout, gpus(1), 0)
     c = 1048576 * 1024
@@ -285,9 +285,9 @@ def test_other_pieces_are_joined(chunk, columns, blocks, bandable):
     x = MatrixSpec((1048576, 2048), chunks=(regular(1048576, chunk[0]), regular(2048, chunk[1])))
     problem = Problem(x, MatrixSpec((2048, columns)), pack="float32")
     layout = plan_matmul(problem, gpus(1), options=Options(blocks=blocks)).layout
-    assert layout.cut_again == ("a",)
-    assert not layout.banded
-    assert replace(layout, cut_once=False, in_bands=True).banded == bandable
+    assert layout.operands.cut_again == ("a",)
+    assert not layout.operands.banded
+    assert replace(layout, cut_once=False, in_bands=True).operands.banded == bandable
 
 
 def test_both_sides_of_a_gram_product_are_joined():
@@ -296,7 +296,7 @@ def test_both_sides_of_a_gram_product_are_joined():
     plan = plan_matmul(problem, gpus(1))
     within = replace(plan, layout=replace(plan.layout, cut_once=False, pack_once=False))
     assert within.layout.mirrors
-    assert within.layout.cut_again == ("a",)
+    assert within.layout.operands.cut_again == ("a",)
     block = max(within.layout.m_blocks) * max(within.layout.slabs) * 4
     assert within.memory_terms["operands being joined"] == 2 * block
 
@@ -320,10 +320,10 @@ def test_what_products_cut_is_priced_by_its_uses():
     a, b = square(4096, 1024), square(4096, 1024)
     halves, whole = (2048, 2048), (4096,)
     problem, grid = Problem(a, b), Grid(1, 1, 1)
-    once = Layout(problem, grid, (), halves, whole, whole, band=2)
+    once = Schedule(problem, grid, (), halves, whole, whole, band=2)
     within = replace(once, cut_once=False)
-    assert once.recut == (0, 3, 0, 32, a.nbytes + b.nbytes)
-    assert within.recut == (0, 0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
+    assert once.operands.recut == (0, 3, 0, 32, a.nbytes + b.nbytes)
+    assert within.operands.recut == (0, 0, 0, 16 + 2 * 16, a.nbytes + 2 * b.nbytes)
     alone = gpus(1)
     moved = 2 * (a.nbytes + 2 * b.nbytes) / (alone.slowest.copy_gbps * 1e9)
     terms = time.seconds(within, alone, 0)
@@ -333,9 +333,9 @@ def test_what_products_cut_is_priced_by_its_uses():
     # Of several workers any one may do it, and what lies elsewhere is fetched piece by piece.
     far = replace(problem, a=replace(a, owners=(1,) * 16), b=replace(b, owners=(0,) * 16))
     elsewhere = replace(within, problem=far)
-    assert elsewhere.recut.nbytes == a.nbytes
-    assert elsewhere.arrives("a")
-    assert not elsewhere.arrives("b")
+    assert elsewhere.operands.recut.nbytes == a.nbytes
+    assert elsewhere.operands.arrives("a")
+    assert not elsewhere.operands.arrives("b")
     terms = time.seconds(elsewhere, gpus(2).first(1), 0)
     assert terms["cutting"] == pytest.approx(48 * time.PIECE_S + 16 * time.FETCH_S + moved)
 
@@ -356,7 +356,7 @@ def test_one_operand_in_pieces_and_the_other_from_a_file(tmp_path):
     problem = Problem(*specs, rereadable=(True, False))
     plan = plan_matmul(problem, gpus(1), options=Options(blocks=20, slabs=20))
     plan = replace(plan, layout=replace(plan.layout, cut_once=False))
-    assert plan.layout.cut_again == ("b",)
+    assert plan.layout.operands.cut_again == ("b",)
     c = product(plan, a, b)
     assert all(key[0] != a.name for key in dict(c.dask))
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)

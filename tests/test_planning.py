@@ -16,9 +16,9 @@ from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeErro
 from multimm.planning.choice import _drawback, plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory, time
 from multimm.planning.explain import blocks_text, human
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import Rank
 from multimm.planning.spec import (
     H200,
@@ -103,9 +103,11 @@ def test_every_rank_has_one_coordinate(p_m, p_n, p_k):
 
 def test_homes_lie_in_the_grid_row_or_column_that_uses_the_block():
     grid = Grid(3, 4, 2)
-    layout = Layout(problem(90, 160, 90), grid, (), even(90, 9), even(90, 9), even(160, 16), band=3)
+    layout = Schedule(
+        problem(90, 160, 90), grid, (), even(90, 9), even(90, 9), even(160, 16), band=3
+    )
     for block, slab in product(range(9), range(16)):
-        (row, _, part), (_, col, other) = (layout.home(x, 0, block, slab) for x in "ab")
+        (row, _, part), (_, col, other) = (layout.tiles.home(x, 0, block, slab) for x in "ab")
         assert (row, col) == (block % 3, block % 4)
         assert part == other == layout.part_of[slab]
 
@@ -113,11 +115,11 @@ def test_homes_lie_in_the_grid_row_or_column_that_uses_the_block():
 def test_no_worker_is_asked_for_everything_in_one_step():
     """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
     grid, sizes = Grid(4, 4, 1), even(80, 8)
-    layout = Layout(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
+    layout = Schedule(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
     for slab in range(8):
-        asked = Counter(layout.keepers("a", 0, i)[slab] for i in range(8))
+        asked = Counter(layout.tiles.keepers("a", 0, i)[slab] for i in range(8))
         assert max(asked.values()) == 1
-        asked.update(layout.keepers("b", 0, j)[slab] for j in range(8))
+        asked.update(layout.tiles.keepers("b", 0, j)[slab] for j in range(8))
         assert max(asked.values()) <= 2
 
 
@@ -208,7 +210,7 @@ def test_bound_is_the_best_plane():
 @pytest.mark.parametrize("grid", [Grid(2, 2, 1), Grid(4, 2, 1), Grid(2, 1, 3), Grid(2, 2, 2)])
 def test_counting_block_by_block_gives_the_closed_form(grid):
     shape = problem(240, 480, 360)
-    layout = Layout(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
+    layout = Schedule(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
     counted = counted_transfers.received(layout, grid.workers)
     assert sum(counted.values()) == communication.volume(shape, grid)
     assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
@@ -220,7 +222,7 @@ def test_counting_block_by_block_gives_the_closed_form(grid):
 def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, columns, slabs):
     """Exactly, where blocks are too few for all workers; and three on two are not shared evenly."""
     shape, grid = problem(60, 70, 80), Grid(p_m, p_n, 1)
-    layout = Layout(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
+    layout = Schedule(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
     counted = counted_transfers.received(layout, grid.workers)
     most, moved = max(counted.values(), default=0), communication.of_products(layout, grid.workers)
     assert moved.total == sum(counted.values())
@@ -232,25 +234,28 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
 def test_rows_of_the_grid_that_have_none_of_c_keep_none_of_b():
     shape = problem(60, 70, 80)
     for rows, kept in ((1, 8), (2, 4), (3, 3), (4, 2)):
-        layout = Layout(shape, Grid(4, 1, 1), (), even(60, rows), (10,) * 8, (70,), band=1)
-        homes = Counter(layout.grid.rank(layout.home("b", 0, j, 0)) for j in range(8))
+        layout = Schedule(shape, Grid(4, 1, 1), (), even(60, rows), (10,) * 8, (70,), band=1)
+        homes = Counter(layout.grid.rank(layout.tiles.home("b", 0, j, 0)) for j in range(8))
         most = max(homes.values())
         assert most <= kept
-        assert layout.at_home["b"] == kept * 70 * 10 * 4, rows
+        assert layout.operands.at_home["b"] == kept * 70 * 10 * 4, rows
 
 
 @pytest.mark.parametrize("band", [4, 2, 1])
 def test_b_is_sent_in_every_wave(band):
     """And a plan is chosen by that."""
     shape = problem(240, 480, 360)
-    layout = Layout(shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band)
+    layout = Schedule(
+        shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band
+    )
     moved = communication.moved(layout, 4).total
     assert moved == sum(counted_transfers.received(layout, 4).values())
     assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
     for matrices in (8, 1):
         stack = Problem(MatrixSpec((matrices, 80, 50)), MatrixSpec((matrices, 50, 50)))
-        layout = Layout(stack, Grid(2, 2, 1), (even(matrices, matrices),), even(80, 8 // matrices),
-                        (25, 25), (50,), band=band)  # fmt: skip
+        batch = (even(matrices, matrices),)
+        layout = Schedule(stack, Grid(2, 2, 1), batch, even(80, 8 // matrices),
+                          (25, 25), (50,), band=band)  # fmt: skip
         assert layout.waves == 4 // band
         assert communication.moved(layout, 4).total == sum(
             counted_transfers.received(layout, 4).values()
@@ -259,8 +264,8 @@ def test_b_is_sent_in_every_wave(band):
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
     def held(grid, **more):
-        layout = Layout(problem(240, 480, 360), grid, (), even(240, 4), even(360, 4), even(480, 4),
-                        band=4 // grid.p_m, **more)  # fmt: skip
+        blocks = even(240, 4), even(360, 4), even(480, 4)
+        layout = Schedule(problem(240, 480, 360), grid, (), *blocks, band=4 // grid.p_m, **more)
         stay, spill = memory.held(layout, cpus(grid.workers))
         return stay | spill
 
@@ -277,7 +282,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
     for more in ({"owners": (1, 0)}, {"chunks": ((100, 140), (480,))}):
         spec = MatrixSpec((240, 480), **{"chunks": ((120, 120), (480,))} | more)
         shape = replace(problem(240, 480, 360), a=spec)
-        layout = Layout(shape, grid, (), (120, 120), (360,), (480,), band=1)
+        layout = Schedule(shape, grid, (), (120, 120), (360,), (480,), band=1)
         assert "A in flight" in memory.held(layout, cluster)[0]
     # What is read when its slab comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
@@ -285,16 +290,16 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
 
 def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
     stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
-    layout = Layout(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
+    layout = Schedule(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
     assert not counted_transfers.received(layout, 4)
     shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
-    layout = Layout(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
+    layout = Schedule(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
     assert sum(counted_transfers.received(layout, 4).values()) == 3 * 50 * 50 * 4
 
 
 def test_memory_is_a_sum_of_named_terms():
     shape = problem(26, 34, 38)
-    layout = Layout(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
+    layout = Schedule(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
     stay, spill = memory.held(layout, cpus(4))
     assert stay == {
         "partial sums": 13 * 19 * 4,
@@ -308,7 +313,7 @@ def test_memory_is_a_sum_of_named_terms():
 def test_seconds_are_a_sum_of_named_terms():
     device = DeviceSpec("slow", "cpu", 1000 * GB, 1.0, 1.0)
     cluster = ClusterSpec.homogeneous(device, 2, Link("wire", 2.0, 0.5))
-    layout = Layout(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
+    layout = Schedule(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
     terms = time.seconds(layout, cluster, 3e9)
     assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
     assert terms["transfers"] == 1.5
@@ -330,7 +335,7 @@ def test_sums_are_handed_from_slab_to_slab(slabs, p_k):
     """Of the busiest worker, in each slab of its part of k but the first."""
     device = DeviceSpec("quick", "cpu", 1000 * GB, 1e6, 2.0)
     cluster = ClusterSpec.homogeneous(device, 2 * p_k, Link("wire", 1e6, 0.0))
-    layout = Layout(
+    layout = Schedule(
         problem(20, 60, 40), Grid(2, 1, p_k), (), (10, 10), (40,), even(60, slabs), band=1
     )
     terms = time.seconds(layout, cluster, 0)
@@ -345,7 +350,7 @@ def test_parts_of_k_without_a_slab_have_no_share():
     """Their ranks are idle: they receive no sums, and no worker computes for two of them."""
     shape = problem(24, 60, 40)
     cluster = cpus(2)
-    layout = Layout(shape, Grid(2, 1, 4), (), (12, 12), (40,), (30, 30), band=1)
+    layout = Schedule(shape, Grid(2, 1, 4), (), (12, 12), (40,), (30, 30), band=1)
     assert (layout.parts, layout.ranks) == (2, 4)
     moved = communication.moved(layout, 8)
     assert moved.total == communication.volume(shape, Grid(2, 1, 2))
@@ -372,7 +377,7 @@ def test_one_slab_is_kept_where_k_is_not_divided():
 def test_packing_is_counted_once_for_each_block_or_for_each_product():
     p = replace(problem(4096, 8192, 4096), pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
-    layout = Layout(p, Grid(2, 1, 1), (), (2048, 2048), (2048, 2048), (4096, 4096), band=1)
+    layout = Schedule(p, Grid(2, 1, 1), (), (2048, 2048), (2048, 2048), (4096, 4096), band=1)
     size = 2048 * 4096 * 4
     moving = time.PACK_BYTES * size / (H200.copy_gbps * 1e9)
     # Four blocks of A and four of B, on two workers.
@@ -391,9 +396,9 @@ def test_what_has_to_be_cut_again_is_waited_for():
     pieces = (1000,) * 4
     a, b = MatrixSpec((4000, 4000), chunks=(pieces, pieces)), MatrixSpec((4000, 4000))
     cluster, even = cpus(2), (2000, 2000)
-    layout = Layout(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
+    layout = Schedule(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
     # No block is cut, four are joined to each; half of them come from the other worker.
-    assert layout.recut == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
+    assert layout.operands.recut == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
     terms = time.seconds(layout, cluster, 0)
     copied = 2 * 1.5 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
     once = 4 * time.PACK_S + 2 * time.FETCH_S
@@ -410,8 +415,8 @@ def test_what_has_to_be_cut_again_is_waited_for():
 def test_a_lone_chain_is_waited_for_where_others_have_two():
     cluster, thirds = ClusterSpec.homogeneous(H200, 2), (1000,) * 3
     a, b = MatrixSpec((3000, 4000)), MatrixSpec((4000, 1000))
-    layout = Layout(Problem(a, b), Grid(2, 1, 1), (), thirds, (1000,), (1000,) * 4, band=2)
-    tasks = -(-(layout.tasks + layout.recut.tasks) // 2) * time.SWITCH["gpu"]
+    layout = Schedule(Problem(a, b), Grid(2, 1, 1), (), thirds, (1000,), (1000,) * 4, band=2)
+    tasks = -(-(layout.tasks + layout.operands.recut.tasks) // 2) * time.SWITCH["gpu"]
     terms = time.seconds(layout, cluster, 0)
     each = cluster.task_overhead_s
     assert terms["between tasks"] == pytest.approx((tasks + 3 * time.CHAINED["gpu"]) * each)
@@ -464,7 +469,7 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
     # Nobody does much more than an even share, and what is not multiplying is little beside it.
     if plan.strategy != "one task":
         share = matrices * m * n * k / plan.grid.workers
-        assert plan.layout.share_sums * plan.layout.share_k <= 1.1 * share
+        assert plan.layout.work.most_summed * plan.layout.share_k <= 1.1 * share
         # While one chain of a worker is multiplied, the next slab of another one is fetched.
         assert plan.layout.blocks * plan.layout.parts >= 2 * workers
 
@@ -486,8 +491,8 @@ def test_what_is_cut_finer_starts_at_once():
     ready = {
         rank
         for (i, j), rank in first.items()
-        if layout.grid.rank(layout.home("a", 0, i, 0)) == rank
-        and layout.grid.rank(layout.home("b", 0, j, 0)) == rank
+        if layout.grid.rank(layout.tiles.home("a", 0, i, 0)) == rank
+        and layout.grid.rank(layout.tiles.home("b", 0, j, 0)) == rank
     }
     assert ready == set(range(8))
 
@@ -520,20 +525,20 @@ def test_given_blocks_are_also_tried_with_packing_in_every_product(workers):
     given = Options(blocks=8192, slabs=8192)
     once = plan_matmul(shape, cluster, options=given).layout
     within = replace(plan, layout=replace(once, pack_once=False))
-    assert once.packed
+    assert once.operands.packed
     assert plan.seconds <= within.seconds
     if workers == 2:
         assert within.seconds < replace(plan, layout=once).seconds
-        assert not plan.layout.cut_again
+        assert not plan.layout.operands.cut_again
 
 
 def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled():
     packed = Problem(MatrixSpec((131072, 2**18)), MatrixSpec((2**18, 131072)), pack="float32")
     tight = plan_matmul(packed, ClusterSpec.homogeneous(H200, 4))
     ample = plan_matmul(packed, ClusterSpec.homogeneous(H200, 16))
-    assert not tight.layout.packed
+    assert not tight.layout.operands.packed
     assert not tight.time_terms["spilling"]
-    assert ample.layout.packed
+    assert ample.layout.operands.packed
 
 
 @pytest.mark.parametrize(
@@ -553,7 +558,7 @@ def test_what_is_held_up_by_other_tasks_waits_for_the_scheduler(gram, parts, ste
 def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, levels, blocks):
     """Of the one block of C, by the worker that keeps it."""
     cluster = ClusterSpec.homogeneous(H200, 8, Link("wire", 1.0, 1.0))
-    layout = Layout(problem(10, 80, 10), Grid(1, 1, 8), (), (10,), (10,), (10,) * 8, band=1)
+    layout = Schedule(problem(10, 80, 10), Grid(1, 1, 8), (), (10,), (10,), (10,) * 8, band=1)
     layout = replace(layout, fan_in=fan_in)
     terms = time.seconds(layout, cluster, 0)
     assert terms["from step to step"] == pytest.approx(levels * 3e-3)
@@ -565,8 +570,8 @@ def test_more_sums_at_once_are_fewer_steps_and_more_bytes_to_one_worker(fan_in, 
 
 def test_the_next_task_of_a_lone_chain_is_waited_for():
     cluster, lone = ClusterSpec.homogeneous(H200, 2), problem(10, 80, 10)
-    one = Layout(lone, Grid(1, 1, 2), (), (10,), (10,), (10,) * 8, band=1)
-    two = Layout(lone, Grid(1, 1, 2), (), (5, 5), (10,), (10,) * 8, band=2)
+    one = Schedule(lone, Grid(1, 1, 2), (), (10,), (10,), (10,) * 8, band=1)
+    two = Schedule(lone, Grid(1, 1, 2), (), (5, 5), (10,), (10,) * 8, band=2)
     between = [time.seconds(x, cluster, 0)["between tasks"] for x in (one, two)]
     assert between == pytest.approx([(5 * 0.4 + 3 * 3.6) * 0.5e-3, 9 * 0.4 * 0.5e-3])
 
@@ -576,12 +581,12 @@ def test_small_blocks_are_packed_by_each_product_that_uses_them(size, once):
     """A task that packs takes longer than packing; large blocks are packed once for many."""
     wanted = Problem(MatrixSpec((size, size)), MatrixSpec((size, size)), pack="float32")
     plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, 2))
-    assert bool(plan.layout.packed) == once
+    assert bool(plan.layout.operands.packed) == once
     packs = sum(len(plan.layout.slabs) * count for count in (
         len(plan.layout.m_blocks), len(plan.layout.n_blocks)))  # fmt: skip
     assert plan.tasks == plan.layout.blocks * len(plan.layout.slabs) + packs * once
     given = plan_matmul(wanted, plan.cluster, options=Options(blocks=size // 2))
-    assert given.layout.packed, "kernels must not depend on the workers"
+    assert given.layout.operands.packed, "kernels must not depend on the workers"
 
 
 def test_tall_matrix_moves_only_the_small_operand():
@@ -615,11 +620,10 @@ def test_the_share_that_crosses_nodes():
 def test_the_same_count_block_by_block():
     shape = problem(240, 480, 360)
     for grid, per_node in ((Grid(4, 4, 1), 4), (Grid(4, 4, 1), 8), (Grid(2, 8, 1), 4)):
-        layout = Layout(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
+        layout = Schedule(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
         sent = [
             (home, user, size)
-            for count in (counted_transfers._count_a, counted_transfers._count_b)
-            for kept, users in count(layout)
+            for kept, users in counted_transfers._count_operands(layout)
             for (home, size), user in product(kept.items(), users)
             if user != home
         ]
@@ -655,7 +659,7 @@ def test_a_plan_that_moves_more_says_what_speaks_against_the_one_that_moves_less
     a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
     b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
     plan = plan_matmul(Problem(a, b), cpus(2))
-    cut = human(plan.layout.recut.nbytes)
+    cut = human(plan.layout.operands.recut.nbytes)
     assert f"move, about {cut} of them to cut operands; next best is 1 x 1 x 2" in plan.reason
     assert plan.reason.endswith(
         "as fast within 2%, but with sums of 2 parts of k, which travel last"

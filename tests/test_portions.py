@@ -21,10 +21,9 @@ from multimm.planning.candidates.in_place import in_place
 from multimm.planning.candidates.owner_computes import in_portions
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import time
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.partial_products import Group, Portions
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.work.owner_computes import Group, Portions
 
 #: 1048576 x 8192 in the squares of 128 MiB that Dask cuts it into, 182 times 2.
 ROWS, COLUMNS = (5792,) * 181 + (224,), (5792, 2400)
@@ -63,18 +62,18 @@ def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
     w = MatrixSpec((SHAPE[1], columns), owners=(0,))
     plan = plan_matmul(Problem(x, w, pack="float32"), gpus(workers))
     layout = plan.layout
-    assert isinstance(layout, GatheredLayout)
+    assert layout.in_place is not None
     assert not plan.bytes_recut
     # Each row's sums are in two portions at most, and one of them may be where they are joined.
-    of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.fetched.values())
+    of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.in_place.fetched.values())
     assert plan.bytes_moved <= of_c + (workers - 1) * w.nbytes
     assert plan.bytes_moved < 0.35 * x.nbytes
     assert sum(plan.received.values()) == plan.bytes_moved
     assert plan.tasks <= 4 * workers * (workers + 1)
     text = str(plan)
     assert f"{layout.blocks} portions where A lies" in text
-    assert (", added and joined" in text) == layout.adds
-    assert (" but for " in text) == bool(layout.fetched)
+    assert (", added and joined" in text) == layout.in_place.work.adds
+    assert (" but for " in text) == bool(layout.in_place.fetched)
 
 
 def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
@@ -82,11 +81,11 @@ def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
     y = MatrixSpec((SHAPE[0], 64), chunks=((2**19,) * 2, (64,)), owners=(0, 1))
     plan = plan_matmul(Problem(x.T, y, pack="float32"), gpus(4))
     layout = plan.layout
-    assert isinstance(layout, GatheredLayout)
-    assert not layout.fetched
+    assert layout.in_place is not None
+    assert not layout.in_place.fetched
     assert plan.bytes_moved <= 3 * (y.nbytes + 2 * SHAPE[1] * 64 * 4)
     turned = plan_matmul(Problem(y.T, x, pack="float32"), gpus(4))
-    assert turned.layout.by_columns
+    assert turned.layout.portions.by_columns
     assert turned.bytes_moved == plan.bytes_moved
     assert turned.seconds == pytest.approx(plan.seconds)
 
@@ -98,7 +97,7 @@ def test_of_two_matrices_of_one_size_the_plan_names_the_one_that_stays(role):
     found = in_place(Problem(*((x, whole) if role == "A" else (whole, x))), gpus(8))
     ((named, layouts),) = ((kind.strategy, kind.ranks) for kind in found if kind.strategy)
     assert named == f"stationary {role}"
-    assert {layout.large for layout in layouts} == {role.lower()}
+    assert {layout.in_place.large for layout in layouts} == {role.lower()}
     both = [kind for kind in in_place(Problem(x, x), gpus(8)) if kind.strategy]
     assert [kind.strategy for kind in both] == ["stationary A", "stationary B"]
     assert all(kind.ranks for kind in both)
@@ -108,24 +107,24 @@ def test_many_small_chunks_travel_in_bundles():
     x = lying(2)
     y = MatrixSpec((SHAPE[0], 8), chunks=(ROWS, (8,)), owners=(0, 1) * 91)
     plan = plan_matmul(Problem(x.T, y), gpus(2))
-    assert plan.layout.bundlers == (0, 1)
-    assert plan.layout.arriving.chunks == 1
+    assert plan.layout.operands.bundles == 2
+    assert plan.layout.in_place.arriving.chunks == 1
     assert "bundled" in str(plan)
-    single = replace(plan.layout, bundled=False)
+    single = replace(plan.layout, portions=replace(plan.layout.portions, bundled=False))
     assert time.seconds(single, gpus(2), 0)["first blocks"] > 0.1
     one = replace(y, chunks=((SHAPE[0],), (8,)), owners=(0,))
-    assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.bundlers
+    assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.operands.bundles
 
 
 def test_of_wide_products_each_row_goes_to_the_worker_with_most_of_it():
     w = MatrixSpec((SHAPE[1], 8192), owners=(0,))
     layouts = list(in_portions(Problem(lying(4), w, pack="float32"), gpus(4)))
-    whole = [layout for layout in layouts if not layout.adds]
+    whole = [layout for layout in layouts if not layout.in_place.work.adds]
     assert whole
     for layout in whole:
         at = np.array(layout.portions.at).reshape(len(ROWS), 2)
         np.testing.assert_array_equal(at[:, 0], at[:, 1])
-        assert sum(layout.fetched.values()) < 0.3 * layout.laid.nbytes
+        assert sum(layout.in_place.fetched.values()) < 0.3 * layout.in_place.laid.nbytes
 
 
 # ------------------------------------------------------------------- on workers
@@ -144,8 +143,8 @@ def test_what_travels_is_what_was_planned(client, turned):
     a, b = scattered(client, x, (400, 320), owners_of(90, 2)), scattered(client, w, 512, (0,))
     operands = (b.T, a.T) if turned else (a, b)
     plan = multimm.plan(*operands)
-    assert isinstance(plan.layout, GatheredLayout)
-    assert plan.layout.adds
+    assert plan.layout.in_place is not None
+    assert plan.layout.in_place.work.adds
     c, moved = received(client, multimm.matmul(*operands))
     assert moved == plan.bytes_moved < x.nbytes / 8
     np.testing.assert_array_equal(c.compute(), (x @ w).T if turned else x @ w)
@@ -162,8 +161,8 @@ def test_long_vectors(client, chunk, in_turn):
         of_a, of_b = (0, 1, 2) * 60, ((0, 1, 2) * 30)[:blocks]
     a, b = scattered(client, x, (400, 320), of_a), scattered(client, y, chunk, of_b)
     plan = multimm.plan(a.T, b)
-    assert isinstance(plan.layout, GatheredLayout)
-    assert plan.layout.bundled == (chunk < 36000)
+    assert plan.layout.in_place is not None
+    assert plan.layout.portions.bundled == (chunk < 36000)
     c, moved = received(client, multimm.matmul(a.T, b))
     assert moved == plan.bytes_moved < x.nbytes / 8
     np.testing.assert_array_equal(c.compute(), x.T @ y)
@@ -175,7 +174,7 @@ def test_a_square_matrix_and_a_vector_again_and_again(client):
     a, b = scattered(client, x, (500, 500), owners_of(8, 8)), scattered(client, v, 4000, (1,))
     wanted = v
     for _ in range(2):
-        assert isinstance(multimm.plan(a, b).layout, GatheredLayout)
+        assert multimm.plan(a, b).layout.in_place is not None
         b, moved = received(client, multimm.matmul(a, b))
         assert moved <= 9 * v.nbytes
         wanted = x @ wanted
@@ -195,7 +194,7 @@ def test_portions_are_added_before_they_are_rounded(dtype, alpha):
     owners = owners_of(15, 2)
     large = MatrixSpec(x.shape, chunks=a.chunks, owners=owners, **sizes)
     problem = Problem(large, MatrixSpec(w.shape, **sizes), dtype, wide)
-    layouts = [layout for layout in in_portions(problem, gpus(3)) if layout.adds]
+    layouts = [layout for layout in in_portions(problem, gpus(3)) if layout.in_place.work.adds]
     assert layouts
     precise = alpha * (x.astype(wide) @ w.astype(wide))
     assert dtype != "float16" or precise[0, 0] == 0
@@ -235,7 +234,7 @@ def test_chunks_that_are_still_to_be_made_are_made_where_they_are_multiplied():
         c, e = scattered(client, v, 4000, (1,)), scattered(client, d, (250, 250), of_d)
         first = multimm.matmul(a, b, blocks=250)
         plan = multimm.plan(first + e, c)
-        assert isinstance(plan.layout, GatheredLayout)
+        assert plan.layout.in_place is not None
         held = first.persist()
         wait(held)
         owners = plan.layout.problem.a.owners
@@ -257,7 +256,7 @@ def test_one_chunk_of_hundreds_that_is_none(client, spoilt, error, said):
     a, b = scattered(client, x, (400, 256), owners_of(90, 2)), scattered(client, w, 512, (0,))
     bad = a.map_blocks(_spoil, spoilt, dtype="float32", name=f"spoilt-{said}").persist()
     wait(bad)
-    assert isinstance(multimm.plan(bad, b).layout, GatheredLayout)
+    assert multimm.plan(bad, b).layout.in_place is not None
     with pytest.raises(error, match=said) as caught:
         multimm.matmul(bad, b).compute()
     (note,) = caught.value.__notes__

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from multimm.planning import choice, search
 from multimm.planning.cost import first_blocks, time
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import Rank
 from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, Link, MatrixSpec
 from multimm.planning.tiling.grid import Grid
@@ -36,15 +36,15 @@ def waiting(layout, cluster):
 def test_a_worker_multiplies_what_it_keeps_while_the_rest_of_the_first_slab_comes():
     cluster = four(1.0)
     shape, fours = problem(400, 100, 400), (100,) * 4
-    layout = Layout(shape, Grid(2, 2, 1), (), fours, fours, (50, 50), band=2)
+    layout = Schedule(shape, Grid(2, 2, 1), (), fours, fours, (50, 50), band=2)
     # Of two block rows and two block columns it keeps one each, and multiplies them at once.
     own, arrival = 2 * 100 * 100 * 50 / 1e9, 3 * WIRE.latency_s + 50 * 100 * 4 / 2e9
     assert waiting(layout, cluster) == pytest.approx(arrival - own)
     # A stays where it is, so there is less to come, and two products meanwhile.
-    column = Layout(shape, Grid(4, 1, 1), (), fours, fours, (50, 50), band=1)
+    column = Schedule(shape, Grid(4, 1, 1), (), fours, fours, (50, 50), band=1)
     arrival = 4 * WIRE.latency_s + 50 * 100 * 4 / 2e9
     assert waiting(column, cluster) == pytest.approx(arrival - own)
-    alone = Layout(shape, Grid(1, 1, 4), (), (400,), (400,), (25,) * 4, band=1)
+    alone = Schedule(shape, Grid(1, 1, 4), (), (400,), (400,), (25,) * 4, band=1)
     assert waiting(alone, cluster) == 0
     assert waiting(layout, four(1e-4)) == 0
 
@@ -60,18 +60,18 @@ def test_a_worker_multiplies_what_it_keeps_while_the_rest_of_the_first_slab_come
 def test_blocks_that_lie_elsewhere_are_waited_for(grid, swapped, fetches, products):
     """Two blocks of A change places: then somebody lacks one more."""
     fours, slabs = (100,) * 4, (50, 50)
-    home = Layout(problem(400, 100, 400), grid, (), fours, fours, slabs, band=2)
-    owners = [home.grid.rank(home.home("a", 0, i, s)) for i in range(4) for s in range(2)]
+    home = Schedule(problem(400, 100, 400), grid, (), fours, fours, slabs, band=2)
+    owners = [home.grid.rank(home.tiles.home("a", 0, i, s)) for i in range(4) for s in range(2)]
 
     def lying(owners):
         a = MatrixSpec((400, 100), chunks=(fours, slabs), owners=tuple(owners))
         return replace(home, problem=replace(home.problem, a=a))
 
-    assert lying(owners).elsewhere == ()
+    assert lying(owners).operands.elsewhere == ()
     assert first_blocks._first_slab(lying(owners)) == first_blocks._first_slab(home)
     i, j = swapped
     owners[i], owners[j] = owners[j], owners[i]
-    assert lying(owners).elsewhere == ("a",)
+    assert lying(owners).operands.elsewhere == ("a",)
     size = 50 * 100 * 4
     # Without products of its own a worker needs one of each operand.
     expected = fetches, products, size if products else 2 * size
@@ -80,12 +80,14 @@ def test_blocks_that_lie_elsewhere_are_waited_for(grid, swapped, fetches, produc
 
 def test_what_packs_once_has_no_packing_left_to_do_meanwhile():
     shape, sixteens = problem(*[65536] * 3, pack="tf32"), (16384,) * 4
-    once = Layout(shape, Grid(2, 2, 1), (), sixteens, sixteens, (65536,), band=2)
+    once = Schedule(shape, Grid(2, 2, 1), (), sixteens, sixteens, (65536,), band=2)
     cluster = ClusterSpec.homogeneous(H200, 4, Link("slow", 50.0, 0.05))
     for layout in (once, replace(once, pack_once=False)):
         terms = time.seconds(layout, cluster, 0)
-        product = terms["block products"] / 4 + (0 if layout.packed else terms["packing"] / 4)
-        arrival = 3 * 0.05 + 16384 * 65536 * layout.width("a") / 50e9
+        product = terms["block products"] / 4 + (
+            0 if layout.operands.packed else terms["packing"] / 4
+        )
+        arrival = 3 * 0.05 + 16384 * 65536 * layout.operands.width("a") / 50e9
         assert terms["first blocks"] == pytest.approx(arrival - product)
 
 

@@ -24,12 +24,12 @@ from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost.redistribution import brought
-from multimm.planning.layouts.rechunk import once
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
+from multimm.planning.tiling.rechunk import once
 
 PLAIN = Step("float32", "float32")
 SIZE = 96
@@ -89,7 +89,7 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
             homes[plan.grid.rank(task.place.owner)] += 1
             role, at = key[0][len("multimm-joined-")], key[1:]
             row_or_column, slab = at if role == "a" else at[::-1]
-            assert task.place.owner == plan.layout.home(role, 0, row_or_column, slab)
+            assert task.place.owner == plan.layout.tiles.home(role, 0, row_or_column, slab)
             continue
         cuts += 1
         for source, lies in task.place.blocks:
@@ -161,7 +161,7 @@ def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
             fetched += len(elsewhere)
             assert len(elsewhere) <= 3
             assert all(made[key].func is cut_out for key in elsewhere if key in made)
-    expected = plan.layout.recut
+    expected = plan.layout.operands.recut
     assert 0.9 * expected.fetched <= fetched <= expected.fetched
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
     moved = sum(4 * 16 for task in made.values() if task.func is cut_out for _ in task.place.blocks)
@@ -183,7 +183,7 @@ def test_a_chunk_that_is_alone_travels_as_it_is():
     c = build(replace(plan, layout=layout), a, b, None, PLAIN, np.empty((0, 0), "float32"))
     of_a = [task for key, task in cutting(c).items() if key[0].split("-")[2] == "a"]
     assert [task.func for task in of_a] == [join, join]
-    assert layout.recut.tasks == 2 + 2 + 1  # and half of one block of B, expected
+    assert layout.operands.recut.tasks == 2 + 2 + 1  # and half of one block of B, expected
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
@@ -219,11 +219,13 @@ def test_what_lies_beyond_the_grid_is_cut_in_it():
              for z, at in ((a, 7), (b, 0))]  # fmt: skip
     cluster, fixed = ClusterSpec.homogeneous(H200, 8), Options(blocks=10, slabs=10)
     layout, _ = lay_out(Problem(*specs), cluster.first(2), Grid(2, 1, 1), fixed)
-    assert layout.recut.nbytes == 1.5 * a.nbytes + b.nbytes / 2  # of a half, nothing is known
+    assert (
+        layout.operands.recut.nbytes == 1.5 * a.nbytes + b.nbytes / 2
+    )  # of a half, nothing is known
     assert brought(layout, 2) == 2 * a.nbytes + b.nbytes / 2
     own = once(specs[0], layout.operand_chunks("a"), 2, beyond=False)
     assert (
-        layout.recut.fetched == own.fetched + 8 + 16
+        layout.operands.recut.fetched == own.fetched + 8 + 16
     )  # half of B's pieces, and all of A's once more
     plan = replace(plan_matmul(Problem(*specs), cluster, options=fixed), layout=layout)
     c = build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
@@ -238,7 +240,7 @@ def test_of_one_chunk_that_lies_somewhere_the_plan_knows():
     unknown = replace(a, owners=())
     cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16)
     plan = plan_matmul(Problem(a, unknown), cluster, options=fixed)
-    assert plan.layout.cut_again == ("a",)
+    assert plan.layout.operands.cut_again == ("a",)
     assert plan.bytes_recut == a.nbytes * 3 / 4  # a quarter stays
     assert "and 12.3 kB before to cut A into these blocks" in str(plan)
 
@@ -253,7 +255,9 @@ def test_of_operands_that_are_still_to_be_made_the_plan_says_at_most():
     quarter = a.nbytes / 4
     for role in "ab":
         assert plan.spill_terms[f"{role.upper()} as it comes"] == quarter
-        assert plan.spill_terms[f"{role.upper()} on its way"] == plan.layout.at_home[role] > 0
+        assert (
+            plan.spill_terms[f"{role.upper()} on its way"] == plan.layout.operands.at_home[role] > 0
+        )
     known = replace(a, owners=(0,) * 48 + (1,) * 16)
     plan = plan_matmul(Problem(known, b), cluster, options=fixed)
     assert plan.spill_terms["A as it comes"] == 3 * quarter
@@ -266,7 +270,7 @@ def test_one_worker_cuts_blocks_as_it_joins_them():
     assert plan.layout.cut_once
     made = cutting(c)
     assert {task.func for task in made.values()} == {join}
-    assert len(made) == plan.layout.recut.tasks == 2 * 8
+    assert len(made) == plan.layout.operands.recut.tasks == 2 * 8
 
 
 @pytest.mark.parametrize("workers", [1, 4])

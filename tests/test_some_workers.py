@@ -63,7 +63,7 @@ def test_a_block_beyond_the_grid_is_fetched_from_there():
     home, one, two = beyond(0), beyond(1), beyond(2)
     assert not home.lies_beyond("a")
     assert one.lies_beyond("a")
-    assert (home.elsewhere, one.elsewhere) == ((), ("a",))
+    assert (home.operands.elsewhere, one.operands.elsewhere) == ((), ("a",))
     block = 4096 * 819 * 4
     for layout, fetched in ((one, 1), (two, 2)):
         assert (
@@ -73,8 +73,8 @@ def test_a_block_beyond_the_grid_is_fetched_from_there():
         more = Counter(counted_transfers.received(layout, 4))
         more.subtract(counted_transfers.received(home, 4))
         assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
-    assert [one.keepers("a", 0, row)[0] for row in range(4)] == [0, 1, 2, 4]
-    assert all(home.grid.rank(one.home("a", 0, row, 0)) == row for row in range(4))
+    assert [one.tiles.keepers("a", 0, row)[0] for row in range(4)] == [0, 1, 2, 4]
+    assert all(home.grid.rank(one.tiles.home("a", 0, row, 0)) == row for row in range(4))
     first = [time.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
     assert first[0] < first[1]
 
@@ -84,8 +84,8 @@ def test_what_is_cut_anew_travels_to_a_lone_worker_unless_it_lies_there(owner):
     a = MatrixSpec((16384, 819), chunks=((8000, 8384), (819,)), owners=(0, owner))
     asked = Problem(a, MatrixSpec((819, 16384)), pack="float32")
     layout = lay_out(asked, gpus(8), Grid(1, 1, 1), Options(blocks=4096, slabs=819))[0]
-    assert layout.cut_again == ("a",)
-    assert layout.recut.nbytes == (a.nbytes if owner else 0)
+    assert layout.operands.cut_again == ("a",)
+    assert layout.operands.recut.nbytes == (a.nbytes if owner else 0)
     assert (time.seconds(layout, gpus(1), 0)["first blocks"] > 0) == bool(owner)
 
 
@@ -128,7 +128,7 @@ def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, 
     (x, a), (y, b) = integers(1, ((24,) * 4, (48,))), integers(2, ((48,), (24,) * 4))
     a, spec = kept_on(client, a, owners)
     plan = planned(grid, spec, MatrixSpec((48, 96), chunks=b.chunks))
-    assert plan.layout.lying == {"a": owners}
+    assert plan.layout.operands.lying == {"a": owners}
     ranks = sorted(client.cluster.scheduler.workers)
     reset_received_bytes(client)
     c = product(plan, a, b)

@@ -36,9 +36,8 @@ from multimm.gpu.emulated.selection import (
 )
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import MAX_SUMS, Device
-from multimm.planning import problem
+from multimm.planning import problem, schedule
 from multimm.planning.cost import memory
-from multimm.planning.tiling import cutting
 
 SMS = 132
 H200 = Device(limits_for(90), SMS)
@@ -104,7 +103,7 @@ def test_the_kernel_has_the_same_constants():
     assert int(found["TILE_ROWS"]) == configs.TILE_ROWS
     assert int(found["MULTIPLY_REGISTERS"]) == configs.REGISTERS
     # Plans, which know no kernels, count with the same.
-    assert (cutting.PACKED_ROWS, cutting.PACKED_K) == (ROW_ALIGN, SLAB)
+    assert (schedule.PACKED_ROWS, schedule.PACKED_K) == (ROW_ALIGN, SLAB)
     assert problem.ALONE == kernel_selection.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M

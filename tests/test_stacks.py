@@ -16,9 +16,9 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid, even
 from multimm.planning.tiling.stacks import Share, shares
@@ -36,7 +36,7 @@ def stack_layout(batches, grid, rows, band, slabs=2):
     a, b = (MatrixSpec((*batch, *sides)) for batch, sides in zip(batches, ((M, K), (K, N))))  # noqa: B905
     problem = Problem(a, b)
     blocks = tuple(even(size, size) for size in problem.batch_shape)
-    return Layout(problem, grid, blocks, even(M, rows), even(N, 3), even(K, slabs), band=band)
+    return Schedule(problem, grid, blocks, even(M, rows), even(N, 3), even(K, slabs), band=band)
 
 
 def counted(layout):
@@ -87,9 +87,9 @@ def test_bytes_and_homes_are_those_of_the_graph(layout):
     assert moved.busiest >= moved.total / layout.grid.workers
     for role in "ab":
         most = max(kept[role].values())
-        assert most <= layout.at_home[role]
+        assert most <= layout.operands.at_home[role]
         if all(len(share.users) == 1 for share in layout.shares(role)):
-            assert layout.at_home[role] <= 2 * most
+            assert layout.operands.at_home[role] <= 2 * most
 
 
 @settings(max_examples=80, deadline=None)
@@ -101,17 +101,17 @@ def test_memory_holds_what_the_tasks_of_a_slab_use(layout):
         for j in range(len(layout.n_blocks)):
             at = layout.owner(row, j, 0)
             who = at.row % layout.grid.p_m, at.col % layout.grid.p_n
-            share_a, share_b = (layout.share_of(role)[flat] for role in "ab")
+            share_a, share_b = (layout.work.share_of(role)[flat] for role in "ab")
             needed["a", *who, layout.wave(row), share_a, i] = share_a.matrices * layout.m_blocks[i]
             needed["b", *who, layout.wave(row), share_b, j] = share_b.matrices * layout.n_blocks[j]
-    for role, panel in zip("ab", layout.panels, strict=True):
+    for role, panel in zip("ab", layout.work.panels, strict=True):
         most: Counter = Counter()
         for (whose, *at, _, _), size in needed.items():
             if whose == role:
                 most[tuple(at)] += size
         assert panel >= max(most.values())
         # Of columns the busiest share is taken.
-        loose = layout.share_cols / min(layout.n_blocks) if role == "b" else 1
+        loose = layout.work.most_columns / min(layout.n_blocks) if role == "b" else 1
         assert panel <= loose * max(most.values())
 
 
@@ -121,7 +121,7 @@ def test_memory_holds_all_matrices_that_a_task_converts(batch, matrices):
         MatrixSpec((*own, *sides), "float16", 2) for own, sides in (((6,), (M, K)), (batch, (K, N)))
     )
     problem = Problem(a, b, "float16", "float32", 2, 4)
-    layout = Layout(problem, Grid(2, 1, 1), ((3, 3),), (M,), (N,), (K,), band=1)
+    layout = Schedule(problem, Grid(2, 1, 1), ((3, 3),), (M,), (N,), (K,), band=1)
     stay, _ = memory.held(layout, gpus(2))
     assert stay["operands being converted"] == (3 * M + matrices * N) * K * 4
 
@@ -129,7 +129,7 @@ def test_memory_holds_all_matrices_that_a_task_converts(batch, matrices):
 def test_what_each_matrix_has_of_its_own_is_dealt_out_evenly():
     layout = stack_layout(((8,), (8,)), Grid(4, 2, 1), 1, 2, slabs=4)
     _, kept = counted(layout)
-    assert layout.at_home["a"] == max(kept["a"].values()) == 8 * M * K * 4 // 8
+    assert layout.operands.at_home["a"] == max(kept["a"].values()) == 8 * M * K * 4 // 8
 
 
 def test_operands_that_all_matrices_share_are_kept_by_several_workers():
@@ -148,8 +148,8 @@ def test_operands_that_all_matrices_share_are_kept_by_several_workers():
 def test_an_operand_that_several_rows_share_arrives():
     own = stack_layout(((8,), (8,)), Grid(8, 1, 1), 1, 1)
     shared = stack_layout(((), (8,)), Grid(8, 1, 1), 1, 1)
-    assert not own.arrives("a")
-    assert shared.arrives("a")
+    assert not own.operands.arrives("a")
+    assert shared.operands.arrives("a")
     stay, _ = memory.held(shared, gpus(8))
     assert stay["A in flight"] == 2 * M * (K // 2) * 4  # not once for each matrix
 

@@ -21,7 +21,6 @@ from multimm.graph.task_keys import KEY_VERSION, Keys
 from multimm.graph.tasks.host_offload import below_download, downloaded, on_device
 from multimm.graph.tasks.multiply import Step, read
 from multimm.planning.cost.memory import download_limit
-from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.plan import MatmulPlan
 
 
@@ -66,9 +65,9 @@ def build(
     if c is not None:
         parents.append(c)
     tasks = (
-        Gatherer(layout, cluster, operands, step, keys).tasks()
-        if isinstance(layout, GatheredLayout)
-        else Builder(layout, cluster, operands, addend, step, keys).tasks()
+        Builder(layout, cluster, operands, addend, step, keys).tasks()
+        if layout.in_place is None
+        else Gatherer(layout, layout.in_place, cluster, operands, step, keys).tasks()
     )
     if layout.problem.in_one:
         tasks = {key: _on_device(task) for key, task in tasks.items()}

@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from multimm.graph.block_task import Inputs, Key, Place
 from multimm.planning.candidates.block_order import stored_at
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.rechunk import Index
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index
+from multimm.planning.work.owner_computes import OwnerComputes
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 8
@@ -50,13 +50,13 @@ class Keys:
     Parameters
     ----------
     token : str
-    layout : Layout
+    layout : Schedule
     adds : bool
         There is a C that is added.
     """
 
     token: str
-    layout: Layout
+    layout: Schedule
     adds: bool
 
     def name(self, role: str) -> str:
@@ -90,9 +90,9 @@ class Keys:
         matrices = (stored_at(p.stack, at) for at in batch)
         return (self.name("matmul"), *matrices, stored_at(p.rows, i), stored_at(p.columns, j))
 
-    def portion(self, layout: GatheredLayout, number: int, across: int) -> Key:
+    def portion(self, work: OwnerComputes, number: int, across: int) -> Key:
         """The key of a portion of a block of C; C's own key if it is all of the block."""
-        strip = number // layout.grid.workers
-        if len(layout.strips[strip]) == 1:
-            return (self.name("matmul"), *layout.cell(strip, across))
-        return (self.name("portion"), *layout.cell(number, across))
+        strip = number // work.portions.workers
+        if len(work.strips[strip]) == 1:
+            return (self.name("matmul"), *work.of(strip, across))
+        return (self.name("portion"), *work.of(number, across))

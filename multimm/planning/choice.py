@@ -34,11 +34,11 @@ from multimm.planning.candidates.worker_subset import with_fewer
 from multimm.planning.cost import time as cost_time
 from multimm.planning.explain import human
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.limits import refuse_storage_chunks, refuse_the_hopeless
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
@@ -160,7 +160,7 @@ def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
 
 def _planned(
     problem: Problem, cluster: ClusterSpec, precision: str, options: Options
-) -> tuple[MatmulPlan, dict[Layout, Rank]]:
+) -> tuple[MatmulPlan, dict[Schedule, Rank]]:
     """The best arrangement of all workers, or of fewer, and what it was chosen from."""
     # Every one is laid out and the one with the least time wins, or one that takes little longer
     # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
@@ -175,7 +175,7 @@ def _planned(
     return plan, found | fewer
 
 
-def _chosen(ranks: dict[Layout, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:
+def _chosen(ranks: dict[Schedule, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:
     """The best of these, for no reason yet."""
     best = _preferred(ranks)
     name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
@@ -213,7 +213,7 @@ def strategy_name(grid: Grid) -> str:
     return "stationary B" if grid.p_m == 1 else "three-dimensional"
 
 
-def _preferred(ranks: dict[Layout, Rank]) -> Layout:
+def _preferred(ranks: dict[Schedule, Rank]) -> Schedule:
     """The fastest layout, or one that is nearly as fast and moves less, or has no parts of k."""
     found = _cheapest(ranks)
     if whole := {layout: rank for layout, rank in ranks.items() if rank.parts == 1}:
@@ -225,7 +225,7 @@ def _preferred(ranks: dict[Layout, Rank]) -> Layout:
     return found
 
 
-def _cheapest(ranks: dict[Layout, Rank]) -> Layout:
+def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:
     """The layout that moves least of those that are nearly as fast as the fastest."""
     first = min(ranks.values())
     near = [
@@ -234,21 +234,21 @@ def _cheapest(ranks: dict[Layout, Rank]) -> Layout:
         if rank.too_large == first.too_large and rank.seconds <= NEARLY * first.seconds
     ]
 
-    def cost_of(layout: Layout) -> tuple[int, int, float, int]:
+    def cost_of(layout: Schedule) -> tuple[int, int, float, int]:
         rank = ranks[layout]
         return rank.moved, rank.parts, rank.seconds, rank.columns
 
     return min(near, key=cost_of)
 
 
-def _reason(plan: MatmulPlan, ranks: dict[Layout, Rank], of_all: float) -> str:
+def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str:
     """Why this arrangement of these; with all workers the best one takes so many seconds."""
     layout, workers = plan.layout, plan.cluster.workers
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move"
-    if layout.recut.nbytes:
-        moved += f", about {human(layout.recut.nbytes)} of them to cut operands"
+    if layout.operands.recut.nbytes:
+        moved += f", about {human(layout.operands.recut.nbytes)} of them to cut operands"
     if min(ranks.values()).seconds < of_all:
         count = layout.grid.workers
         alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"

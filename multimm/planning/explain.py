@@ -9,9 +9,9 @@ from multimm.planning.cost import communication
 from multimm.planning.cost.memory import Terms
 from multimm.planning.devices import SHARED_MEMORY
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.result_chunks import within
+from multimm.planning.in_place import InPlace
 from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.result_chunks import within
 
 if TYPE_CHECKING:
     from multimm.planning.plan import MatmulPlan
@@ -78,17 +78,17 @@ def _cluster_line(plan: MatmulPlan) -> str:
 def _blocks_line(plan: MatmulPlan) -> str:
     layout = plan.layout
     rows, columns = layout.sides
-    within = tuple(role for role in layout.cut_within if role != layout.banded)
+    within = tuple(role for role in layout.operands.cut_within if role != layout.operands.banded)
     portions = ""
-    if isinstance(layout, GatheredLayout):
-        portions, within = _portions_text(layout), ()
+    if layout.in_place is not None:
+        portions, within = _portions_text(layout.in_place), ()
     cut = f", {names(within)} cut by every product" if within else ""
-    if layout.banded:
-        cut += f", {layout.banded.upper()} multiplied piece by piece"
+    if layout.operands.banded:
+        cut += f", {layout.operands.banded.upper()} multiplied piece by piece"
     packed = ", packed by every product" if layout.on_tensor_cores else ""
-    if layout.packed:
-        are = "it is" if len(layout.packed) == 1 else "they are"
-        packed = f", {names(layout.packed)} packed where {are} kept"
+    if layout.operands.packed:
+        are = "it is" if len(layout.operands.packed) == 1 else "they are"
+        packed = f", {names(layout.operands.packed)} packed where {are} kept"
     return (
         f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
         f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
@@ -104,13 +104,13 @@ def _chunks_line(plan: MatmulPlan) -> str:
     return f"C in {sizes}, {how}"
 
 
-def _portions_text(layout: GatheredLayout) -> str:
-    parted = f" in {layout.blocks} portions" if layout.joined else ""
-    elsewhere = human(sum(layout.fetched.values())) if layout.fetched else ""
+def _portions_text(own: InPlace) -> str:
+    parted = f" in {own.work.count} portions" if own.work.joined else ""
+    elsewhere = human(sum(own.fetched.values())) if own.fetched else ""
     but = f" but for {elsewhere}" if elsewhere else ""
-    joined = f",{' added' * layout.adds} and joined" if layout.joined else ""
-    bundled = f", {layout.small.upper()} bundled where it lies" if layout.bundled else ""
-    return f", made{parted} where {layout.large.upper()} lies{but}{joined}{bundled}"
+    joined = f",{' added' * own.work.adds} and joined" if own.work.joined else ""
+    bundled = f", {own.small.upper()} bundled where it lies" if own.portions.bundled else ""
+    return f", made{parted} where {own.large.upper()} lies{but}{joined}{bundled}"
 
 
 def _order_line(plan: MatmulPlan) -> str:
@@ -150,7 +150,7 @@ def _moved_line(plan: MatmulPlan) -> str:
         return f"nothing: all is at home{more}"
     worst, bound = plan.bytes_busiest, plan.bytes_bound
     against = f", {plan.bytes_received / bound:.2f} x the 2D bound" if bound else ""
-    roles = plan.layout.lying
+    roles = plan.layout.operands.lying
     lie = "it lies" if len(roles) == 1 else "they lie"
     lying = f", {names(roles)} used where {lie}" if roles else ""
     return (
@@ -160,7 +160,7 @@ def _moved_line(plan: MatmulPlan) -> str:
 
 
 def _recut_text(plan: MatmulPlan) -> str:
-    size, roles = human(plan.bytes_recut), plan.layout.cut_again
+    size, roles = human(plan.bytes_recut), plan.layout.operands.cut_again
     if plan.layout.problem.from_host:  # whole chunks, some of them again in later waves
         what = names(plan.layout.roles)
         return f", and about {size} between host memories to bring {what} into these blocks"

@@ -11,9 +11,9 @@ from multimm.planning.cost import communication, counted_transfers, memory, redi
 from multimm.planning.cost.memory import Held, Terms
 from multimm.planning.explain import MOST_TASKS
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Blocks, Grid
 
 #: Of plans with more tasks, which take minutes to submit, bytes are not counted block by block,
@@ -27,7 +27,7 @@ class MatmulPlan:
 
     Attributes
     ----------
-    layout : Layout
+    layout : Schedule
         Blocks, slabs, grid and waves.
     cluster : ClusterSpec
         The workers it was made for, by rank.
@@ -64,7 +64,7 @@ class MatmulPlan:
         Of the fullest worker: what it holds at once and cannot spill, and what it may use.
     """
 
-    layout: Layout
+    layout: Schedule
     cluster: ClusterSpec
     precision: str
     strategy: str

@@ -11,10 +11,9 @@ from multimm.planning.candidates.along_chunks import along_chunks
 from multimm.planning.candidates.read_ahead import in_short_parts, made_by_tasks, with_little_ahead
 from multimm.planning.cost import communication, memory, time
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.assignment import FREE_PLACES
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import (
     AS_USUAL,
@@ -25,6 +24,7 @@ from multimm.planning.tiling.counts import (
     usual_edges,
 )
 from multimm.planning.tiling.grid import Grid, ceil_div, grids
+from multimm.planning.work.symmetric import FREE_PLACES
 
 #: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
 #: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
@@ -66,9 +66,9 @@ class Rank(NamedTuple):
     columns: int  #: of the grid
 
 
-def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
     """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
-    halves: dict[Layout, Rank] = {}
+    halves: dict[Schedule, Rank] = {}
     given = options.edges[0]
     most = MOST_GIVEN_ROWS * given if given else MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]
     if problem.gram and problem.m <= most:
@@ -81,7 +81,7 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
 
 
 def coarser(
-    ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec, options: Options
+    ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec, options: Options
 ) -> tuple[tuple[float, float], ...]:
     """How many times fewer blocks one worker may multiply, of a C that has usual ones even so.
 
@@ -97,14 +97,14 @@ def coarser(
     return tuple((1 / n, 1) if by_rows else (1, 1 / n) for n in COARSER if n <= times)
 
 
-def _ahead_of_all(ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
+def _ahead_of_all(ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
     """One takes less than the block products of all of C would, on all workers."""
     best = min(ranks.values())
     rate = cluster.workers * time.product_gflops(problem, cluster.slowest) * 1e9
     return not best.too_large and NEARLY * best.seconds < problem.flops / rate
 
 
-def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
     ranks = cut_alike(problem, cluster, options)
     if min(ranks, key=ranks.__getitem__).longest > LONGEST:
@@ -137,8 +137,8 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
 
 
 def refined(
-    ranks: dict[Layout, Rank], cluster: ClusterSpec, options: Options
-) -> dict[Layout, Rank]:
+    ranks: dict[Schedule, Rank], cluster: ClusterSpec, options: Options
+) -> dict[Schedule, Rank]:
     """These and the best of them along storage chunks, and with other tasks for the same blocks."""
     best = best_of_each_grid([*ranks], ranks, 1)[:FINALISTS]
     along = dict.fromkeys(x for layout in best for x in along_chunks(layout, cluster, options))
@@ -151,7 +151,7 @@ def refined(
     return ranks if options.p_k is not None else bounded(ranks, cluster)
 
 
-def bounded(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def bounded(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """Those in which tasks don't make operands long before these are needed: see `ahead`.
 
     A GPU worker has one thread, and memory for a task that takes all of k.
@@ -167,7 +167,7 @@ def bounded(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Ran
 
 def cut_alike(
     problem: Problem, cluster: ClusterSpec, options: Options, cut: Cut = AS_USUAL
-) -> dict[Layout, Rank]:
+) -> dict[Schedule, Rank]:
     """Every arrangement, all cut in the same way."""
     arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
     found = (lay_out(problem, cluster, grid, options, cut) for grid in arrangements)
@@ -189,7 +189,7 @@ def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
     return found
 
 
-def _finalists(ranks: dict[Layout, Rank], gram: bool) -> list[Grid]:
+def _finalists(ranks: dict[Schedule, Rank], gram: bool) -> list[Grid]:
     """The best arrangements, and of a Gram product, whose transposes are alike, as many others.
 
     Of others, one whose transpose does as well shows by that that it will however it is cut.
@@ -212,7 +212,7 @@ def _turned(grid: Grid) -> Grid:
     return Grid(grid.p_n, grid.p_m, grid.p_k)
 
 
-def added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def added_at_once(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """The best layouts of each grid, with more than two sums of parts of k added by one task.
 
     That is fewer steps at the end, and more bytes to one worker at a time: best for a small C. The
@@ -228,7 +228,7 @@ def added_at_once(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layou
     return ranked(wider, cluster)
 
 
-def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def fused(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """The best layouts of each grid whose tasks may multiply several slabs. The bits are the same.
 
     What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
@@ -236,56 +236,64 @@ def fused(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]
     """
     found = []
     for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
-        most = max(1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.in_use.values()))))
+        most = max(
+            1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.operands.in_use.values())))
+        )
         tasks = ceil_div(layout.steps, most)
         found.append(replace(layout, slabs_per_task=ceil_div(layout.steps, tasks)))
     return ranked(found, cluster)
 
 
-def packed_within(ranks: dict[Layout, Rank], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def packed_within(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """The best layouts of each grid, with blocks packed by every product that uses them.
 
     Packing a block where it is kept is one task more, and of blocks that are used a few times the
     task takes longer than the packing: 31 against 18 ms for 8192 on two H200s, 27 against 22 for
     16384 in tf32.
     """
-    packed = [layout for layout in ranks if layout.packed]
-    as_given = [layout for layout in packed if not layout.cut_again]  # small blocks gain most
+    packed = [layout for layout in ranks if layout.operands.packed]
+    as_given = [
+        layout for layout in packed if not layout.operands.cut_again
+    ]  # small blocks gain most
     tried = (x for found in (packed, as_given) for x in best_of_each_grid(found, ranks, FINALISTS))
     return ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
 
 
 def cut_within(
-    ranks: dict[Layout, Rank], cluster: ClusterSpec, options: Options
-) -> dict[Layout, Rank]:
+    ranks: dict[Schedule, Rank], cluster: ClusterSpec, options: Options
+) -> dict[Schedule, Rank]:
     """The best layouts of one worker, with operands cut anew by every product that uses them.
 
     That takes no tasks, and none that all products wait for. Among several workers what is cut
     has to travel first, and would do so for every product. Long pieces need not even be joined.
     """
-    alone = [x for x in ranks if x.cut_again and x.grid.workers == 1 and not x.packed]
+    alone = [
+        x for x in ranks if x.operands.cut_again and x.grid.workers == 1 and not x.operands.packed
+    ]
     within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
     if options.blocks is options.slabs is None:  # else the bits must not depend on the workers
         slabs = ((x, k) for x in within for k in (x.slabs, (x.problem.k,)))
         found = (replace(x, slabs=k, in_bands=True) for x, k in slabs)
-        within += [x for x in dict.fromkeys(found) if x.banded]
+        within += [x for x in dict.fromkeys(found) if x.operands.banded]
     return ranked(within, cluster)
 
 
-def best_of_each_grid(layouts: list[Layout], ranks: dict[Layout, Rank], most: int) -> list[Layout]:
+def best_of_each_grid(
+    layouts: list[Schedule], ranks: dict[Schedule, Rank], most: int
+) -> list[Schedule]:
     """So many of them, at most, of each arrangement."""
-    of_grid: dict[Grid, list[Layout]] = {}
+    of_grid: dict[Grid, list[Schedule]] = {}
     for layout in sorted(layouts, key=ranks.__getitem__):
         of_grid.setdefault(layout.grid, []).append(layout)
     return [layout for found in of_grid.values() for layout in found[:most]]
 
 
-def ranked(layouts: Iterable[Layout], cluster: ClusterSpec) -> dict[Layout, Rank]:
+def ranked(layouts: Iterable[Schedule], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """These layouts of some of the workers."""
     return {x: rank_of(x, cluster, memory.held(x, cluster.first(x.grid.workers))) for x in layouts}
 
 
-def rank_of(layout: Layout, cluster: ClusterSpec, held: memory.Held) -> Rank:
+def rank_of(layout: Schedule, cluster: ClusterSpec, held: memory.Held) -> Rank:
     """What the chooser compares, of a layout that holds so much."""
     cluster = cluster.first(layout.grid.workers)
     moved = communication.moved(layout, cluster.workers)

@@ -187,7 +187,7 @@ def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(
     expected = on_host(a) @ (on_host(b) @ weights)
     for precision in precisions:
         blocks = {"precision": precision, "blocks": edge, "slabs": slab}
-        packs = multimm.plan(a, b, **blocks).layout.packed
+        packs = multimm.plan(a, b, **blocks).layout.operands.packed
         assert bool(packs) == (precision != "ieee" and dtype == "f4")
         reset_received_bytes(client)
         result = on_host(multimm.matmul(a, b, **blocks))

@@ -10,7 +10,7 @@ from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import after, wait_for
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Gate, Layout
+from multimm.planning.schedule import Gate, Schedule
 from multimm.planning.tiling.grid import Coordinate
 
 
@@ -18,7 +18,7 @@ from multimm.planning.tiling.grid import Coordinate
 class Gates:
     """Adds the gates of one product to its tasks, `made`."""
 
-    layout: Layout
+    layout: Schedule
     cluster: ClusterSpec
     keys: Keys
     made: dict[Key, BlockTask]

@@ -10,8 +10,8 @@ from dask._task_spec import TaskRef
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.tasks.host_offload import upload
-from multimm.planning.layouts.rechunk import Index, size_of
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index, size_of
 
 #: What comes before row and column in their order, so that they come before all else of a step: see
 #: `multimm.graph.block_task.CUT`. Among them those come first that the first product needs.

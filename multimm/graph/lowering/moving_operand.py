@@ -17,9 +17,10 @@ from multimm.graph.lowering.operand import Operand, number_of
 from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import Slab
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.rechunk import Index, cuts_of, shape_of, size_of
+from multimm.planning.in_place import InPlace
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index, cuts_of, shape_of, size_of
 
 Cell = tuple[int, int]  #: a slab, and a block across
 
@@ -28,7 +29,8 @@ Cell = tuple[int, int]  #: a slab, and a block across
 class SmallOperand:
     """One operand of a product whose other one stays where it lies."""
 
-    layout: GatheredLayout
+    layout: Schedule
+    own: InPlace
     operand: Operand
     keys: Keys
     place: Callable[[Coordinate, Index, Inputs], Place]
@@ -40,7 +42,7 @@ class SmallOperand:
         blocks = operand.array.numblocks[::turn]
         found = {}
         for at in product(*map(range, operand.array.numblocks)):
-            worker = self.layout.keeper_of_small(number_of(at[::turn], blocks))
+            worker = self.own.keeper_of_small(number_of(at[::turn], blocks))
             found[operand.key(at)] = self.layout.grid.place(worker)
         return found
 
@@ -49,8 +51,8 @@ class SmallOperand:
         """Pieces of its chunks, by slab and block across."""
         operand, layout = self.operand, self.layout
         found = {}
-        for s, across in product(range(len(layout.slabs)), range(len(layout.across))):
-            at = (across, s) if layout.by_columns else (s, across)
+        for s, across in product(range(len(layout.slabs)), range(len(self.own.work.across))):
+            at = (across, s) if self.own.portions.by_columns else (s, across)
             cuts = cuts_of(operand.own_chunks, operand.where(operand.index((), *at)))
             found[s, across] = [
                 Piece(operand.key(index), size_of(operand.own_chunks, index), cut, to)
@@ -82,22 +84,22 @@ class SmallOperand:
     @property
     def tasks(self) -> list[BlockTask]:
         """Those that make bundles."""
-        return self._bundles[1] if self.layout.bundled else []
+        return self._bundles[1] if self.own.portions.bundled else []
 
     def slabs(self, used: list[int], across: int) -> tuple[dict[Key, Coordinate], tuple[Slab, ...]]:
         """What slabs are cut from, in the order of its numbers, with where that lies, and how."""
         layout = self.layout
-        pieces = self._bundles[0] if layout.bundled else self._cut
+        pieces = self._bundles[0] if self.own.portions.bundled else self._cut
         numbers: dict[Key, int] = {}
         slabs = []
         for s in used:
             own = pieces[s, across]
-            at = (across, s) if layout.by_columns else (s, across)
+            at = (across, s) if self.own.portions.by_columns else (s, across)
             shape = shape_of(self.operand.where(self.operand.index((), *at)))
             blocks = tuple(numbers.setdefault(piece.key, len(numbers)) for piece in own)
             cuts = tuple((piece.cut, piece.to) for piece in own)
             slabs.append(Slab(blocks, cuts, tuple(piece.size for piece in own), shape))
         homes = self.homes
-        if layout.bundled:
+        if self.own.portions.bundled:
             homes = {key: layout.grid.place(key[1]) for key in numbers}
         return {key: homes[key] for key in numbers}, tuple(slabs)

@@ -20,10 +20,10 @@ from dask.blockwise import Blockwise
 from multimm.graph.block_task import Block, Key
 from multimm.graph.tasks.host_offload import upload
 from multimm.graph.tasks.multiply import transpose as transpose_block
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import Index, offsets
+from multimm.planning.schedule import Schedule
 from multimm.planning.storage import Storage
 from multimm.planning.tiling.grid import Blocks, Coordinate
+from multimm.planning.tiling.rechunk import Index, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
 
@@ -115,7 +115,7 @@ class Operand:
         ``"a"``, ``"b"`` or ``"c"``.
     array : dask.array.Array
         As stored, in its own blocks.
-    layout : Layout
+    layout : Schedule
     transposed : bool
         Stored transposed: block (r, c) of op(X) is block (c, r) of the array.
     uploaded : str
@@ -124,7 +124,7 @@ class Operand:
 
     role: str
     array: da.Array
-    layout: Layout
+    layout: Schedule
     transposed: bool
     uploaded: str = ""
 

@@ -16,9 +16,9 @@ from multimm.graph.lowering.sub_blocks import pieces
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import Index, Where, size_of
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index, Where, size_of
 
 
 class Argument(NamedTuple):
@@ -33,7 +33,7 @@ class Argument(NamedTuple):
 class OperandBlocks:
     """Finds the operand blocks of one product, and adds the tasks that make them to `made`."""
 
-    layout: Layout
+    layout: Schedule
     cluster: ClusterSpec
     step: Step
     keys: Keys
@@ -57,7 +57,7 @@ class OperandBlocks:
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         block = r if operand.role == "a" else c
-        home = layout.home(operand.role, user, block, s)
+        home = layout.tiles.home(operand.role, user, block, s)
         wave = layout.wave(row) if layout.stream else 0
         order = (wave, layout.step(s, self.cluster.workers), *READY)
         sizes: Sizes = ()
@@ -76,7 +76,7 @@ class OperandBlocks:
         else:
             key = operand.key(index)
             sizes = ((size_of(operand.own_chunks, index), (key,)),)
-        if operand.role in layout.packed:
+        if operand.role in layout.operands.packed:
             key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
         return Argument(TaskRef(key), ((home, (key,)),), sizes)
 

@@ -16,10 +16,11 @@ from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_portions, portion
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.partial_products import Group
-from multimm.planning.layouts.rechunk import Index
+from multimm.planning.in_place import InPlace
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index
+from multimm.planning.work.owner_computes import Group
 from multimm.shapes import Shape
 
 
@@ -27,7 +28,8 @@ from multimm.shapes import Shape
 class Gatherer:
     """Makes the tasks: one for each portion, and for each block of C that has several."""
 
-    layout: GatheredLayout
+    layout: Schedule
+    own: InPlace
     cluster: ClusterSpec
     operands: list[Operand]
     step: Step
@@ -35,22 +37,21 @@ class Gatherer:
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
-        layout, made = self.layout, [*self.small.tasks]
-        for i, j in layout.pairs:
-            made.append(self._portion(*((j, i) if layout.by_columns else (i, j))))
-        made += [self._joined(*at) for at in layout.joined]
+        work, made = self.own.work, [*self.small.tasks]
+        made += [self._portion(*work.of(*pair)) for pair in work.pairs]
+        made += [self._joined(*at) for at in work.joined]
         return {task.key: task for task in made}
 
     @property
     def large(self) -> Operand:
         """What is multiplied where it lies."""
-        return self.operands[self.layout.by_columns]
+        return self.operands[self.own.portions.by_columns]
 
     @cached_property
     def small(self) -> SmallOperand:
         """What travels."""
-        operand = self.operands[not self.layout.by_columns]
-        return SmallOperand(self.layout, operand, self.keys, self._place)
+        operand = self.operands[not self.own.portions.by_columns]
+        return SmallOperand(self.layout, self.own, operand, self.keys, self._place)
 
     @cached_property
     def inner(self) -> Step:
@@ -62,36 +63,36 @@ class Gatherer:
         """Key, shape as stored, and place of each chunk of the large operand, in the order of its
         owners. Those of a lazy one are made there.
         """
-        layout, operand = self.layout, self.large
-        turn = -1 if layout.by_columns ^ operand.transposed else 1
-        places = {rank: layout.grid.place(rank) for rank in {*layout.laid.owners}}
+        owners, operand = self.own.laid.owners, self.large
+        turn = -1 if self.own.portions.by_columns ^ operand.transposed else 1
+        places = {rank: self.layout.grid.place(rank) for rank in {*owners}}
         at = product(*map(enumerate, operand.own_chunks[::turn]))
         return [
             (operand.key((i, s)[::turn]), (height, width)[::turn], places[owner])
-            for ((i, height), (s, width)), owner in zip(at, layout.laid.owners, strict=True)
+            for ((i, height), (s, width)), owner in zip(at, owners, strict=True)
         ]
 
     def _portion(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
-        layout, portions = self.layout, self.layout.portions
+        work, portions = self.own.work, self.own.portions
         groups = portions.made[number].groups
         small, recipe = self._recipe(groups, across)
         wide, slabs = len(portions.columns), portions.slabs
         at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
         keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
-        owner = Coordinate(*layout.cell(number, 0), 0)
-        several = len(layout.strips[number // layout.grid.workers]) > 1
+        owner = Coordinate(*work.of(number, 0), 0)
+        several = len(work.strips[number // portions.workers]) > 1
         return BlockTask(
-            self.keys.portion(layout, number, across),
+            self.keys.portion(work, number, across),
             portion,
             refs(small),
             refs(keys),
             recipe=recipe,
-            step=self.inner if several and layout.adds else self.step,
+            step=self.inner if several and work.adds else self.step,
             inner=self.inner,
             place=self._place(
                 owner,
-                (0, 0, *layout.cell(number, across)),
+                (0, 0, *work.of(number, across)),
                 (*together(small, small.values()), *together(keys, homes)),
             ),
             sizes=together(keys, sizes),
@@ -101,7 +102,8 @@ class Gatherer:
         self, groups: tuple[Group, ...], across: int
     ) -> tuple[dict[Key, Coordinate], Recipe]:
         """What a portion needs of the small operand, with where it lies, and how it is made."""
-        layout, sizes = self.layout, self.layout.portions.rows
+        layout, portions = self.layout, self.own.portions
+        sizes = portions.rows
         used = sorted({s for group in groups for s in group.slabs})
         small, slabs = self.small.slabs(used, across)
         at = {s: n for n, s in enumerate(used)}
@@ -111,31 +113,31 @@ class Gatherer:
             tuple(
                 (tuple(sizes[i] for i in rows), tuple(at[s] for s in own)) for rows, own in groups
             ),
-            layout.by_columns,
-            layout.by_columns ^ self.large.transposed,
+            portions.by_columns,
+            portions.by_columns ^ self.large.transposed,
         )
         return small, recipe
 
     def _joined(self, strip: int, across: int) -> BlockTask:
         """A block of C."""
-        layout = self.layout
-        at, numbers = layout.cell(strip, across), layout.strips[strip]
-        keys = [self.keys.portion(layout, number, across) for number in numbers]
-        cells = [layout.cell(number, across) for number in numbers]
+        layout, work = self.layout, self.own.work
+        at, numbers = work.of(strip, across), work.strips[strip]
+        keys = [self.keys.portion(work, number, across) for number in numbers]
+        cells = [work.of(number, across) for number in numbers]
         sizes = [(layout.m_blocks[i], layout.n_blocks[j]) for i, j in cells]
         runs = [
             run._replace(found=tuple((numbers.index(n), rows) for n, rows in run.found))
-            for run in layout.portions.runs(strip)
+            for run in work.portions.runs(strip)
         ]
         return BlockTask(
             (self.keys.name("matmul"), *at),
             join_portions,
             *map(TaskRef, keys),
-            shape=tuple(blocks[i] for blocks, i in zip(layout.sides, at, strict=True)),
+            shape=tuple(blocks[i] for blocks, i in zip(work.sides, at, strict=True)),
             runs=tuple(runs),
-            by_columns=layout.by_columns,
-            step=self.step if layout.adds else None,
-            place=self._place(layout.keeper_of(strip), (0, layout.steps, *at)),
+            by_columns=work.portions.by_columns,
+            step=self.step if work.adds else None,
+            place=self._place(layout.keeper(*work.cell(*at)), (0, layout.steps, *at)),
             sizes=together(keys, sizes),
         )
 

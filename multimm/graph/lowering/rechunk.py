@@ -24,8 +24,8 @@ from multimm.graph.lowering.sub_blocks import Pieces, made_of
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
-from multimm.planning.layouts.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.shapes import Shape
 
 Tasks = dict[Key, BlockTask]

@@ -1,4 +1,4 @@
-"""The tasks that hand C out in its chunks: see `multimm.planning.layouts.result_chunks`.
+"""The tasks that hand C out in its chunks: see `multimm.planning.tiling.result_chunks`.
 
 Chunks have memory of their own: of a slice of a block all of the block would stay in memory, of
 which Dask counts the slice alone.
@@ -13,16 +13,16 @@ from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, join, task_o
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.task_keys import Keys
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import Index
-from multimm.planning.layouts.result_chunks import Chunk, bundlers
+from multimm.planning.schedule import Schedule
+from multimm.planning.tiling.rechunk import Index
+from multimm.planning.tiling.result_chunks import Chunk, bundlers
 
 #: Behind the order of the task that makes a block: its chunks are made before anything else is.
 AFTER = 1
 
 
 def handed_out(
-    layout: Layout, cluster: ClusterSpec, keys: Keys, made: Mapping[Key, BlockTask]
+    layout: Schedule, cluster: ClusterSpec, keys: Keys, made: Mapping[Key, BlockTask]
 ) -> dict[Key, BlockTask]:
     """Tasks that make the chunks of C of the blocks that other tasks make, by key."""
     found: dict[Key, BlockTask] = {}
@@ -33,7 +33,7 @@ def handed_out(
 
 def _hand_out(
     chunk: Chunk,
-    layout: Layout,
+    layout: Schedule,
     cluster: ClusterSpec,
     keys: Keys,
     made: Mapping[Key, BlockTask],

@@ -22,8 +22,8 @@ from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import Step, finished, link, stream_for
-from multimm.planning.layouts.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.shapes import Shape
 
 

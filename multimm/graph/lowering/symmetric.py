@@ -1,6 +1,6 @@
 """Tasks of Gram products, whose operand blocks serve both sides.
 
-See `multimm.planning.layouts.symmetric`.
+See `multimm.planning.work.symmetric`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from multimm.graph.lowering.symmetric import (
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, add, in_turn, link, multiply, transpose
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import Index
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.rechunk import Index
 
 Verb = Callable[..., Block]
 
@@ -46,7 +46,7 @@ def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
 class Builder:
     """Makes the tasks of one product."""
 
-    layout: Layout
+    layout: Schedule
     cluster: ClusterSpec
     operands: list[Operand]
     c: Operand | None
@@ -105,8 +105,8 @@ class Builder:
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_pieces, more | {"verb": func}
-                if layout.banded:
-                    verb, more = multiply_bands, {"banded": layout.banded}
+                if layout.operands.banded:
+                    verb, more = multiply_bands, {"banded": layout.operands.banded}
             self._add(key, verb, [*last, previous], place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 

@@ -1,6 +1,6 @@
 """What workers do with a matrix that is multiplied where it lies.
 
-See `multimm.planning.layouts.owner_computes`.
+See `multimm.planning.work.owner_computes`.
 
 Pure functions of blocks, as those of `multimm.graph.tasks.multiply`. A task has hundreds of these,
 and to describe each by a task of its own would take longer than to multiply it: blocks come in
@@ -19,9 +19,9 @@ from multimm.graph.block_task import Block, check_shape
 from multimm.graph.lowering.sub_blocks import Pieces, copied
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summed
-from multimm.planning.layouts.partial_products import Run
-from multimm.planning.layouts.rechunk import Where
 from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.rechunk import Where
+from multimm.planning.work.owner_computes import Run
 from multimm.shapes import Shape
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import product
 
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.blocking import in_memory
 from multimm.planning.tiling.grid import Blocks, ceil_div, regular
 
@@ -22,7 +22,7 @@ from multimm.planning.tiling.grid import Blocks, ceil_div, regular
 SEVERAL = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def along_chunks(layout: Layout, cluster: ClusterSpec, options: Options) -> Iterator[Layout]:
+def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> Iterator[Schedule]:
     """The layout with block rows, columns and slabs that begin where storage chunks do.
 
     Those of A's rows and of k together, for a block that is longer has to be narrower; and B's.

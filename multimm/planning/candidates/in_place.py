@@ -2,7 +2,7 @@
 
 Blocks that a task of Dask's has made lie wherever a worker was free: mostly about in turn, and not
 quite evenly. See `multimm.planning.candidates.block_order`, and for portions
-`multimm.planning.layouts.owner_computes`.
+`multimm.planning.candidates.owner_computes`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from multimm.planning.candidates.block_order import (
 )
 from multimm.planning.candidates.owner_computes import in_portions
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import Rank, rank_of, ranked, refined
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import Cut
@@ -34,7 +34,7 @@ HALVES = (0.5, 1)
 class InPlace(NamedTuple):
     """Layouts of one kind."""
 
-    ranks: dict[Layout, Rank]
+    ranks: dict[Schedule, Rank]
     cluster: ClusterSpec
     reason: str
     #: What stays in place, where C comes in other blocks than that: others would keep its rows.
@@ -49,9 +49,11 @@ def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
     if (stack := stack_where_it_lies(problem, cluster.workers)) is not None:
         ranks = ranked([_whole_matrices(stack, cluster)], cluster)
         yield InPlace(ranks, cluster, "matrices stay where they lie")
-    portions = list(in_portions(problem, cluster))
-    for name in dict.fromkeys(layout.large.upper() for layout in portions):
-        found = [layout for layout in portions if layout.large == name.lower()]
+    by_name: dict[str, list[Schedule]] = {}
+    for layout in in_portions(problem, cluster):
+        if layout.in_place is not None:
+            by_name.setdefault(layout.in_place.large.upper(), []).append(layout)
+    for name, found in by_name.items():
         reason = f"{name} stays where it lies, and what is made of it travels"
         yield InPlace(ranked(found, cluster), cluster, reason, f"stationary {name}")
 
@@ -65,7 +67,7 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
     counts = tuple(blocks[worker] for worker in range(p))
     if not all(counts) or sum(counts) != blocks.total() or max(counts) - min(counts) < 2:
         return
-    ranks: dict[Layout, Rank] = {}
+    ranks: dict[Schedule, Rank] = {}
     for factor in HALVES:
         cut = Cut(factor, factor, given=True)
         layout, _ = lay_out(problem, cluster, Grid(1, 1, p), Options(), cut)
@@ -75,17 +77,17 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
         yield InPlace(refined(ranks, cluster, Options()), cluster, "parts of k are where they lie")
 
 
-def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Layout:
+def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Schedule:
     """A stack in the blocks that it comes in, dealt out to the workers in turn."""
     blocks = next(
         x.chunks[0] for x in (problem.a, problem.b) if x.shape[:-2] == problem.batch_shape
     )
     sizes, band = ((problem.m,), (problem.n,), (problem.k,)), ceil_div(len(blocks), cluster.workers)
     grid = Grid(cluster.workers, 1, 1)
-    return Layout(problem, grid, (blocks,), *sizes, band=band, pack_once=False)
+    return Schedule(problem, grid, (blocks,), *sizes, band=band, pack_once=False)
 
 
-def _as_they_come(problem: Problem, cluster: ClusterSpec, grid: Grid) -> dict[Layout, Rank]:
+def _as_they_come(problem: Problem, cluster: ClusterSpec, grid: Grid) -> dict[Schedule, Rank]:
     """A grid's layouts in the blocks that operands come in.
 
     Empty where rows or columns that are taken in another order would be cut or joined.

@@ -1,6 +1,6 @@
 """Layouts that multiply a tall or a wide matrix where it lies.
 
-See `multimm.planning.layouts.owner_computes`.
+See `multimm.planning.work.owner_computes`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.partial_products import Portions
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, group, group_regular
+from multimm.planning.work.owner_computes import Portions
 
 #: Times as many strips of C as are needed: with more of them a worker sends the portions of one
 #: while it multiplies for the next.
@@ -35,7 +35,7 @@ LONG = Cut(slabs=0.0625)
 LEAST_JOINED = 2
 
 
-def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[GatheredLayout]:
+def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """Layouts that multiply a matrix where it lies, in few tasks.
 
     None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
@@ -71,14 +71,14 @@ def _layouts(
     by_columns: bool,
     spec: MatrixSpec,
     at: tuple[int, ...],
-) -> Iterator[GatheredLayout]:
+) -> Iterator[Schedule]:
     """Those in which workers multiply the chunks of `spec`, A or B transposed, as `at` says."""
     (rows, columns), workers = spec.chunks, cluster.workers
     grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
     usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
     across = problem.m if by_columns else problem.n
     for strips in _strips(rows, spec.cols, across, cluster, regular=not problem.chunks):
-        portions = Portions(rows, columns, at, strips, workers)
+        portions = Portions(rows, columns, at, strips, workers, by_columns)
         lengths = portions.lengths
         if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
             continue
@@ -86,13 +86,13 @@ def _layouts(
         m_blocks = usual.m_blocks if by_columns else lengths
         n_blocks = lengths if by_columns else usual.n_blocks
         band = ceil_div(len(m_blocks), grid.p_m)
-        layout = GatheredLayout(
+        layout = Schedule(
             problem, grid, (), m_blocks, n_blocks, slabs, band,
-            pack_once=False, portions=portions, by_columns=by_columns,
+            pack_once=False, portions=portions,
         )  # fmt: skip
         yield layout
-        if layout.spec(layout.small).blocks > workers:
-            yield replace(layout, bundled=True)
+        if layout.spec("a" if by_columns else "b").blocks > workers:
+            yield replace(layout, portions=replace(portions, bundled=True))
 
 
 def _strips(

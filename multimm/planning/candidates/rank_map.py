@@ -27,10 +27,10 @@ from dataclasses import replace
 
 from multimm.planning.candidates.worker_subset import of_owners
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, best_of_each_grid, ranked
 
 
@@ -54,16 +54,16 @@ def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, Cluster
 
 
 def promising(
-    ranks: dict[Layout, Rank], problem: Problem, cluster: ClusterSpec, options: Options
+    ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec, options: Options
 ) -> bool:
     """Whether a search for workers that were numbered anew is worth its time.
 
     It is if one of the layouts that were found before would be faster so, or if fewer workers are,
     who have all blocks now.
     """
-    by_roles: dict[tuple[str, ...], list[Layout]] = {}
+    by_roles: dict[tuple[str, ...], list[Schedule]] = {}
     for layout in ranks:
-        by_roles.setdefault(tuple(layout.lying), []).append(layout)
+        by_roles.setdefault(tuple(layout.operands.lying), []).append(layout)
     by_roles.pop((), None)  # they are cut anew, which is ranked by what is expected of any numbers
     anew = (
         replace(layout, problem=replace(layout.problem, a=problem.a, b=problem.b, c=problem.c))

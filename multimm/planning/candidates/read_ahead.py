@@ -15,22 +15,21 @@ from dataclasses import replace
 
 from multimm.planning.cost.memory import crowd
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.schedule import SHORT, Schedule
 from multimm.planning.tiling.grid import Grid, ceil_div
-from multimm.planning.tiling.partition import SHORT
 
 #: Bytes of such operands that may lie in memory at once, what share of all that a worker
 #: multiplies, and how many times the least that any layout needs: arbitrary.
 LITTLE, SHARE, NEARLY_LEAST = 16_000_000, 0.125, 1.5
 
 
-def made_by_tasks(layout: Layout) -> bool:
+def made_by_tasks(layout: Schedule) -> bool:
     """Whether an operand comes from tasks of others, at any time, and not from a file."""
     problem = layout.problem
     return problem.awaited and not all(problem.rereadable) and not layout.stream
 
 
-def in_short_parts(layout: Layout, cluster: ClusterSpec) -> Layout:
+def in_short_parts(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     """The same layout, with k in short parts if threads would make operands without bound."""
     p_m, p_n, p_k = layout.grid
     if not made_by_tasks(layout) or layout.part_slabs or not _runs_ahead(layout, cluster):
@@ -38,33 +37,33 @@ def in_short_parts(layout: Layout, cluster: ClusterSpec) -> Layout:
     return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, SHORT)))
 
 
-def with_little_ahead(layouts: list[Layout], cluster: ClusterSpec) -> list[Layout]:
+def with_little_ahead(layouts: list[Schedule], cluster: ClusterSpec) -> list[Schedule]:
     """Those that don't have much more in memory, of operands that tasks make, than they need."""
     ahead = {layout: _made_ahead(layout, cluster) for layout in layouts}
     most = NEARLY_LEAST * min(ahead.values(), default=0)
     return [x for x in layouts if ahead[x] <= max(most, LITTLE, SHARE * _operands(x, cluster))]
 
 
-def _made_ahead(layout: Layout, cluster: ClusterSpec) -> int:
+def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     """Bytes of operands that tasks make and that a worker may have in memory at once."""
     if not made_by_tasks(layout):
         return 0
     if _runs_ahead(layout, cluster):
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
-    return cluster.threads * steps * layout.slabs_per_task * sum(layout.in_use.values())
+    return cluster.threads * steps * layout.slabs_per_task * sum(layout.operands.in_use.values())
 
 
-def _operands(layout: Layout, cluster: ClusterSpec) -> int:
-    return crowd(layout, cluster) * sum(layout.at_home.values())
+def _operands(layout: Schedule, cluster: ClusterSpec) -> int:
+    return crowd(layout, cluster) * sum(layout.operands.at_home.values())
 
 
-def _few_blocks(layout: Layout, cluster: ClusterSpec) -> bool:
+def _few_blocks(layout: Schedule, cluster: ClusterSpec) -> bool:
     """Whether several threads have no more blocks of C than they are."""
     blocks = ceil_div(layout.blocks, layout.grid.p_m * layout.grid.p_n)
     return blocks <= cluster.threads > 1
 
 
-def _runs_ahead(layout: Layout, cluster: ClusterSpec) -> bool:
+def _runs_ahead(layout: Schedule, cluster: ClusterSpec) -> bool:
     """Whether threads make operands for one block of C without bound."""
     return _few_blocks(layout, cluster) and layout.links > SHORT

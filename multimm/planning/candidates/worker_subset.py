@@ -14,9 +14,9 @@ from itertools import takewhile
 
 from multimm.planning.cost import time
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, coarser, cut_alike, refined
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import ceil_div
@@ -36,7 +36,7 @@ MORE_TASKS = Cut(slabs=0.5), Cut(columns=2, slabs=0.125)
 
 def with_fewer(
     problem: Problem, cluster: ClusterSpec, options: Options, best: Rank
-) -> dict[Layout, Rank]:
+) -> dict[Schedule, Rank]:
     """Arrangements of fewer workers, if one of them takes less than `best`, of all.
 
     Of nearly equal numbers the smallest: what more workers take is predicted too low, the more the
@@ -47,7 +47,7 @@ def with_fewer(
     """
     if best.too_large or options.given or problem.awaited:
         return {}
-    found: tuple[int, dict[Layout, Rank]] | None = None
+    found: tuple[int, dict[Schedule, Rank]] | None = None
     limit = best.seconds
     for count in _counts(problem, cluster):
         if _at_least(problem, cluster.first(count)) < limit:
@@ -64,7 +64,7 @@ def with_fewer(
     return ranks
 
 
-def of_owners(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Layout, Rank]:
+def of_owners(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
     """Arrangements of as few workers as have all blocks, in few tasks; none if all have some."""
     last = max(problem.a.owners + problem.b.owners)
     counts = () if options.given or problem.awaited else _counts(problem, cluster)
@@ -72,7 +72,7 @@ def of_owners(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     return {} if count is None else _in_few_tasks(problem, cluster.first(count))
 
 
-def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Layout, Rank]:
+def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """All arrangements, in few blocks and slabs, or in those in which operands come."""
     options, plain = Options(), replace(problem, gram=False)
     ranks = cut_alike(plain, cluster, options, FEW_TASKS)

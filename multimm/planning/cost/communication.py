@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from math import prod
+from operator import mul
 from typing import NamedTuple
 
 from multimm.planning.cost.counted_transfers import received
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Grid, ceil_div, divisors
 
 
-def volume(
-    problem: Problem, grid: Grid, sizes: tuple[int, int] | None = None, waves: int = 1
-) -> int:
+def volume(problem: Problem, grid: Grid) -> int:
     """Bytes that all workers together receive, from the closed form.
-
-    `sizes` are those of A and B on their way, where they are packed for it. Copies are let go when
-    a wave is over: a B that all rows of C need is sent in every one, and one of a stack in those of
-    its matrix.
 
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
@@ -30,23 +23,17 @@ def volume(
     operand that is broadcast by those of all matrices that use it. At least, that is: where the
     rows of the matrices do not come out even with the grid's, more of these share one.
     """
-    sums = problem.batch * problem.m * problem.n * problem.sum_bytes
-    if problem.gram:
-        sums = _triangle(problem)
-    a, b = sizes or (problem.a.nbytes, problem.b.nbytes)
+    a, b = problem.a.nbytes, problem.b.nbytes
     of_a, of_b = (max(1, prod(spec.shape[:-2])) for spec in (problem.a, problem.b))
     rows_a = min(grid.p_m, max(1, problem.batch // of_a))
     rows_b = ceil_div(grid.p_m, min(of_b, grid.p_m))
-    return (
-        a * (grid.p_n * rows_a - 1)
-        + b * ceil_div(waves, of_b) * (rows_b - 1)
-        + sums * (grid.p_k - 1)
-    )
+    return a * (grid.p_n * rows_a - 1) + b * (rows_b - 1) + _sums(problem) * (grid.p_k - 1)
 
 
-def _triangle(problem: Problem) -> int:
-    """Bytes of the sums of a Gram product."""
-    return problem.batch * problem.m * (problem.m + 1) // 2 * problem.sum_bytes
+def _sums(problem: Problem) -> int:
+    """Bytes of all sums: of a Gram product, those of one triangle."""
+    columns = (problem.m + 1) / 2 if problem.gram else problem.n
+    return int(problem.batch * problem.m * columns) * problem.sum_bytes
 
 
 def share_between_nodes(problem: Problem, grid: Grid, per_node: int) -> float:
@@ -80,14 +67,14 @@ class Moved(NamedTuple):
     busiest: float  #: of the worker that receives the most
 
 
-def moved(layout: Layout, workers: int) -> Moved:
+def moved(layout: Schedule, workers: int) -> Moved:
     """What is received, and what moves while operands are cut and C is handed out: even shares."""
     found = of_products(layout, workers)
-    more = layout.recut.nbytes + layout.handing_out(workers)[1]
+    more = layout.operands.recut.nbytes + layout.handing_out(workers)[1]
     return Moved(found.total + more, found.busiest + more / workers)
 
 
-def of_products(layout: Layout, workers: int) -> Moved:
+def of_products(layout: Schedule, workers: int) -> Moved:
     """What is received of operands in the plan's blocks, and of sums: in a closed form.
 
     It is counted where blocks lie elsewhere, and so is what stacks move in several waves, and all
@@ -96,42 +83,26 @@ def of_products(layout: Layout, workers: int) -> Moved:
     grid, stacked = layout.grid, bool(layout.batch_blocks)
     idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
     if (
-        layout.elsewhere
-        or isinstance(layout, GatheredLayout)
+        layout.operands.elsewhere
+        or layout.in_place is not None
         or (idle and not layout.mirrors and layout.tasks <= COUNTED)
         or (stacked and (layout.waves > 1 or layout.mirrors))
     ):
         counted = received(layout, workers)
         return Moved(sum(counted.values()), max(counted.values(), default=0))
-    if isinstance(layout, GramLayout):
-        return _of_gram(layout)
-    return _of_stack(layout) if stacked else _of_product(layout)
+    p, work, widths = (
+        layout.problem,
+        layout.blockwise,
+        [layout.operands.width(role) for role in "ab"],
+    )
+    sums = _sums(p) * (layout.parts - 1)
+    most = work.most_received(layout.steps, max(layout.slabs), layout.share_k)
+    total = p.k * sum(map(mul, work.sent, widths)) + sums
+    even = layout.mirrors or stacked
+    of_sums = sums / layout.ranks if even else _share(work.most_summed * p.sum_bytes, layout.parts)
+    return Moved(total, sum(map(mul, most, widths)) + of_sums)
 
 
-def _of_gram(layout: GramLayout) -> Moved:
-    width, sums = layout.width("a"), _triangle(layout.problem) * (layout.parts - 1)
-    total = layout.in_waves.sent * layout.problem.k * width + sums
-    return Moved(total, layout.most_received * width + sums / layout.ranks)
-
-
-def _of_stack(layout: Layout) -> Moved:
-    """Rows of its matrices need not come out even with the grid's."""
-    problem = layout.problem
-    a, b = (n * layout.width(role) for n, role in zip(layout.copies, "ab", strict=True))
-    sums = problem.batch * problem.m * problem.n * problem.sum_bytes * (layout.parts - 1)
-    total = (a + b) * problem.k + sums
-    return Moved(total, total / layout.ranks)
-
-
-def _of_product(layout: Layout) -> Moved:
-    """The busiest has most rows of A, columns of B and slabs, and keeps fewest of their blocks."""
-    problem, grid, parts = layout.problem, layout.grid, layout.parts
-    a, b = layout.width("a"), layout.width("b")
-    sizes = problem.m * problem.k * a, problem.k * problem.n * b
-    total = volume(problem, grid._replace(p_k=parts), sizes, layout.waves)
-    rows = ceil_div(len(layout.row_sizes), grid.p_m) * layout.steps
-    columns = ceil_div(len(layout.n_blocks), grid.p_n) * layout.steps
-    of_a = layout.share_rows * a * (1 - rows // grid.p_n / rows)
-    of_b = layout.share_cols * b * (1 - columns // grid.p_m / columns) * layout.waves
-    sums = layout.share_sums * problem.sum_bytes * (1 - 1 / parts)
-    return Moved(total, layout.share_k * (of_a + of_b) + sums)
+def _share(size: int, parts: int) -> float:
+    """What one of so many receives of the others' sums."""
+    return size * (1 - 1 / parts)

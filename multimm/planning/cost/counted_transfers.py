@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, product, starmap
+from collections.abc import Iterator
+from itertools import accumulate, chain, product
 
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
-from multimm.planning.layouts.rechunk import spans
-from multimm.planning.layouts.symmetric import GramLayout
-from multimm.planning.tiling.grid import Coordinate, merges
+from multimm.planning.in_place import InPlace
+from multimm.planning.schedule import Schedule
+from multimm.planning.tiling.grid import Coordinate, merges, spans
 
 #: Of blocks with the same users: the bytes of them that each rank keeps, and those users' ranks.
 Transfer = tuple[dict[int, int], set[int]]
 
 
-def received(layout: Layout, workers: int) -> Counter[int]:
+def received(layout: Schedule, workers: int) -> Counter[int]:
     """Bytes that each worker (by rank) receives, counted block by block.
 
     Where the grid has more ranks than there are workers, ranks wrap around. Where it has fewer,
@@ -25,12 +23,10 @@ def received(layout: Layout, workers: int) -> Counter[int]:
     """
     total: Counter[int] = Counter()
     wraps = layout.grid.workers > workers
-    if isinstance(layout, GatheredLayout):
-        found = chain(_count_large(layout), _count_small(layout), _count_portions(layout))
-    elif isinstance(layout, GramLayout):
-        found = chain(_count_gram(layout), _count_sums(layout))
+    if (own := layout.in_place) is not None:
+        found = chain(_count_large(own), _count_small(own), _count_portions(layout, own))
     else:
-        found = chain(_count_a(layout), _count_b(layout), _count_sums(layout))
+        found = chain(_count_operands(layout), _count_sums(layout))
     for kept, users in found:
         if wraps:
             kept, users = _wrapped(kept, workers), {rank % workers for rank in users}
@@ -48,60 +44,35 @@ def _wrapped(kept: dict[int, int], workers: int) -> dict[int, int]:
     return found
 
 
-def _count_a(layout: Layout) -> Iterator[Transfer]:
-    grid = layout.grid
-    columns = {j % grid.p_n for _, j in layout.pairs}
-    for share, (i, size) in product(layout.shares("a"), enumerate(layout.m_blocks)):
-        waves = _rows_by_wave(layout, (layout.row(flat, i) for flat in share.users))
-        kept = _kept_by_part(layout, "a", (share.users[0], i), share.matrices * size)
-        for (part, own), used in product(enumerate(kept), waves):
-            yield own, {grid.rank(Coordinate(row, col, part)) for row in used for col in columns}
-
-
-def _count_b(layout: Layout) -> Iterator[Transfer]:
-    grid, rows = layout.grid, sorted({i for i, _ in layout.pairs})
-    for share in layout.shares("b"):
-        waves = _rows_by_wave(layout, starmap(layout.row, product(share.users, rows)))
-        for j, size in enumerate(layout.n_blocks):
-            kept = _kept_by_part(layout, "b", (share.users[0], j), share.matrices * size)
-            for (part, own), used in product(enumerate(kept), waves):
-                yield own, {grid.rank(Coordinate(row, j, part)) for row in used}
+def _count_operands(layout: Schedule) -> Iterator[Transfer]:
+    """Copies of a block are let go when a wave is over."""
+    grid, edges = layout.grid, {"a": layout.m_blocks, "b": layout.n_blocks}
+    for role in layout.roles:
+        for share, (block, size) in product(layout.shares(role), enumerate(edges[role])):
+            at = role, share.users[0], block
+            used, kept = (
+                [*layout.blockwise.users(*at)],
+                _kept_by_part(layout, *at, share.matrices * size),
+            )
+            for (part, own), places in product(enumerate(kept), used):
+                yield own, {grid.rank(Coordinate(*place, part)) for place in places}
 
 
 def _kept_by_part(
-    layout: Layout, role: str, at: tuple[int, int], rows: int
+    layout: Schedule, role: str, flat: int, block: int, rows: int
 ) -> list[dict[int, int]]:
     """By part of k: bytes of so many rows of A, or columns of B, that each rank keeps."""
     kept: list[dict[int, int]] = [{} for _ in range(layout.parts)]
-    size = rows * layout.width(role)
+    size = rows * layout.operands.width(role)
     for rank, part, slab in zip(
-        layout.keepers(role, *at), layout.part_of, layout.slabs, strict=True
+        layout.tiles.keepers(role, flat, block), layout.part_of, layout.slabs, strict=True
     ):
         own = kept[part]
         own[rank] = own.get(rank, 0) + size * slab
     return kept
 
 
-def _rows_by_wave(layout: Layout, rows: Iterable[int]) -> list[set[int]]:
-    """Grid rows of some block rows, wave by wave: copies are let go when one is over."""
-    found: dict[int, set[int]] = {}
-    for row in rows:
-        found.setdefault(layout.wave(row), set()).add(row % layout.grid.p_m)
-    return list(found.values())
-
-
-def _count_gram(layout: GramLayout) -> Iterator[Transfer]:
-    """The blocks of the one operand serve both sides."""
-    grid, waves = layout.grid, range(layout.waves)
-    blocks = product(enumerate(layout.batch_sizes), enumerate(layout.m_blocks))
-    for (flat, count), (i, size) in blocks:
-        used = [places for wave in waves if (places := layout.users(flat, i, wave))]
-        for part, own in enumerate(_kept_by_part(layout, "a", (flat, i), count * size)):
-            for places in used:
-                yield own, {grid.rank(Coordinate(*place, part)) for place in places}
-
-
-def _count_sums(layout: Layout) -> Iterator[Transfer]:
+def _count_sums(layout: Schedule) -> Iterator[Transfer]:
     """Partial sums travel to the worker that keeps the sum: blocks of C whose places are alike."""
     if layout.parts == 1:
         return
@@ -116,37 +87,37 @@ def _count_sums(layout: Layout) -> Iterator[Transfer]:
             yield dict.fromkeys([first + x for x in merge.senders], size), {first + merge.keeper}
 
 
-def _count_large(layout: GatheredLayout) -> Iterator[Transfer]:
+def _count_large(own: InPlace) -> Iterator[Transfer]:
     """Chunks that others multiply than those who have them."""
-    for worker, size in layout.fetched.items():
+    for worker, size in own.fetched.items():
         yield {-1: size}, {worker}
 
 
-def _count_small(layout: GatheredLayout) -> list[Transfer]:
+def _count_small(own: InPlace) -> list[Transfer]:
     """Chunks of the other operand travel whole to all who need some of them, or of their bundle."""
-    spec, portions = layout.spec(layout.small), layout.portions
-    along, across = spec.chunks[:: -1 if layout.by_columns else 1]
+    spec, portions = own.sent, own.portions
+    along, across = spec.chunks[:: -1 if portions.by_columns else 1]
     ends, found, bundles = [*accumulate(portions.columns)], list[Transfer](), dict[int, set[int]]()
     users_of = [
         set().union(*portions.users[bisect_right(ends, start) : bisect_left(ends, end) + 1])
         for start, end in spans(along)
     ]
     for (at, length), (other, size) in product(enumerate(along), enumerate(across)):
-        index = (other, at) if layout.by_columns else (at, other)
-        keeper = layout.keeper_of_small(index[0] * len(spec.chunks[1]) + index[1])
+        index = (other, at) if portions.by_columns else (at, other)
+        keeper = own.keeper_of_small(index[0] * len(spec.chunks[1]) + index[1])
         users = users_of[at] if length * size else set()
-        if layout.bundled and users:
+        if portions.bundled and users:
             bundles.setdefault(keeper, set()).update(users)
             users = bundles[keeper]  # complete at the end
         found.append(({keeper: length * size * spec.itemsize}, users))
     return found
 
 
-def _count_portions(layout: GatheredLayout) -> Iterator[Transfer]:
+def _count_portions(layout: Schedule, own: InPlace) -> Iterator[Transfer]:
     """Portions of C's blocks travel to the worker that joins them; k is in one part."""
-    for strip, across in layout.joined:
-        keeper = layout.grid.rank(layout.keeper_of(strip))
-        for portion in layout.strips[strip]:
-            row, column = layout.cell(portion, across)
-            size = layout.m_blocks[row] * layout.n_blocks[column] * layout.joined_bytes
-            yield {layout.grid.rank(layout.owner(row, column, 0)): size}, {keeper}
+    work, width = own.work, layout.joined_bytes
+    for strip, across in work.joined:
+        keeper = work.joining(strip) % own.portions.workers
+        for portion in work.strips[strip]:
+            size = own.portions.lengths[portion] * work.across[across] * width
+            yield {portion % own.portions.workers: size}, {keeper}

@@ -7,8 +7,7 @@ from itertools import product
 
 from multimm.planning.cost import communication
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 
 #: Of portions, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each of two
@@ -16,28 +15,28 @@ from multimm.planning.tiling.grid import ceil_div
 ARRIVE_S = 1.2e-3
 
 
-def link_rate(layout: Layout, cluster: ClusterSpec) -> float:
+def link_rate(layout: Schedule, cluster: ClusterSpec) -> float:
     """Bytes per second that a worker receives, from its own node and from others in turn."""
     far = communication.share_between_nodes(layout.problem, layout.grid, cluster.node)
     return 1e9 / ((1 - far) / cluster.link.gbps + far / cluster.between.gbps)
 
 
 def arrivals(
-    layout: Layout, cluster: ClusterSpec, moved: float, product: float
+    layout: Schedule, cluster: ClusterSpec, moved: float, product: float
 ) -> tuple[float, float]:
     """Seconds of transfers that products may hide, and of those that come before the first one.
 
     A task of portions needs all chunks at once, and of portions only those travel meanwhile.
     """
     rate = link_rate(layout, cluster)
-    if not isinstance(layout, GatheredLayout):
+    if layout.in_place is None:
         return moved / rate, _waiting(layout, cluster, product)
-    chunks, nbytes = layout.arriving
+    chunks, nbytes = layout.in_place.arriving
     first = cluster.link.latency_s + ARRIVE_S * chunks + nbytes / rate
     return max(0.0, moved - nbytes) / rate, first
 
 
-def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:
+def _waiting(layout: Schedule, cluster: ClusterSpec, product: float) -> float:
     """Seconds in which a worker has nothing to do for want of blocks of the first slab, at worst.
 
     It fetches what it does not keep of them, all at once, and meanwhile multiplies what it keeps,
@@ -50,7 +49,7 @@ def _waiting(layout: Layout, cluster: ClusterSpec, product: float) -> float:
     return max(0.0, arrival - kept * product)
 
 
-def _first_slab(layout: Layout) -> tuple[int, int, float]:
+def _first_slab(layout: Schedule) -> tuple[int, int, float]:
     """Of a worker, at worst: blocks that it lacks, products without them, bytes for the next one.
 
     What lies with a worker beyond the grid comes from there. Of a block that is cut from others,
@@ -58,12 +57,14 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
     """
     grid, slab = layout.grid, max(layout.slabs)
     plane = grid.p_m * grid.p_n
-    beyond = {x for x in (*layout.cut_again, *layout.lying) if layout.lies_beyond(x)}
-    size_a = slab * max(layout.row_sizes) * layout.width("a")
+    beyond = {
+        x for x in (*layout.operands.cut_again, *layout.operands.lying) if layout.lies_beyond(x)
+    }
+    size_a = slab * max(layout.row_sizes) * layout.operands.width("a")
     if layout.mirrors:  # the other one of two blocks
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
-    size_b = slab * max(layout.n_blocks) * matrices * layout.width("b")
+    size_b = slab * max(layout.n_blocks) * matrices * layout.operands.width("b")
     rows = ceil_div(len(layout.row_sizes), grid.p_m)
     columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
@@ -77,7 +78,7 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
         keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns)
         kept = min(keeps_a * per_row, keeps_b)
     lacks = rows - keeps_a + columns - keeps_b
-    cut, away = layout.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
+    cut, away = layout.operands.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
     come_a = size_a * (away if keeps_a and "a" in cut else keeps_a < rows)
     come_b = size_b * (away if keeps_b and "b" in cut else keeps_b < columns)
     if cut:
@@ -85,22 +86,19 @@ def _first_slab(layout: Layout) -> tuple[int, int, float]:
     return lacks, kept, max(come_a, come_b) if kept else come_a + come_b
 
 
-def _keeps(layout: Layout, role: str, usual: int) -> int:
+def _keeps(layout: Schedule, role: str, usual: int) -> int:
     """Blocks of the first slab that each worker keeps of those that it needs: `usual`, unless they
     lie elsewhere.
     """
-    if role not in layout.elsewhere:
+    if role not in layout.operands.elsewhere:
         return usual
     grid, held = layout.grid, Counter[int]()
     edges = layout.m_blocks if role == "a" else layout.n_blocks
     blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_slab[:-1]))
     for share, block, (part, slab) in blocks:
         flat = share.users[0]
-        rank = layout.keepers(role, flat, block)[slab]
-        at, row = grid.place(rank), layout.row(flat, block)
-        if role == "a":
-            needed = (at.row - row) % grid.p_m == 0
-        else:
-            needed = (at.col - block) % grid.p_n == 0 and at.row in layout.rows_with_b[flat]
+        rank = layout.tiles.keepers(role, flat, block)[slab]
+        at = grid.place(rank)
+        needed = any((at.row, at.col) in used for used in layout.blockwise.users(role, flat, block))
         held[rank] += needed and at.part == part
     return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)

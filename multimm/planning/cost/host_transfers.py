@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 
 #: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
@@ -30,7 +30,7 @@ COPIED_S, CHUNK_S = 4e-3, 2e-4
 BESIDE_COPIES = 3e-3
 
 
-def host_tasks(layout: Layout) -> int:
+def host_tasks(layout: Schedule) -> int:
     """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
     p = layout.problem
     if p.in_one:
@@ -42,7 +42,7 @@ def host_tasks(layout: Layout) -> int:
     return chunks + p.downloaded * prod(map(len, blocks))
 
 
-def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
+def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
     """Seconds of the worker that has most of the operands in host memory: beside its products, and
     before the first of them, for what that multiplies.
     """
@@ -56,8 +56,8 @@ def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
     if layout.stream:
         nbytes = layout.read_bytes / cluster.workers
-    of_first: float = sum(layout.first_use.get(role, 0) for role in roles)
-    of_first *= BEFORE_CUT if layout.cut_apart else 1
+    of_first: float = sum(layout.operands.first_use.get(role, 0) for role in roles)
+    of_first *= BEFORE_CUT if layout.operands.cut_apart else 1
     seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
     if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
         seconds += chunks / cluster.workers
@@ -65,7 +65,7 @@ def going_up(layout: Layout, cluster: ClusterSpec) -> tuple[float, float]:
     return seconds - first, first + COPIED_S
 
 
-def way_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
+def way_back(layout: Schedule, cluster: ClusterSpec, each: int) -> float:
     """Seconds of a worker's blocks of the result on their way to host memory."""
     p = layout.problem
     used = min(cluster.node, layout.grid.workers)
@@ -73,7 +73,9 @@ def way_back(layout: Layout, cluster: ClusterSpec, each: int) -> float:
     return each * layout.share_result * p.out_bytes / rate if p.downloaded else 0.0
 
 
-def coming_back(layout: Layout, each: int, seconds: float, products: float) -> tuple[float, float]:
+def coming_back(
+    layout: Schedule, each: int, seconds: float, products: float
+) -> tuple[float, float]:
     """Of a worker's `way_back`, what is beside its products, which take so long, and behind them.
 
     Chains go through the slabs together: all blocks of a wave are finished by its last products.

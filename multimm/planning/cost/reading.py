@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
+from multimm.planning.schedule import Schedule
 from multimm.planning.storage import Storage
 
 #: Decoded bytes per second of one thread, by codec; files in the page cache, one core of an x86
@@ -16,7 +16,7 @@ RATES = {"": 1.0e9, "gzip": 0.14e9, "other": 0.3e9}
 CHUNK_S = 4e-4
 
 
-def read_in_chunks(layout: Layout) -> dict[str, Storage]:
+def read_in_chunks(layout: Schedule) -> dict[str, Storage]:
     """By role: storage of the operands that are read from such files, C included."""
     problem = layout.problem
     specs = {role: layout.spec(role) for role in layout.roles}
@@ -25,7 +25,7 @@ def read_in_chunks(layout: Layout) -> dict[str, Storage]:
     return {role: spec.storage for role, spec in specs.items() if spec.storage is not None}
 
 
-def held(layout: Layout, cluster: ClusterSpec) -> int:
+def held(layout: Schedule, cluster: ClusterSpec) -> int:
     """Bytes that the reading threads of a worker hold beside the blocks in flight."""
     stored = read_in_chunks(layout)
     if not stored or cluster.slowest.kind == "gpu":  # they hold host memory
@@ -34,7 +34,7 @@ def held(layout: Layout, cluster: ClusterSpec) -> int:
     return cluster.threads * each
 
 
-def seconds(layout: Layout, cluster: ClusterSpec) -> float:
+def seconds(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of a worker that decodes its share of the chunks, again for each block and wave."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     return sum(
@@ -43,7 +43,7 @@ def seconds(layout: Layout, cluster: ClusterSpec) -> float:
     ) / (workers * cluster.threads)
 
 
-def decodes(layout: Layout, role: str) -> float:
+def decodes(layout: Schedule, role: str) -> float:
     """How many chunks of an operand are decoded, over all blocks and waves."""
     storage = layout.spec(role).storage
     if storage is None:
@@ -51,16 +51,16 @@ def decodes(layout: Layout, role: str) -> float:
     return storage.decoded(_blocks(layout, role)) * _times(layout, role)
 
 
-def _blocks(layout: Layout, role: str) -> tuple[tuple[int, ...], ...]:
+def _blocks(layout: Schedule, role: str) -> tuple[tuple[int, ...], ...]:
     """The blocks in which an operand is read: C as it comes."""
     return layout.spec("c").chunks if role == "c" else layout.operand_chunks(role)
 
 
-def _largest(layout: Layout, role: str) -> int:
+def _largest(layout: Schedule, role: str) -> int:
     return prod(map(max, _blocks(layout, role))) * layout.spec(role).itemsize
 
 
-def _times(layout: Layout, role: str) -> float:
+def _times(layout: Schedule, role: str) -> float:
     """How often each block is read: again in each wave that needs it, of what is streamed."""
     if not layout.stream or role == "c":
         return 1

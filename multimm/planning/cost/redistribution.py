@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.rechunk import Index, cuts_of, offsets, shape_of, size_of
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.schedule import Schedule
+from multimm.planning.tiling.rechunk import Index, cuts_of, offsets, shape_of, size_of
 
 
-def brought(layout: Layout, workers: int) -> int:
+def brought(layout: Schedule, workers: int) -> int:
     """Bytes that workers exchange to bring operands into these blocks.
 
     Counted where owners are known. Else at most: blocks that are still to be made may be made where
@@ -19,22 +19,22 @@ def brought(layout: Layout, workers: int) -> int:
     """
     if layout.problem.from_host:
         return sum(_whole_chunks(layout, role, workers) for role in layout.roles)
-    return sum(_brought(layout, role, workers) for role in layout.cut_again)
+    return sum(_brought(layout, role, workers) for role in layout.operands.cut_again)
 
 
-def added(layout: Layout, workers: int) -> int:
+def added(layout: Schedule, workers: int) -> int:
     """Bytes that workers receive of the C that is added: counted, or at most, as in `brought`."""
     return 0 if layout.problem.c is None else _brought(layout, "c", workers)
 
 
-def _brought(layout: Layout, role: str, workers: int) -> int:
+def _brought(layout: Schedule, role: str, workers: int) -> int:
     spec = layout.spec(role)
     if spec.owners:
         return sum(_pieces_brought(layout, role, workers))
     return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
 
 
-def _whole_chunks(layout: Layout, role: str, workers: int) -> int:
+def _whole_chunks(layout: Schedule, role: str, workers: int) -> int:
     """Bytes of chunks that lie with another worker than one that takes blocks from them."""
     spec = layout.spec(role)
     if not spec.owners:
@@ -45,7 +45,7 @@ def _whole_chunks(layout: Layout, role: str, workers: int) -> int:
     return sum(sizes) * spec.itemsize
 
 
-def _pieces_brought(layout: Layout, role: str, workers: int) -> Iterator[int]:
+def _pieces_brought(layout: Schedule, role: str, workers: int) -> Iterator[int]:
     """Bytes of each piece that does not lie where the block that it is of will be needed."""
     spec = layout.spec(role)
     owners = _owners(spec)
@@ -60,7 +60,7 @@ def _owners(spec: MatrixSpec) -> dict[Index, int]:
     return dict(zip(product(*(range(len(x)) for x in spec.chunks)), spec.owners, strict=True))
 
 
-def _cuts(layout: Layout, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:
+def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:
     """Of each piece of the plan's blocks: who needs it, of which chunk it is, and its shape."""
     spec, blocks = layout.spec(role), layout.operand_chunks(role)
     users = [share.users[0] for share in layout.shares(role)]
@@ -73,9 +73,9 @@ def _cuts(layout: Layout, role: str, workers: int) -> Iterator[tuple[int, Index,
             yield home, at, shape_of(to)
 
 
-def _needs(layout: Layout, role: str, flat: int, row: int, col: int) -> int:
+def _needs(layout: Schedule, role: str, flat: int, row: int, col: int) -> int:
     """The number of the worker that keeps a block of an operand, or adds one of C."""
     if role == "c":
         return layout.completes(layout.row(flat, row), col)
     block, slab = (row, col) if role == "a" else (col, row)
-    return layout.keepers(role, flat, block)[slab]
+    return layout.tiles.keepers(role, flat, block)[slab]

@@ -16,11 +16,9 @@ from multimm.planning.cost.memory import Terms, crowd
 from multimm.planning.cost.reading import seconds as reading_seconds
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.owner_computes import GatheredLayout
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
-from multimm.planning.tiling.cutting import PACKED_ROWS
+from multimm.planning.schedule import PACKED_ROWS, Schedule
 from multimm.planning.tiling.grid import ceil_div
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
@@ -110,7 +108,7 @@ AROUND = (
 FRICTION = 0.1
 
 
-def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
+def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
     """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
     A worker packs, multiplies, hands sums from slab to slab and goes from task to task in turn.
@@ -120,13 +118,13 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     """
     p, device = layout.problem, cluster.slowest
     copying = device.copy_gbps * 1e9
-    cuts = layout.recut.tasks
+    cuts = layout.operands.recut.tasks
     each = crowd(layout, cluster)
     flops = each * layout.share_flops
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
-    mirrored = 2 * (layout.share_result - layout.share_sums) * p.out_bytes  # read and written
+    mirrored = 2 * (layout.share_result - layout.work.most_summed) * p.out_bytes  # read and written
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
@@ -134,13 +132,18 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     links = layout.links - 1 if fewest <= cluster.threads else 0
     switch = ALONE if cluster.alone and device.kind == "gpu" else SWITCH[device.kind]
     switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
-    cut_first = bool(layout.cut_apart)  # C is not waited for
-    bundled = isinstance(layout, GatheredLayout) and layout.bundled
-    steps = bool(layout.packed) + cut_first + bundled + levels + (layout.finishing > 0)
+    cut_first = bool(layout.operands.cut_apart)  # C is not waited for
+    steps = (
+        bool(layout.operands.packed)
+        + cut_first
+        + bool(layout.operands.bundles)
+        + levels
+        + (layout.finishing > 0)
+    )
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
-    alone = (products + packing * (not layout.packed)) / (chains * layout.steps)
-    launches = layout.bands * (1 + layout.on_tensor_cores)
+    alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
+    launches = layout.operands.bands * (1 + layout.on_tensor_cores)
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
@@ -176,10 +179,10 @@ def seconds(layout: Layout, cluster: ClusterSpec, moved: float, spilled: float =
     return terms
 
 
-def _sums(layout: Layout) -> tuple[int, int, int]:
+def _sums(layout: Schedule) -> tuple[int, int, int]:
     """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
     block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
-    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.share_sums, block), 0, 0
+    parts, blocks, levels, fetched = layout.parts, ceil_div(layout.work.most_summed, block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
         blocks = ceil_div(blocks, at_once)
@@ -188,20 +191,21 @@ def _sums(layout: Layout) -> tuple[int, int, int]:
     return levels, fetched, fetched * block
 
 
-def _joining(layout: Layout, cluster: ClusterSpec) -> float:
+def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds from the last portion to the last block of C: those of one block travel then."""
-    if not isinstance(layout, GatheredLayout) or not layout.joined:
+    if layout.in_place is None or not layout.in_place.work.joined:
         return 0.0
+    work = layout.in_place.work
     size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
-    per_row = layout.portions_received / max(1, layout.most_joined)  # in so many portions it is
+    per_row = work.most_fetched / max(1, work.most_joined)  # in so many portions it is
     rows, columns = layout.sides
     travels = max(rows) * max(columns) * size * per_row / link_rate(layout, cluster)
-    read = layout.most_joined * size * (1 + per_row)
-    copied = (read + layout.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)
+    read = work.most_joined * size * (1 + per_row)
+    copied = (read + work.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)
     return travels + copied + (1 + PART * (workers - 1)) * cluster.link.latency_s
 
 
-def _handing_out(layout: Layout, cluster: ClusterSpec, moved: int) -> float:
+def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
     """Seconds for the last chunks of C: all is read and written, and so many bytes travel."""
     if not layout.hands_out:
         return 0.0
@@ -211,26 +215,29 @@ def _handing_out(layout: Layout, cluster: ClusterSpec, moved: int) -> float:
     return copied / (cluster.slowest.copy_gbps * 1e9) + travels + latency
 
 
-def _packing(layout: Layout, cluster: ClusterSpec) -> float:
+def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of the busiest worker: blocks packed once at home, others in every product."""
     p = layout.problem
     if not p.packable:
         return 0.0
     seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
-    if isinstance(layout, GatheredLayout):
-        packed = layout.packed_by_products.items()
+    if layout.in_place is not None:
+        packed = layout.in_place.packed_by_products.items()
         return sum(_packed_within(p, layout.spec(role)) * n for role, n in packed) / rate
     sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
     for role in layout.roles:
         edges, spec = sides[role]
-        once, count = role in layout.packed, len(edges)
+        once, count = role in layout.operands.packed, len(edges)
         elements = max(edges) * max(layout.slabs)
         # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
-        if layout.banded not in ("", role):  # each block anew for every piece of the other one
-            bands = len(layout.across_k(layout.banded))
-            within *= ceil_div(bands, len(sides[layout.banded][0]))
+        if layout.operands.banded not in (
+            "",
+            role,
+        ):  # each block anew for every piece of the other one
+            bands = len(layout.tiles.across_k(layout.operands.banded))
+            within *= ceil_div(bands, len(sides[layout.operands.banded][0]))
         seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements
@@ -244,21 +251,21 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
     return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
 
 
-def _cutting(layout: Layout, cluster: ClusterSpec) -> float:
+def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
-    recut, rate = layout.recut, cluster.slowest.copy_gbps * 1e9
+    recut, rate = layout.operands.recut, cluster.slowest.copy_gbps * 1e9
     once = ceil_div(recut.tasks, workers) * PACK_S + ceil_div(recut.fetched, workers) * FETCH_S
     moved = 2 * recut.copied / workers  # read and written
     return once + ceil_div(recut.pieces, workers) * PIECE_S + moved / rate
 
 
-def _most(blocks: int, layout: Layout, cluster: ClusterSpec) -> int:
+def _most(blocks: int, layout: Schedule, cluster: ClusterSpec) -> int:
     """Of so many blocks in every slab, those of the busiest worker."""
     return ceil_div(blocks * len(layout.slabs), cluster.workers)
 
 
-def _filled_up(layout: Layout) -> float:
+def _filled_up(layout: Schedule) -> float:
     """By how much more is multiplied of narrow blocks: whole tiles of tensor cores."""
     if not layout.problem.packs:
         return 1.0

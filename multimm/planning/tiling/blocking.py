@@ -11,10 +11,9 @@ from math import prod
 
 from multimm.planning.cost import memory
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.layouts.cyclic import Layout
-from multimm.planning.layouts.symmetric import GramLayout
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.boundaries import batch_blocks, choose_side, choose_slabs
 from multimm.planning.tiling.counts import (
     AS_USUAL,
@@ -31,7 +30,7 @@ from multimm.planning.tiling.grid import Grid, ceil_div
 
 def lay_out(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
-) -> tuple[Layout, memory.Held]:
+) -> tuple[Schedule, memory.Held]:
     """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
 
     With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
@@ -41,14 +40,14 @@ def lay_out(
         batch = tuple((size,) for size in problem.batch_shape)
         # Of one array on both sides only one goes to a GPU; a C would be added by another task.
         halves = problem.in_one and problem.gram and problem.c is None
-        kind = GramLayout if halves else Layout
-        layout = kind(problem, grid, batch, (problem.m,), (problem.n,), (problem.k,), band=1)
+        blocks = (problem.m,), (problem.n,), (problem.k,)
+        layout = Schedule(problem, grid, batch, *blocks, band=1, mirrors=halves)
         return layout, memory.held(layout, cluster)
     edge, least = usual_edges(problem, cluster)
     least //= 2
     layout = _blocks(problem, cluster, grid, options, edge, cut)
     held = memory.held(layout, cluster)
-    if layout.packed and not all(problem.rereadable) and memory.excess(held, cluster):
+    if layout.operands.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
         layout = replace(layout, pack_once=False)
         held = memory.held(layout, cluster)
@@ -69,7 +68,7 @@ def lay_out(
     return layout, held
 
 
-def in_memory(layout: Layout, cluster: ClusterSpec) -> tuple[Layout, memory.Held]:
+def in_memory(layout: Schedule, cluster: ClusterSpec) -> tuple[Schedule, memory.Held]:
     """The same blocks, of as many at once as fit in memory, and what they take."""
     held = memory.held(layout, cluster)
     while not _fits(layout, held, cluster) and (narrower := _narrower(layout)) is not None:
@@ -77,7 +76,7 @@ def in_memory(layout: Layout, cluster: ClusterSpec) -> tuple[Layout, memory.Held
     return layout, held
 
 
-def _narrower(layout: Layout) -> Layout | None:
+def _narrower(layout: Schedule) -> Schedule | None:
     """The same blocks in less memory; None where all has been done."""
     # 1. Read operands as they are needed, where they can be read again.
     if all(layout.problem.rereadable) and not layout.stream:
@@ -86,7 +85,7 @@ def _narrower(layout: Layout) -> Layout | None:
     return replace(layout, band=ceil_div(layout.band, 2)) if layout.band > 1 else None
 
 
-def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
+def _fits(layout: Schedule, held: memory.Held, cluster: ClusterSpec) -> bool:
     """All that is needed stays in memory; spilling is what `lay_out` tries to avoid."""
     # Operands that cannot be read again are Dask's to spill.
     if layout.stream or not all(layout.problem.rereadable):
@@ -96,7 +95,7 @@ def _fits(layout: Layout, held: memory.Held, cluster: ClusterSpec) -> bool:
 
 def _blocks(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
-) -> Layout:
+) -> Schedule:
     least = min(edge, usual_edges(problem, cluster)[1])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
     parallel = prod(len(blocks) for blocks in batch)
@@ -112,9 +111,9 @@ def _blocks(
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
-        return GramLayout(problem, grid, batch, m_blocks, m_blocks, k_slabs, band)
+        return Schedule(problem, grid, batch, m_blocks, m_blocks, k_slabs, band, mirrors=True)
     n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
-    return Layout(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+    return Schedule(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
 
 
 def _no_longer(cut: Cut) -> Cut:

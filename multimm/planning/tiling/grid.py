@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import NamedTuple
 
@@ -123,6 +123,11 @@ def regular(size: int, block: int) -> Blocks:
         return (0,)
     full, rest = divmod(size, block)
     return (block,) * full + ((rest,) if rest else ())
+
+
+def spans(blocks: Blocks) -> list[tuple[int, int]]:
+    """Where each block begins and ends."""
+    return [*pairwise([0, *accumulate(blocks)])]
 
 
 def is_regular(blocks: Blocks) -> bool:

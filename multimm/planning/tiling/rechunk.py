@@ -19,7 +19,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.tiling.grid import Blocks, remembered
+from multimm.planning.tiling.grid import Blocks, remembered, spans
 
 Where = tuple[slice, ...]
 Index = tuple[int, ...]
@@ -28,7 +28,7 @@ Index = tuple[int, ...]
 class Recut(NamedTuple):
     """Operands that are cut into other blocks: what is expected of blocks that lie anywhere.
 
-    Of those in the order in which they lie it is known what travels: see `Homes.away`.
+    Of those in the order in which they lie it is known what travels: see `Distribution.away`.
     """
 
     nbytes: int  #: that travel for it
@@ -133,8 +133,8 @@ def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where
     """Of each block that a rectangle has a part of: its index, which part, and where it goes."""
     axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
     found = []
-    for spans in product(*axes):
-        at, cut, to = zip(*spans, strict=True)
+    for parts in product(*axes):
+        at, cut, to = zip(*parts, strict=True)
         found.append((at, cut, to))
     return found
 
@@ -166,11 +166,6 @@ def offsets(blocks: Blocks) -> list[slice]:
     [slice(0, 4, None), slice(4, 6, None)]
     """
     return [slice(*span) for span in spans(blocks)]
-
-
-def spans(blocks: Blocks) -> list[tuple[int, int]]:
-    """Where each block begins and ends."""
-    return [*pairwise([0, *accumulate(blocks)])]
 
 
 def shape_of(where: Where) -> tuple[int, ...]:

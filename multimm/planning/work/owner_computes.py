@@ -1,4 +1,21 @@
-"""Which chunks of a matrix each worker multiplies at once, and what blocks of C are joined from.
+"""A large matrix multiplied where it lies, in few tasks: portions of C's blocks, then joined.
+
+Its chunks lie on workers in turn, mostly, in rows or in two dimensions. Each may be multiplied by a
+task of its own, but a task takes Dask's scheduler about a millisecond, and Dask's usual chunks of
+128 MB a GPU half of one. To join neighbours to larger blocks would move most of the matrix. So each
+worker multiplies all chunks that it has of a strip of C in one task, and these portions travel:
+
+    chunk of rows      0    1    2    3    4    5    6    7
+    lies on worker     w0   w1   w1   w0   w1   w0   w0   w1
+    block of C         |        0        |        1        |
+    its portions       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
+
+Portions are block rows of the schedule, as many for each strip of C as there are workers, in their
+order, so that they are dealt out as any block rows are; those of nobody have no rows. Columns of a
+wide matrix, B, are taken likewise; "rows" means them, too, where nothing else is said.
+
+Of long vectors, with few rows of chunks and many slabs, each portion has all rows of its strip:
+they are then sums of parts of k, which lie anywhere.
 
 A *strip* is some neighbouring rows of chunks, and of C; a *portion* what a worker makes for a
 strip, of all chunks that it multiplies there:
@@ -19,8 +36,8 @@ from functools import cached_property
 from itertools import accumulate, product
 from typing import NamedTuple
 
-from multimm.planning.layouts.rechunk import spans
-from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.grid import Blocks, spans
+from multimm.planning.work.cyclic import Cyclic
 
 #: The workers that multiply the chunks of a row, slab by slab. Rows with the same ones are alike.
 Kind = tuple[int, ...]
@@ -60,6 +77,11 @@ class Portions:
     strips : Blocks
         Rows of chunks in each strip.
     workers : int
+    by_columns : bool
+        They are of B transposed, which is taken where it lies, and not A.
+    bundled : bool
+        What each worker has of the other operand travels as one block: a hundred small chunks take
+        a tenth of a second.
     """
 
     rows: Blocks
@@ -67,6 +89,8 @@ class Portions:
     at: tuple[int, ...]
     strips: Blocks
     workers: int
+    by_columns: bool = False
+    bundled: bool = False
 
     @cached_property
     def slabs(self) -> tuple[int, ...]:
@@ -198,3 +222,127 @@ class Portions:
             {self.at[i * wide + s] for i in rows} if size else set()
             for s, size in enumerate(self.columns)
         ]
+
+
+class OwnerComputes:
+    """Who makes which portion, and who joins it: the answers of `work.cyclic.Cyclic`.
+
+    Parameters
+    ----------
+    portions : Portions
+    plain : Cyclic
+        The map of block rows, or columns, of which some have no length.
+    """
+
+    def __init__(self, portions: Portions, plain: Cyclic) -> None:
+        self.portions = portions
+        self.plain = plain
+        #: Columns of C's blocks, or rows of those whose columns are in portions.
+        self.across = plain.m_blocks if portions.by_columns else plain.n_blocks
+        self.owner, self.stand_in, self.behind = plain.owner, plain.stand_in, plain.behind
+        self.held_back, self.most_in_wave = 0, plain.most_in_wave
+        self.most_summed = plain.most_summed
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed: all but the portions of nobody."""
+        rows, columns = (
+            [at for at, size in enumerate(blocks) if size]
+            for blocks in (self.plain.m_blocks, self.plain.n_blocks)
+        )
+        return tuple(product(rows, columns))
+
+    @property
+    def count(self) -> int:
+        """Portions that are computed."""
+        return len(self.pairs)
+
+    def of(self, portion: int, across: int) -> tuple[int, int]:
+        """Block row and block column of a portion."""
+        return (across, portion) if self.portions.by_columns else (portion, across)
+
+    def cell(self, row: int, j: int) -> tuple[int, int]:
+        """Of a block of C, the portion whose maker joins it."""
+        strip, across = self.of(row, j)
+        return self.of(self.joining(strip), across)
+
+    def joining(self, strip: int) -> int:
+        """The portion of a strip whose maker joins it: in turn."""
+        portions = self.strips[strip]
+        return portions[strip % len(portions)]
+
+    # ---------------------------------------------------------------- what is joined
+
+    @cached_property
+    def strips(self) -> tuple[tuple[int, ...], ...]:
+        """The portions of each strip of C, without those of nobody."""
+        workers, lengths = self.portions.workers, self.portions.lengths
+        turns = (range(start, start + workers) for start in range(0, len(lengths), workers))
+        return tuple(tuple(at for at in turn if lengths[at]) for turn in turns)
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of C's blocks."""
+        joined = self.portions.heights
+        by_columns = self.portions.by_columns
+        return (self.across, joined) if by_columns else (joined, self.across)
+
+    @cached_property
+    def joined(self) -> tuple[tuple[int, int], ...]:
+        """Strip and block of the other side, of all blocks of C that are joined from portions."""
+        several = [at for at, strip in enumerate(self.strips) if len(strip) > 1]
+        return tuple(product(several, range(len(self.across))))
+
+    def finishing(self, *, adds: bool) -> int:
+        """Tasks that join portions."""
+        return len(self.joined)
+
+    @cached_property
+    def adds(self) -> bool:
+        """Whether some rows are in several portions: none is finished before they are added."""
+        return sum(self.portions.lengths) > sum(self.portions.heights)
+
+    def spread(self, workers: int) -> bool:
+        """Whether several workers make portions; else Dask decides on one."""
+        return len({number % workers for strip in self.strips for number in strip}) > 1
+
+    @property
+    def most_joined(self) -> int:
+        """Elements of the joined blocks of the worker that keeps the most of them."""
+        return self._of_keepers[0]
+
+    @property
+    def most_fetched(self) -> int:
+        """Elements of others' portions that one worker joins, at most."""
+        return self._of_keepers[1]
+
+    @cached_property
+    def _of_keepers(self) -> tuple[int, int]:
+        joined, received = Counter[int](), Counter[int]()
+        for strip, across in self.joined:
+            keeper = self.joining(strip) % self.portions.workers
+            joined[keeper] += self.portions.heights[strip] * self.across[across]
+            for portion in self.strips[strip]:
+                if portion % self.portions.workers != keeper:
+                    received[keeper] += self.portions.lengths[portion] * self.across[across]
+        return max(joined.values(), default=0), max(received.values(), default=0)
+
+    @property
+    def most_kept(self) -> int:
+        """Elements of C that the busiest worker keeps: portions, and what is joined of them."""
+        return self.most_summed + self.most_joined
+
+    # ---------------------------------------------------------------- what the busiest does
+
+    @property
+    def computed(self) -> int:
+        """Elements of C that are computed, by all."""
+        return sum(self.portions.rows) * sum(self.across)
+
+    def multiplied(self, k: int) -> int:
+        """Multiplications of the busiest worker."""
+        return max(self.portions.multiplied.values()) * sum(self.across)
+
+    def handed_on(self, steps: int) -> int:
+        """Elements of sums that the busiest worker's products hand to the next ones."""
+        return self.portions.handed_on * sum(self.across)

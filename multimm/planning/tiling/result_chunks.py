@@ -16,8 +16,8 @@ from itertools import accumulate, product
 from math import prod
 from typing import NamedTuple
 
-from multimm.planning.layouts.rechunk import Index, Where, cuts_of, offsets, shape_of, size_of
 from multimm.planning.tiling.grid import Blocks, remembered
+from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, shape_of, size_of
 
 
 class Part(NamedTuple):

@@ -1,4 +1,16 @@
-"""Who computes which block of a Gram product's triangle, and when: see `layouts.symmetric`.
+"""Gram products C = op(A) op(A)^T: one triangle of C's blocks is computed, the other mirrored.
+
+Block (i, j) with i >= j is computed from the blocks i and j of one operand, whose blocks serve
+both sides; block (j, i) is its transpose, made where it lies. So C is symmetric bit by bit:
+
+        j=0   j=1   j=2                 c: computed
+    i=0 | d |  m  |  m  |               d: computed below the diagonal, and mirrored
+    i=1 | c |  d  |  m  |               m: mirrored
+    i=2 | c |  c  |  d  |
+
+Of a block on the diagonal a little more than half is computed: see
+`multimm.planning.tiling.triangle`. All of C's operations come to (1 + 1 / d) / 2 of the plain
+product's, for d pieces along its diagonal, of 256 rows and more.
 
 A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
 stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
@@ -15,18 +27,18 @@ that a search looks at share few deals.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.triangle import computed
+from multimm.planning.work.cyclic import Spot
 
 #: Blocks are dealt out freely among at most so many places, of so many block rows for each: every
 #: place is tried for every block, and of finer blocks a cyclic deal is even enough.
 FREE_PLACES, FREE_ROWS = 16, 2
 
-#: Row and column of a place in a plane of workers.
-Spot = tuple[int, int]
 #: Batch block and block row of op(A).
 Panel = tuple[int, int]
 #: Block row, over all matrices, and block column of C.
@@ -181,83 +193,181 @@ class Deal:
         return self.batch_sizes[panel[0]] * self.blocks[panel[1]]
 
 
-class Waves:
-    """A deal worked on in waves of block rows.
+class Symmetric:
+    """Who computes what of a triangle, and when: the answers of `work.cyclic.Cyclic`.
 
     Parameters
     ----------
     deal : Deal
-    rows : int
-        Block rows that make up a wave.
+    per_wave : int
+        Block rows, over all matrices, that make up a wave.
     """
 
-    def __init__(self, deal: Deal, rows: int) -> None:
+    def __init__(self, deal: Deal, per_wave: int) -> None:
         self.deal = deal
-        self.rows = rows
+        self.per_wave = per_wave
+        self.count = len(deal.cells)
+        self.computed = deal.computed_in_all
+        self.most_summed, self.most_kept = deal.most_summed, deal.most_kept
 
     @cached_property
-    def computed(self) -> dict[int, dict[Spot, list[Cell]]]:
-        """By wave and place: the cells."""
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each matrix."""
+        return tuple((i, j) for i in range(len(self.deal.blocks)) for j in range(i + 1))
+
+    def owner(self, row: int, j: int) -> Spot:
+        """Who computes a block of C."""
+        return self.deal.owners[row, j]
+
+    def cell(self, row: int, j: int) -> Cell:
+        """What is computed for a block of C: the block itself, or the one that it mirrors."""
+        first, i = row - row % len(self.deal.blocks), row % len(self.deal.blocks)
+        return first + max(i, j), min(i, j)
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of C's blocks."""
+        return self.deal.blocks, self.deal.blocks
+
+    def spread(self, workers: int) -> bool:
+        """Whether several workers may have blocks of C."""
+        return self.count > 1
+
+    def finishing(self, *, adds: bool) -> int:
+        """Tasks that mirror blocks off the diagonal, or that add a C to each block."""
+        rows = len(self.deal.blocks)
+        return len(self.deal.batch_sizes) * (rows * rows if adds else rows * (rows - 1) // 2)
+
+    def multiplied(self, k: int) -> int:
+        """Multiplications of the busiest place, in so much of k."""
+        return self.deal.most_computed * k
+
+    def handed_on(self, steps: int) -> int:
+        """Elements of sums that the busiest place's products hand to the next ones."""
+        return (steps - 1) * self.most_summed
+
+    # ---------------------------------------------------------------- when
+
+    @cached_property
+    def _cells(self) -> dict[int, dict[Spot, list[Cell]]]:
+        """By wave and place: what is computed."""
         found: dict[int, dict[Spot, list[Cell]]] = {}
         for (flat, i, j), place in zip(self.deal.cells, self.deal.places, strict=True):
             row = flat * len(self.deal.blocks) + i
-            found.setdefault(row // self.rows, {}).setdefault(place, []).append((row, j))
+            found.setdefault(row // self.per_wave, {}).setdefault(place, []).append((row, j))
         return found
 
+    def stand_in(self, wave: int, place: Spot) -> Spot:
+        """Who has work in a wave: this place, or another one where it has none."""
+        busy = self._cells[wave]
+        return place if place in busy else min(busy)
+
+    def behind(self, wave: int, place: Spot) -> Iterator[Cell]:
+        """The block rows and columns that a place works on in a wave."""
+        yield from self._cells[wave][place]
+
+    @property
+    def held_back(self) -> int:
+        """Places that wait for the wave before, over all waves but the first."""
+        return sum(
+            len({self.stand_in(before, at) for at in self._cells[wave]})
+            for before, wave in pairwise(sorted(self._cells))
+        )
+
     @cached_property
-    def users(self) -> dict[Panel, dict[int, set[Spot]]]:
-        """By batch block and block row of op(A), then by wave: the places that use it."""
+    def most_in_wave(self) -> int:
+        """Elements of the blocks that the busiest place computes in one wave."""
+        deal, sums = self.deal, Counter[tuple[int, Spot]]()
+        for (flat, i, _), place, size in zip(deal.cells, deal.places, deal.sizes, strict=True):
+            sums[(flat * len(deal.blocks) + i) // self.per_wave, place] += size
+        return max(sums.values())
+
+    # ---------------------------------------------------------------- what it needs
+
+    def waves(self, role: str, flat: int, block: int) -> dict[int, set[Spot]]:
+        """By wave: the places that use a block of rows."""
+        return self._waves[flat, block]
+
+    def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
+        """Places that use a block of rows, in one wave after another."""
+        for _, places in sorted(self._waves[flat, block].items()):
+            yield places
+
+    @cached_property
+    def _waves(self) -> dict[Panel, dict[int, set[Spot]]]:
         return {panel: self._waves_of(panel) for panel in self.deal.lines}
 
     def _waves_of(self, panel: Panel) -> dict[int, set[Spot]]:
         along, down = self.deal.lines[panel]
         row, at, found = panel[0] * len(self.deal.blocks) + panel[1], 0, {}
         while at < len(down):
-            wave = (row + at) // self.rows
-            end = (wave + 1) * self.rows - row
+            wave = (row + at) // self.per_wave
+            end = (wave + 1) * self.per_wave - row
             found[wave] = set(down[at:end])
             at = end
-        found[row // self.rows] |= along
+        found[row // self.per_wave] |= along
         return found
 
     @cached_property
-    def most_summed(self) -> int:
-        """Elements of the blocks that the busiest place computes in one wave."""
-        deal, sums = self.deal, Counter[tuple[int, Spot]]()
-        for (flat, i, _), place, size in zip(deal.cells, deal.places, deal.sizes, strict=True):
-            sums[(flat * len(deal.blocks) + i) // self.rows, place] += size
-        return max(sums.values())
-
-    @cached_property
-    def sent(self) -> int:
-        """Elements of op(A), per unit of k, that places receive from where they are kept."""
-        return sum(
+    def sent(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that places receive from where they are kept."""
+        rows = sum(
             self.deal.rows_of(panel) * (sum(map(len, waves.values())) - 1)
-            for panel, waves in self.users.items()
+            for panel, waves in self._waves.items()
         )
+        return rows, 0
 
-    @cached_property
-    def panel(self) -> int:
-        """Elements of op(A), per unit of k, that the busiest place needs in one wave."""
-        return max(self._needed.values())
-
-    @cached_property
-    def needed(self) -> Counter[Spot]:
-        """Elements of op(A), per unit of k, that each place needs in all waves together."""
-        found: Counter[Spot] = Counter()
-        for (_, place), size in self._needed.items():
-            found[place] += size
-        return found
+    @property
+    def panels(self) -> tuple[int, int]:
+        """Elements of A, per unit of k, that the busiest place needs in one wave; B is A."""
+        return max(self._needed.values()), 0
 
     @cached_property
     def _needed(self) -> Counter[tuple[int, Spot]]:
         needed: Counter[tuple[int, Spot]] = Counter()
-        for panel, waves in self.users.items():
+        for panel, waves in self._waves.items():
             size = self.deal.rows_of(panel)
             for wave, places in waves.items():
                 for place in places:
                     needed[wave, place] += size
         return needed
+
+    def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
+        """Elements of A and of B that the busiest place needs and does not keep.
+
+        Of `k` in so many slabs, of which what is kept is counted in the longest.
+        """
+        needed: Counter[Spot] = Counter()
+        for (_, place), size in self._needed.items():
+            needed[place] += size
+        kept = self._kept_rows(steps)
+        return max(0, *(size * k - kept[at] * longest for at, size in needed.items())), 0
+
+    # ---------------------------------------------------------------- who keeps that
+
+    def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:
+        """By slab: one of a block's users, another one for each slab of a part of k."""
+        users = self.deal.homes[flat, block]
+        return [users[step % len(users)] for step in steps]
+
+    def travels(self, role: str) -> bool:
+        """Whether others use a block than who keeps it."""
+        p_m, p_n = self.deal.plane
+        return p_m * p_n > 1
+
+    def kept(self, role: str, steps: int) -> int:
+        """Rows of op(A), over all slabs, that the fullest place keeps, of so many at most."""
+        return max(self._kept_rows(steps).values())
+
+    def _kept_rows(self, steps: int) -> Counter[Spot]:
+        held: Counter[Spot] = Counter()
+        for panel, users in self.deal.homes.items():
+            rounds, rest = divmod(steps, len(users))
+            size = self.deal.rows_of(panel)
+            held.update(dict.fromkeys(users[:rest], size))
+            if rounds:
+                held.update(dict.fromkeys(users, rounds * size))
+        return held
 
 
 #: Layouts that differ in their slabs only are dealt out alike.
@@ -265,8 +375,8 @@ dealt = lru_cache(maxsize=256)(Deal)
 
 
 @lru_cache(maxsize=256)
-def in_waves(
-    p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str, rows: int
-) -> Waves:
-    """The waves of a deal."""
-    return Waves(dealt(p_m, p_n, blocks, batch_sizes, dtype), rows)
+def symmetric(
+    p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str, per_wave: int
+) -> Symmetric:
+    """The work map of a triangle; `dtype` is that of sums."""
+    return Symmetric(dealt(p_m, p_n, blocks, batch_sizes, dtype), per_wave)

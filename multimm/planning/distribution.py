@@ -1,0 +1,333 @@
+"""How A and B are spread over workers: in which blocks they come, who keeps the plan's, and where.
+
+An operand that comes in the plan's blocks is used where it lies. Of another one, blocks are cut and
+joined, by tasks of their own or by the products; who keeps what lies nowhere is for the work map to
+say, one of its users in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from itertools import accumulate, product
+from typing import TYPE_CHECKING
+
+from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB
+from multimm.planning.tiling import rechunk
+from multimm.planning.tiling.grid import Blocks, Coordinate, spans
+from multimm.planning.tiling.rechunk import Recut
+
+if TYPE_CHECKING:
+    from multimm.planning.schedule import Schedule
+
+#: Bytes of a piece from which on it is multiplied by itself, rather than joined to others. X W of
+#: 1048576 x 8192 and 1024 columns took an H200 180 ms in place of 241 in pieces of 5792 x 5792,
+#: Dask's own, and 179 in place of 182 in 4096 x 4096.
+LEAST_BAND = 128_000_000
+#: ... if the other operand's block, of which a part is packed for each piece, has so many times
+#: fewer columns, or rows, than the piece has rows, or columns: arbitrary.
+NARROWER = 2
+
+
+class Distribution:
+    """The operands of a schedule, in its blocks.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    """
+
+    bundles = 0  #: tasks that bundle what travels
+    joined_small = 0  #: bytes of slabs that a task joins from several chunks, all at once
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.spec, self.grid, self.problem = schedule.spec, schedule.grid, schedule.problem
+        self.work = schedule.blockwise
+
+    # ---------------------------------------------------------------- in which blocks they come
+
+    @cached_property
+    def cut_again(self) -> tuple[str, ...]:
+        """The operands that come in other blocks than these; those from files are read in these.
+
+        Of one that comes in one block, and lies nowhere, nobody knows how it comes.
+        """
+        readable = dict(zip("ab", self.problem.rereadable, strict=True))
+        return tuple(
+            role
+            for role in self.schedule.roles
+            if not readable[role] and self.schedule.comes_otherwise(role)
+        )
+
+    @property
+    def cut_apart(self) -> tuple[str, ...]:
+        """Those of `cut_again` that tasks of their own cut and join."""
+        return self.cut_again if self.schedule.cut_once else ()
+
+    @property
+    def cut_within(self) -> tuple[str, ...]:
+        """Those of `cut_again` that each product joins for itself."""
+        return () if self.schedule.cut_once else self.cut_again
+
+    @cached_property
+    def bandable(self) -> str:
+        """An operand in long pieces: a slab of rows of A, or columns of B, or parts; "" if none is.
+
+        Blocks from host memory are joined on their way.
+        """
+        joined = (
+            self.schedule.batch_blocks
+            or self.schedule.mirrors
+            or self.problem.from_host
+            or self.problem.in_one
+        )
+        for role in () if joined else self.cut_within:
+            longest, along_k = max(self.across_k(role)), max(self._along_k(role))
+            other = max(self.schedule.n_blocks if role == "a" else self.schedule.m_blocks)
+            long = longest * along_k * self.spec(role).itemsize >= LEAST_BAND
+            if (
+                long
+                and longest >= NARROWER * other
+                and along_k >= min(PACKED_SLAB, *self.schedule.slabs)
+            ):
+                return role
+        return ""
+
+    def _along_k(self, role: str) -> Blocks:
+        return self.spec(role).chunks[-1 if role == "a" else -2]
+
+    def across_k(self, role: str) -> Blocks:
+        """The chunks of rows that A comes in, or of columns that B does."""
+        return self.spec(role).chunks[-2 if role == "a" else -1]
+
+    @property
+    def banded(self) -> str:
+        """The operand that products multiply piece by piece, if there is one."""
+        return self.bandable if self.schedule.in_bands else ""
+
+    @property
+    def bands(self) -> int:
+        """Pieces that are multiplied by themselves, over all blocks of C and slabs."""
+        return self._within(self.banded).pieces if self.banded else 0
+
+    @property
+    def sums_in_bands(self) -> int:
+        """Pieces along k beyond one in each slab: so often sums are handed on within tasks."""
+        if not self.banded:
+            return 0
+        ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.schedule.slabs)}
+        return len(ends) - len(self.schedule.slabs)
+
+    @cached_property
+    def recut(self) -> Recut:
+        """What it takes to bring operands and C into these blocks, by what is expected of any."""
+        found = []
+        for role in self.cut_apart:
+            spec, blocks = self.spec(role), self.schedule.operand_chunks(role)
+            beyond, away = self.schedule.lies_beyond(role), self.away(role)
+            found.append(rechunk.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
+        for role in self.cut_within:
+            pieces = self._within(role)
+            found.append(pieces._replace(pieces=0, copied=0) if role == self.banded else pieces)
+        if self.schedule.cuts_c:
+            spec, blocks = self.spec("c"), self.schedule.operand_chunks("c")
+            beyond = self.schedule.lies_beyond("c")
+            found.append(rechunk.added(spec, blocks, self.grid.workers, beyond=beyond))
+        return Recut.of_all(found)
+
+    def _within(self, role: str) -> Recut:
+        """The same of an operand that products cut."""
+        uses = {"a": len(self.schedule.n_blocks), "b": len(self.schedule.row_sizes)}[role]
+        beyond = self.schedule.lies_beyond(role)
+        return rechunk.within(
+            self.spec(role), self.schedule.operand_chunks(role), uses, beyond=beyond
+        )
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """The operands whose blocks are packed for tensor cores, once, where they are at home.
+
+        A block that is used once is packed by the product that uses it.
+        """
+        long_enough = self.problem.packable and min(self.schedule.slabs) >= PACKED_SLAB
+        if not (self.schedule.pack_once and long_enough):
+            return ()
+        if min(*self.schedule.m_blocks, *self.schedule.n_blocks) < PACKED_SIDE:
+            return ()
+        if self.schedule.mirrors:
+            return ("a",)
+        uses = {"a": len(self.schedule.n_blocks), "b": len(self.schedule.m_blocks)}
+        return tuple(role for role, count in uses.items() if count > 1)
+
+    def width(self, role: str) -> int:
+        """Bytes of an operand's element on its way between workers."""
+        spec = self.spec(role)
+        return self.problem.packed_itemsize if role in self.packed else spec.itemsize
+
+    @property
+    def in_use(self) -> dict[str, int]:
+        """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
+        longest = max(self.schedule.slabs)
+        panels = zip(self.schedule.roles, self.work.panels, strict=False)
+        return {role: panel * longest * self.width(role) for role, panel in panels}
+
+    @property
+    def first_use(self) -> dict[str, int]:
+        """Bytes of each operand that a worker's first product multiplies, by role, at most."""
+        length = max(self.schedule.slabs) * min(self.schedule.slabs_per_task, self.schedule.steps)
+        edges = {"a": max(self.schedule.row_sizes), "b": max(self.schedule.n_blocks)}
+        return {
+            role: edges[role] * length * self.spec(role).itemsize for role in self.schedule.roles
+        }
+
+    # ---------------------------------------------------------------- who keeps them
+
+    @cached_property
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """Workers of the blocks of those operands that are used where they lie."""
+        return {
+            role: self.spec(role).owners
+            for role in self.schedule.roles
+            if self.spec(role).owners
+            and self.spec(role).chunks == self.schedule.operand_chunks(role)
+        }
+
+    @cached_property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Those of `lying` of which a block lies where it would not be kept otherwise."""
+        edges = {"a": self.schedule.m_blocks, "b": self.schedule.n_blocks}
+        return tuple(
+            role
+            for role in self.lying
+            if any(
+                self.keepers(role, *at) != self._in_turn(role, *at)
+                for at in product(
+                    (share.users[0] for share in self.schedule.shares(role)),
+                    range(len(edges[role])),
+                )
+            )
+        )
+
+    def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+        """Where an operand block is kept: where it lies, if it lies in a place of the grid.
+
+        Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
+        block of C that uses it.
+        """
+        rank = self.keepers(role, flat, block)[slab]
+        if rank >= self.grid.workers:
+            rank = self._in_turn(role, flat, block)[slab]
+        return self.grid.place(rank)
+
+    def keepers(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker that keeps an operand block, in the grid or beyond it.
+
+        Of a block of A's rows, or of B's columns.
+        """
+        at = role, flat, block
+        if at not in self._keepers:
+            self._keepers[at] = self._lie(*at) or self._in_turn(*at)
+        return self._keepers[at]
+
+    @cached_property
+    def _keepers(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
+        """What `keepers` has found so far: a search asks for the same ones again and again."""
+        return {}
+
+    def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker on which a block lies; empty if some lie nowhere."""
+        slabs, matrix = (
+            len(self.schedule.slabs),
+            self._number_of[role][flat] if self.schedule.batch_blocks else 0,
+        )
+        if role in self.lying:
+            owners = self.lying[role]
+            if role == "a":
+                first = (matrix * len(self.schedule.m_blocks) + block) * slabs
+                return owners[first : first + slabs]
+            columns = len(self.schedule.n_blocks)
+            first = matrix * slabs * columns + block
+            return owners[first : first + slabs * columns : columns]
+        if role not in self._fitting:
+            return ()
+        found, usual = self._fitting[role], self._in_turn(role, flat, block)
+        at = ((block, slab) if role == "a" else (slab, block) for slab in range(slabs))
+        return tuple(found.get((matrix, *pair), rank) for pair, rank in zip(at, usual, strict=True))
+
+    def away(self, role: str) -> float | None:
+        """The share of an operand that does not lie where it is kept: of one that is cut along k.
+
+        It comes in whole columns of A, or rows of B; None of others, and of stacks, which are taken
+        to lie anywhere.
+        """
+        spec, blocks = self.spec(role), self.schedule.operand_chunks(role)
+        across, along = (0, 1) if role == "a" else (1, 0)
+        if not spec.owners or self.schedule.batch_blocks:
+            return None
+        if len(spec.chunks[across]) > 1 or len(blocks[across]) > 1:
+            return None
+        return rechunk.away(
+            spec.chunks[along], spec.owners, self.schedule.slabs, self.keepers(role, 0, 0)
+        )
+
+    @cached_property
+    def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
+        """By role of what is cut: workers of those blocks that stay as they come, in the grid."""
+        found = {}
+        for role in self.cut_apart if self.grid.workers > 1 else ():
+            spec = self.spec(role)
+            given = product(*map(spans, spec.chunks))
+            owners = dict(zip(given, spec.owners, strict=False))
+            *batch, rows, cols = map(spans, self.schedule.operand_chunks(role))
+            places = product(enumerate(product(*batch)), enumerate(rows), enumerate(cols))
+            found[role] = {
+                (matrix, row, col): owners[*at, r, c]
+                for (matrix, at), (row, r), (col, c) in places
+                if owners.get((*at, r, c), self.grid.workers) < self.grid.workers
+            }
+        return {role: own for role, own in found.items() if own}
+
+    @cached_property
+    def _number_of(self) -> dict[str, dict[int, int]]:
+        """By role and batch block of C: the number of the operand's batch block that it uses."""
+        return {
+            role: {
+                flat: at
+                for at, share in enumerate(self.schedule.shares(role))
+                for flat in share.users
+            }
+            for role in self.schedule.roles
+        }
+
+    def arrives(self, role: str) -> bool:
+        """Whether blocks of an operand come from other workers, or are read, during the product."""
+        cut = role in self.cut_again and (self.schedule.cut_once or self.schedule.lies_beyond(role))
+        return self.schedule.stream or self.work.travels(role) or cut or role in self.elsewhere
+
+    @cached_property
+    def at_home(self) -> dict[str, int]:
+        """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
+        return {role: self._kept(role) for role in self.schedule.roles}
+
+    def _kept(self, role: str) -> int:
+        spec = self.spec(role)
+        blocks = self.schedule.m_blocks if role == "a" else self.schedule.n_blocks
+        if role in self.elsewhere:
+            held: Counter[int] = Counter()
+            for (at, size), share in product(enumerate(blocks), self.schedule.shares(role)):
+                keepers, width = self.keepers(role, share.users[0], at), size * spec.itemsize
+                for rank, slab in zip(keepers, self.schedule.slabs, strict=True):
+                    held[rank] += share.matrices * width * slab
+            return max(held.values())
+        kept = self.work.kept(role, self.schedule.steps) * max(self.schedule.slabs) * spec.itemsize
+        return min(spec.nbytes, kept)
+
+    def _in_turn(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+        """By slab: the number of the worker that keeps a block unless it lies somewhere."""
+        (_, p_n, p_k), first = self.grid, self.schedule.first_slab
+        steps = [slab - first[part] for slab, part in enumerate(self.schedule.part_of)]
+        places = zip(
+            self.work.in_turn(role, flat, block, steps), self.schedule.part_of, strict=True
+        )
+        return tuple((row * p_n + col) * p_k + part for (row, col), part in places)

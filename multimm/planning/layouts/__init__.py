@@ -1,1 +1,0 @@
-"""Who computes which block, and who keeps the operands' blocks."""

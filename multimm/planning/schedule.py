@@ -1,0 +1,588 @@
+"""A schedule: blocks, slabs and grid, who computes what when, and the tasks that this takes.
+
+A *wave* is a band of block rows that is worked on at once. One wave covers all of C where
+its partial sums fit in memory; otherwise the waves follow each other, and each goes through
+all slabs. Within a wave the order is slab by slab:
+
+    for wave:  for slab s:  for block (i, j) of the wave:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
+
+so that only a few slabs of A and B are alive at a time.
+
+Who computes which block is said by a work map (`multimm.planning.work`), and how operands come
+there by `multimm.planning.distribution`, or, where one is multiplied chunk by chunk where it lies,
+by `multimm.planning.in_place`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
+from typing import NamedTuple
+
+from multimm.planning.candidates.block_order import as_stored
+from multimm.planning.distribution import Distribution
+from multimm.planning.in_place import InPlace
+from multimm.planning.matrix import MatrixSpec
+from multimm.planning.problem import Problem
+from multimm.planning.tiling.grid import (
+    Blocks,
+    Coordinate,
+    Grid,
+    Merge,
+    ceil_div,
+    even,
+    made_regular,
+    merges,
+    parts_of,
+    turns,
+)
+from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
+from multimm.planning.tiling.stacks import Share, shares
+from multimm.planning.work.cyclic import Cyclic, cyclic
+from multimm.planning.work.owner_computes import OwnerComputes, Portions
+from multimm.planning.work.symmetric import Symmetric, symmetric
+
+#: Slabs of A and B that may be alive at once: one in use and one on its way.
+WINDOW = 2
+#: Slabs in a part of k, at most, where threads make operands ahead: arbitrary. 80 slabs of 2 MB on
+#: two threads held 31, 18, 25, 42 and 82 MB in parts of 2, 4, 10, 20 and 40, and 156 in one part;
+#: `dask.array.matmul` held 29. With parts of 4 another product held 1.7 times as much as it.
+SHORT = 2
+
+
+#: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
+#: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
+LONE_FLOPS = 1.2e9
+#: Packed blocks are filled up to multiples of this many rows and this much of k.
+PACKED_ROWS, PACKED_K = 128, 64
+#: Bytes of an operand that may travel before a task begins that multiplies many slabs, and what
+#: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
+LITTLE, LITTLE_OF = 64_000_000, 1 / 16
+
+
+#: Of results in more chunks and blocks than so many, what is joined is not counted chunk by chunk,
+#: which takes 10 us each: arbitrary.
+COUNTED = 20_000
+
+
+class Gate(NamedTuple):
+    """A worker's block products of one slab in one wave: streamed reads wait for them."""
+
+    wave: int
+    slab: int
+    row: int  #: of the grid
+    col: int  #: of the grid
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How one product is cut, dealt out and put in order.
+
+    Parameters
+    ----------
+    problem : Problem
+    grid : Grid
+    batch_blocks : tuple of Blocks
+        Per batch dimension.
+    m_blocks, n_blocks, slabs : Blocks
+        Of C's rows, of C's columns, of k.
+    band : int
+        Block rows that each grid row works on in one wave.
+    stream : bool
+        Operand blocks are read when their slab comes, again in every wave, and no earlier
+        than `WINDOW` slabs ahead; only for operands that can be made again.
+    pack_once : bool
+        Blocks that are used more than once may be packed where they are at home; else each
+        product packs its own, which takes less memory.
+    cut_once : bool
+        Operands that come in other blocks are cut and joined to these by tasks of their own; else
+        each product does so with what it needs.
+    in_bands : bool
+        Of what each product would join, rows of A or columns of B are multiplied as they come, one
+        piece after the other: see `Distribution.bandable`.
+    fan_in : int
+        Sums of parts of k that one task adds, at most: a power of two.
+    slabs_per_task : int
+        Slabs that one task multiplies in turn, at most, where it has them at home.
+    part_slabs : Blocks
+        Slabs of each part of k. Empty: as even as can be.
+    mirrors : bool
+        One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
+    portions : Portions, optional
+        One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
+        block columns, are portions of those of C.
+    """
+
+    problem: Problem
+    grid: Grid
+    batch_blocks: tuple[Blocks, ...]
+    m_blocks: Blocks
+    n_blocks: Blocks
+    slabs: Blocks
+    band: int
+    stream: bool = False
+    pack_once: bool = True
+    cut_once: bool = True
+    in_bands: bool = False
+    fan_in: int = 2
+    slabs_per_task: int = 1
+    part_slabs: Blocks = ()
+    mirrors: bool = False
+    portions: Portions | None = None
+
+    @cached_property
+    def batch_sizes(self) -> Blocks:
+        """Matrices in each batch block, the batch dimensions flattened in C order."""
+        return tuple(prod(sizes) for sizes in product(*self.batch_blocks))
+
+    @cached_property
+    def row_sizes(self) -> Blocks:
+        """Rows of C, over all matrices, in each block row; block rows run over the batch first."""
+        return tuple(count * size for count in self.batch_sizes for size in self.m_blocks)
+
+    @cached_property
+    def part_of(self) -> Blocks:
+        """The part of k that each slab belongs to."""
+        if self.part_slabs:
+            return tuple(part for part, n in enumerate(self.part_slabs) for _ in range(n))
+        return parts_of(len(self.slabs), self.grid.p_k)
+
+    @cached_property
+    def first_slab(self) -> Blocks:
+        """The slab that each part of k begins with, and behind the last the slab count."""
+        starts = dict(zip(reversed(self.part_of), reversed(range(len(self.part_of))), strict=True))
+        return (*sorted(starts.values()), len(self.slabs))
+
+    @property
+    def parts(self) -> int:
+        """Parts of k in use: p_k, or fewer where there are fewer slabs."""
+        return self.part_of[-1] + 1
+
+    @property
+    def ranks(self) -> int:
+        """Places of the grid that have a part of k."""
+        return self.grid.p_m * self.grid.p_n * self.parts
+
+    @property
+    def steps(self) -> int:
+        """Slabs in the longest part of k that are multiplied by tasks of their own."""
+        return 1 if self.portions else max(self.part_slabs or even(len(self.slabs), self.grid.p_k))
+
+    def in_turn(self, workers: int) -> bool:
+        """Whether a worker with several parts of k takes one after another.
+
+        What is read when it is needed has gates within a part alone, and all parts together.
+        """
+        return self.ranks > workers and not self.stream
+
+    def begins(self, part: int, workers: int) -> int:
+        """The step at which a worker begins a part of k."""
+        return part // workers * (self.steps + 1) if self.in_turn(workers) else 0
+
+    def step(self, slab: int, workers: int) -> int:
+        """When a worker multiplies a slab: so many of its steps come before."""
+        part = self.part_of[slab]
+        return self.begins(part, workers) + slab - self.first_slab[part]
+
+    @property
+    def links(self) -> int:
+        """Tasks that follow each other in the longest part of k, for each block of C."""
+        return ceil_div(self.steps, self.slabs_per_task)
+
+    @property
+    def waves(self) -> int:
+        """Bands of block rows that follow each other."""
+        return ceil_div(len(self.row_sizes), self.band * self.grid.p_m)
+
+    def wave(self, row: int) -> int:
+        """The wave in which a block row is worked on."""
+        return row // (self.band * self.grid.p_m)
+
+    def flat(self, batch_index: Sequence[int]) -> int:
+        """The number of a batch block, counted in C order."""
+        flat = 0
+        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
+            flat = flat * len(blocks) + index
+        return flat
+
+    def batch_index(self, flat: int) -> tuple[int, ...]:
+        """The indices of a batch block from its number."""
+        index: list[int] = []
+        for blocks in reversed(self.batch_blocks):
+            flat, at = divmod(flat, len(blocks))
+            index.append(at)
+        return tuple(reversed(index))
+
+    def row(self, flat: int, i: int) -> int:
+        """The flattened block row of block row `i` of a batch block."""
+        return flat * len(self.m_blocks) + i
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The operands that blocks are read, kept or sent of: where C is mirrored, B is A."""
+        return ("a",) if self.mirrors else ("a", "b")
+
+    @property
+    def uploaded(self) -> tuple[str, ...]:
+        """Those of A, B and C whose blocks come from host memory."""
+        return tuple(x for x in self.problem.uploaded if x == "c" or x in self.roles)
+
+    def spec(self, role: str) -> MatrixSpec:
+        """The operand "a" or "b", as it is multiplied, or the "c" that is added."""
+        problem = self.problem
+        if role == "c":
+            return problem.c or MatrixSpec((*problem.batch_shape, problem.m, problem.n))
+        return problem.a if role == "a" else problem.b
+
+    @cached_property
+    def blockwise(self) -> Cyclic | Symmetric:
+        """Who computes which block of rows and columns, and when."""
+        (p_m, p_n, _), p, per_wave = self.grid, self.problem, self.band * self.grid.p_m
+        if self.mirrors:
+            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, p.accumulate, per_wave)
+        shapes = p.a.shape, p.b.shape
+        return cyclic(p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_wave)
+
+    @cached_property
+    def in_place(self) -> InPlace | None:
+        """Operands of which one is multiplied chunk by chunk where it lies, if that is so."""
+        if self.portions is None or not isinstance(self.blockwise, Cyclic):
+            return None
+        return InPlace(self, OwnerComputes(self.portions, self.blockwise))
+
+    @property
+    def work(self) -> Cyclic | Symmetric | OwnerComputes:
+        """Who computes what, and who makes the blocks of C of that."""
+        return self.blockwise if self.in_place is None else self.in_place.work
+
+    @cached_property
+    def tiles(self) -> Distribution:
+        """Operands in the blocks of this schedule, and who keeps these."""
+        return Distribution(self)
+
+    @property
+    def operands(self) -> Distribution | InPlace:
+        """How operands come to those that multiply them."""
+        return self.in_place or self.tiles
+
+    def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
+        """The blocks of an operand, as it is multiplied or added."""
+        if role == "c":
+            return (*self.batch_blocks, self.m_blocks, self.n_blocks)
+        shape = self.spec(role).shape
+        own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
+        batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
+        if role == "a":
+            return (*batch, self.m_blocks, self.slabs)
+        return (*batch, self.slabs, self.n_blocks)
+
+    def comes_otherwise(self, role: str) -> bool:
+        """Whether an operand is known to come in other blocks than these."""
+        spec = self.spec(role)
+        known = spec.owners or any(len(x) > 1 for x in spec.chunks)
+        return bool(known) and spec.chunks != self.operand_chunks(role)
+
+    @cached_property
+    def cuts_c(self) -> bool:
+        """Whether the C that is added comes in other blocks than the result's."""
+        return self.comes_otherwise("c")
+
+    def lies_beyond(self, role: str) -> bool:
+        """Whether a block of an operand lies with a worker that has no place in the grid."""
+        return max(self.spec(role).owners, default=0) >= self.grid.workers
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether block products are expected to run there."""
+        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
+        by_itself = self.problem.packable and flops >= LONE_FLOPS
+        return bool(self.operands.packed) or self.problem.alone or by_itself
+
+    @cached_property
+    def padding(self) -> float:
+        """By how much packed blocks are larger than their sources, at most."""
+        rows = max(
+            (1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size),
+            default=1.0,
+        )
+        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.slabs))
+
+    def shares(self, role: str) -> tuple[Share, ...]:
+        """The batch blocks of an operand; one where there are no stacks."""
+        return shares(self.batch_blocks, self.spec(role).shape)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that are executed, over all matrices."""
+        return 2 * self.problem.k * self.work.computed if self.mirrors else self.problem.flops
+
+    @property
+    def share_flops(self) -> int:
+        """Floating-point operations of the busiest worker."""
+        return 2 * self.work.multiplied(self.share_k)
+
+    @property
+    def handed_on(self) -> int:
+        """Elements of sums that the busiest worker's products hand to the next ones."""
+        within = self.operands.sums_in_bands * self.work.most_summed
+        return self.work.handed_on(self.steps) + within
+
+    @cached_property
+    def share_k(self) -> int:
+        """Length of the longest part of k."""
+        return max(
+            sum(self.slabs[start:end])
+            for start, end in zip(self.first_slab, self.first_slab[1:], strict=False)
+        )
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each batch block."""
+        return self.work.pairs
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of C that are computed."""
+        return self.work.count
+
+    @property
+    def share_result(self) -> int:
+        """Elements of C that the busiest worker keeps."""
+        return self.work.most_kept
+
+    @property
+    def finishing(self) -> int:
+        """Tasks on blocks of C after their last sum."""
+        return self.work.finishing(adds=self.problem.c is not None)
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes of an element of the portions that are joined."""
+        adds = self.in_place is not None and self.in_place.work.adds
+        return self.problem.sum_bytes if adds else self.problem.out_bytes
+
+    def owner(self, row: int, j: int, part: int) -> Coordinate:
+        """Who computes a block of C, for one part of k."""
+        return Coordinate(*self.work.owner(row, j), part)
+
+    def keeper(self, row: int, j: int) -> Coordinate:
+        """Who has the complete sum of what is computed."""
+        tree = self.merges(row, j)
+        return self.owner(row, j, tree[-1].keeper if tree else 0)
+
+    def merges(self, row: int, j: int) -> tuple[Merge, ...]:
+        """The additions that sum the parts of a computed block of C."""
+        return merges(self.parts, self.turn(row, j), self.fan_in) if self.parts > 1 else ()
+
+    def turn(self, row: int, j: int) -> int:
+        """Which worker of its place keeps a block's sum: one of those alike in `merges`."""
+        return self._turns[row, j] % turns(self.parts, self.fan_in)
+
+    @cached_property
+    def _turns(self) -> dict[tuple[int, int], int]:
+        """By computed block of C: how many its place has had before, so that keepers take turns."""
+        found: dict[tuple[int, int], int] = {}
+        before: Counter[tuple[int, int]] = Counter()
+        for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
+            row = self.row(flat, i)
+            at = self.owner(row, j, 0)
+            place = at.row % self.grid.p_m, at.col % self.grid.p_n
+            found[row, j] = sum(place) + before[place]
+            before[place] += 1
+        return found
+
+    @property
+    def longest(self) -> int:
+        """Blocks along the side, or slabs along k, that has most of them."""
+        return max(map(len, (self.m_blocks, self.n_blocks, self.slabs)))
+
+    @property
+    def stack(self) -> tuple[Blocks, ...]:
+        """Matrices of the result's blocks, as stored, per batch dimension."""
+        p = self.problem
+        return tuple(as_stored(blocks, p.stack) for blocks in self.batch_blocks)
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of the result's blocks, as stored."""
+        p = self.problem
+        rows, columns = self.work.sides
+        return as_stored(rows, p.rows), as_stored(columns, p.columns)
+
+    @property
+    def own_chunks(self) -> tuple[Blocks, ...]:
+        """Sizes of the blocks in which the result is made, as stored."""
+        return (*self.stack, *self.sides)
+
+    @cached_property
+    def chunks(self) -> tuple[Blocks, ...]:
+        """Chunks of the result: what is wanted, else regular ones, if possible its blocks."""
+        return self.problem.chunks or tuple(map(made_regular, self.own_chunks))
+
+    @cached_property
+    def hands_out(self) -> bool:
+        """Whether chunks of the result are others than its blocks: `tiling.result_chunks`."""
+        p = self.problem
+        orders = ((p.rows, self.m_blocks), (p.columns, self.n_blocks))
+        if any(order and len(order) != len(blocks) for order, blocks in orders):
+            return False  # nobody takes it: its blocks are not those that an order is of
+        return self.chunks != self.own_chunks
+
+    @property
+    def block_owners(self) -> tuple[int, ...]:
+        """The number of the worker that makes each block of the result, as stored."""
+        p = self.problem
+        matrices = [as_stored(range(len(blocks)), p.stack) for blocks in self.batch_blocks]
+        rows, columns = (range(len(blocks)) for blocks in self.work.sides)
+        sides = as_stored(rows, p.rows), as_stored(columns, p.columns)
+        return tuple(
+            self.completes(i, j, self.flat(batch)) for *batch, i, j in product(*matrices, *sides)
+        )
+
+    @cached_property
+    def handed_out(self) -> tuple[Chunk, ...]:
+        """What each chunk of the result is made of; none where the blocks are the chunks."""
+        if not self.hands_out:
+            return ()
+        return tuple(chunks_of(self.chunks, self.own_chunks, self.block_owners))
+
+    def handing_out(self, workers: int) -> tuple[int, int]:
+        """Tasks that make the chunks of the result of its blocks, and bytes that travel for it.
+
+        Counted, but for many chunks of which some are joined: at most.
+        """
+        if not self.hands_out:
+            return 0, 0
+        chunks, blocks = self.chunks, self.own_chunks
+        count, parts = prod(map(len, chunks)), prod(map(len, blocks))
+        if all(map(within, chunks, blocks)):
+            return count, 0
+        if count + parts > COUNTED:
+            return count + parts, self.problem.result_bytes if workers > 1 else 0
+        tasks, moved = counted(self.handed_out, workers)
+        return tasks, moved * self.problem.out_bytes
+
+    def result_owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each chunk of C, as stored; empty for stacks and where Dask decides."""
+        if not self.placed(workers):
+            return ()
+        ranks = [x.keeper for x in self.handed_out] if self.hands_out else self.block_owners
+        return tuple(rank % workers for rank in ranks)
+
+    def placed(self, workers: int) -> bool:
+        """Whether several workers have blocks of one matrix, and it is known which."""
+        return not self.batch_blocks and self.work.spread(workers)
+
+    def completes(self, i: int, j: int, flat: int = 0) -> int:
+        """The number of the worker that makes a block of the result, of one batch block."""
+        return self.grid.rank(self.keeper(*self.work.cell(self.row(flat, i), j)))
+
+    @cached_property
+    def fetches_c(self) -> bool:
+        """Whether a block of the C that is added is known to lie elsewhere than it is needed."""
+        owners, columns = self.spec("c").owners, len(self.spec("c").chunks[1])
+        if self.cuts_c or not owners:
+            return bool(owners)
+        return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))
+
+    @property
+    def fusible(self) -> bool:
+        """Whether a task may multiply several slabs: all that it needs lies with its worker.
+
+        But for what is little. And a worker would wait between slabs: C is one block, and there is
+        no other to go on with.
+        """
+        alone = self.blocks == 1 and self.steps > 1 and not self.operands.packed
+        little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
+        return alone and all(
+            role in self.operands.lying
+            and (not self.operands.arrives(role) or self.spec(role).nbytes <= little)
+            for role in self.roles
+        )
+
+    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
+        """What a streamed read waits for: the slab `window` steps back; None in the first steps.
+
+        A step back from the first slab of a wave leads to the last ones of the wave before.
+        A worker without blocks of its own in that wave goes by another one.
+        """
+        part = self.part_of[slab]
+        first, end = self.first_slab[part], self.first_slab[part + 1]
+        back = slab - window
+        while back < first and wave > 0:
+            wave, back = wave - 1, back + (end - first)
+        if back < first:
+            return None
+        place = home.row % self.grid.p_m, home.col % self.grid.p_n
+        return Gate(wave, back, *self.work.stand_in(wave, place))
+
+    def opening(self, row: int, j: int, part: int) -> Gate | None:
+        """What the first product of a block of C waits for; None in the first wave.
+
+        Otherwise the operands of all waves would be fetched at once. Streamed reads wait
+        themselves.
+        """
+        wave = self.wave(row)
+        if self.stream or wave == 0:
+            return None
+        return self.gate(self.owner(row, j, part), wave, self.first_slab[part], window=1)
+
+    def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
+        """The block rows and columns whose sums a gate waits for."""
+        yield from self.work.behind(gate.wave, (gate.row, gate.col))
+
+    @cached_property
+    def tasks(self) -> int:
+        """Tasks of the product: block products, partial sums, reads, their gates, packs.
+
+        Counted, but for the gates of very many reads: at most.
+        """
+        slabs, per_task = len(self.slabs), self.slabs_per_task
+        sums = len(merges(self.parts, 0, self.fan_in))
+        chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_slab))
+        chained = 1 if self.portions else chained
+        products = self.blocks * (chained + sums) + self.finishing + self.operands.bundles
+        packed = self.operands.packed
+        panels = self.operand_panels() if self.stream or packed else set()
+        packs = slabs * sum(role in packed for role, *_ in panels)
+        if not self.stream:
+            return products + packs + self.openings
+        reads = products + packs + slabs * len(panels)
+        if slabs * len(panels) > COUNTED:
+            places = self.grid.p_m * self.grid.p_n
+            return reads + slabs * min(len(panels), self.waves * places)
+        gates = {
+            self.gate(self.tiles.home(role, flat, block, slab), wave, slab)
+            for (role, wave, flat, block), slab in product(panels, range(slabs))
+        }
+        return reads + len(gates - {None})
+
+    @property
+    def openings(self) -> int:
+        """Gates that hold back the waves after the first."""
+        return 0 if self.stream else self.work.held_back * self.parts
+
+    def operand_panels(self) -> set[tuple[str, int, int, int]]:
+        """Role, wave (0 unless streamed), matrix and block of all that is read or packed."""
+        edges, waves = {"a": self.m_blocks, "b": self.n_blocks}, self.blockwise.waves
+        return {
+            (role, wave, share.users[0], block)
+            for role in self.roles
+            for share, block in product(self.shares(role), range(len(edges[role])))
+            for wave in (waves(role, share.users[0], block) if self.stream else (0,))
+        }
+
+    @cached_property
+    def read_bytes(self) -> int:
+        """Bytes of the operands that are read, some in several waves."""
+        edges, k = {"a": self.m_blocks, "b": self.n_blocks}, self.problem.k
+        width = {role: self.spec(role).itemsize for role in self.roles}
+        of = {role: {x.users[0]: x for x in self.shares(role)} for role in self.roles}
+        return sum(
+            of[role][flat].matrices * edges[role][block] * k * width[role]
+            for role, _, flat, block in self.operand_panels()
+        )

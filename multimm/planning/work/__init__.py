@@ -1,0 +1,1 @@
+"""Work maps: which worker computes which block of C, and what it needs for that."""

@@ -1,0 +1,322 @@
+"""Blocks of C dealt out cyclically to a plane of workers.
+
+Block (i, j) of C is computed at (i mod p_m, j mod p_n); block rows run over the matrices of a stack
+first. All that follows from this map is in closed form, for a search looks at hundreds of them.
+`multimm.planning.work.symmetric` answers the same questions of a triangle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+from multimm.planning.tiling.grid import Blocks, ceil_div, largest_share, most_dealt
+from multimm.planning.tiling.stacks import Share, share_of, shares
+from multimm.shapes import Shape
+
+#: Row and column of a place in a plane of workers.
+Spot = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """Who computes what of C, and when.
+
+    Parameters
+    ----------
+    p_m, p_n : int
+        Of the plane.
+    batch_blocks : tuple of Blocks
+        Per batch dimension.
+    m_blocks, n_blocks : Blocks
+        Of C's rows, and of its columns.
+    shapes : (Shape, Shape)
+        Of A and of B: those of a stack may be broadcast.
+    per_wave : int
+        Block rows, over all matrices, that make up a wave.
+    """
+
+    p_m: int
+    p_n: int
+    batch_blocks: tuple[Blocks, ...]
+    m_blocks: Blocks
+    n_blocks: Blocks
+    shapes: tuple[Shape, Shape]
+    per_wave: int
+
+    @cached_property
+    def row_sizes(self) -> Blocks:
+        """Rows of C, over all matrices, in each block row."""
+        counts = [prod(sizes) for sizes in product(*self.batch_blocks)]
+        return tuple(count * size for count in counts for size in self.m_blocks)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Block row and block column of what is computed, of each matrix."""
+        return tuple(product(range(len(self.m_blocks)), range(len(self.n_blocks))))
+
+    @property
+    def count(self) -> int:
+        """Blocks of C that are computed."""
+        return len(self.row_sizes) * len(self.n_blocks)
+
+    def owner(self, row: int, j: int) -> Spot:
+        """Who computes a block of C: wrapped around the edges of the plane."""
+        return row, j
+
+    def cell(self, row: int, j: int) -> tuple[int, int]:
+        """What is computed for a block of C: the block itself."""
+        return row, j
+
+    @property
+    def sides(self) -> tuple[Blocks, Blocks]:
+        """Rows and columns of C's blocks."""
+        return self.m_blocks, self.n_blocks
+
+    def spread(self, workers: int) -> bool:
+        """Whether several workers may have blocks of C."""
+        return self.count > 1
+
+    def finishing(self, *, adds: bool) -> int:
+        """Tasks on blocks of C after their last sum."""
+        return 0
+
+    # ---------------------------------------------------------------- when
+
+    def stand_in(self, wave: int, place: Spot) -> Spot:
+        """Who has work in a wave: this place, or another one where it has none."""
+        row, col = place
+        row = row if wave * self.per_wave + row < len(self.row_sizes) else 0
+        return row, col if col < len(self.n_blocks) else 0
+
+    def behind(self, wave: int, place: Spot) -> Iterator[tuple[int, int]]:
+        """The block rows and columns that a place works on in a wave."""
+        start = wave * self.per_wave
+        end = min(start + self.per_wave, len(self.row_sizes))
+        rows = range(start + place[0], end, self.p_m)
+        yield from product(rows, range(place[1], len(self.n_blocks), self.p_n))
+
+    @property
+    def held_back(self) -> int:
+        """Places that wait for the wave before, over all waves but the first."""
+        starts = range(self.per_wave, len(self.row_sizes), self.per_wave)
+        rows = sum(min(self.p_m, len(self.row_sizes) - start) for start in starts)
+        return rows * min(self.p_n, len(self.n_blocks))
+
+    # ---------------------------------------------------------------- what the busiest does
+
+    @cached_property
+    def computed(self) -> int:
+        """Elements of C that are computed, by all."""
+        return sum(self.row_sizes) * sum(self.n_blocks)
+
+    def multiplied(self, k: int) -> int:
+        """Multiplications of the busiest place, in so much of k."""
+        return self.most_summed * k
+
+    def handed_on(self, steps: int) -> int:
+        """Elements of sums that the busiest place's products hand to the next ones."""
+        return (steps - 1) * self.most_summed
+
+    @cached_property
+    def most_summed(self) -> int:
+        """Elements of the blocks that the busiest place computes."""
+        return self.most_rows * self.most_columns
+
+    @property
+    def most_kept(self) -> int:
+        """Elements of C that the busiest place keeps."""
+        return self.most_summed
+
+    @cached_property
+    def most_in_wave(self) -> int:
+        """Elements of the blocks that the busiest place computes in one wave, at most."""
+        return self._rows_in_wave * self.most_columns
+
+    @cached_property
+    def most_rows(self) -> int:
+        """Rows of C, over all matrices, of the busiest row of the plane."""
+        return largest_share(self.row_sizes, self.p_m)
+
+    @cached_property
+    def most_columns(self) -> int:
+        """Columns of C of the busiest column of the plane."""
+        return largest_share(self.n_blocks, self.p_n)
+
+    @cached_property
+    def _rows_in_wave(self) -> int:
+        return max(map(sum, self._in_waves(self.row_sizes)))
+
+    def _in_waves(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """What each row of the plane works on in each wave, of something by block row."""
+        band = self.per_wave // self.p_m
+        for rank in range(self.p_m):
+            share = rows[rank :: self.p_m]
+            for start in range(0, max(1, len(share)), band):
+                yield share[start : start + band]
+
+    # ---------------------------------------------------------------- what it needs
+
+    @cached_property
+    def panels(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that the busiest place needs in one wave."""
+        if not self.batch_blocks:
+            return self._rows_in_wave, self.most_columns
+        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
+        most_a = most_b = 0
+        for wave in self._in_waves(range(len(self.row_sizes))):
+            at = [divmod(row, rows) for row in wave]
+            used_a = {(of_a[flat], i) for flat, i in at}
+            most_a = max(most_a, sum(x.matrices * self.m_blocks[i] for x, i in used_a))
+            most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
+        return most_a, most_b * self.most_columns
+
+    def shares(self, role: str) -> tuple[Share, ...]:
+        """The batch blocks of an operand; one where there are no stacks."""
+        return shares(self.batch_blocks, self.shapes["ab".index(role)])
+
+    def share_of(self, role: str) -> dict[int, Share]:
+        """By batch block of C: the operand's batch block that it uses."""
+        return share_of(self.batch_blocks, self.shapes["ab".index(role)])
+
+    def waves(self, role: str, flat: int, block: int) -> dict[int, set[int]]:
+        """By wave: rows of the plane that use a block of A's rows, or of B's columns.
+
+        Of the batch block whose first user is `flat`.
+        """
+        return self._waves["a", flat, block] if role == "a" else self._waves["b", flat, 0]
+
+    @cached_property
+    def _waves(self) -> dict[tuple[str, int, int], dict[int, set[int]]]:
+        found: dict[tuple[str, int, int], dict[int, set[int]]] = {}
+        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
+        for row in range(len(self.row_sizes)):
+            flat, i = divmod(row, rows)
+            for key in (("a", of_a[flat].users[0], i), ("b", of_b[flat].users[0], 0)):
+                used = found.setdefault(key, {})
+                used.setdefault(row // self.per_wave, set()).add(row % self.p_m)
+        return found
+
+    def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
+        """Places that use a block of A's rows, or of B's columns, in one wave after another."""
+        columns = range(min(self.p_n, len(self.n_blocks))) if role == "a" else (block % self.p_n,)
+        for rows in self.waves(role, flat, block).values():
+            yield {*product(rows, columns)}
+
+    @cached_property
+    def sent(self) -> tuple[int, int]:
+        """Elements of A and of B, per unit of k, that places receive from where they are kept."""
+        columns, of_a, of_b = min(self.p_n, len(self.n_blocks)), 0, 0
+        for share, (i, size) in product(self.shares("a"), enumerate(self.m_blocks)):
+            rows = sum(map(len, self._waves["a", share.users[0], i].values()))
+            of_a += share.matrices * size * (rows * columns - 1)
+        for share in self.shares("b"):
+            used = self._waves["b", share.users[0], 0].values()
+            of_b += share.matrices * (sum(map(len, used)) - len(used))
+        return of_a, of_b * sum(self.n_blocks)
+
+    def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
+        """Elements of A and of B, of `k` in so many slabs, that the busiest place receives.
+
+        It has most rows of A, columns of B and slabs, and keeps fewest of their blocks. Of stacks,
+        even shares.
+        """
+        if self.batch_blocks:
+            of_a, of_b = (n * k / (self.p_m * self.p_n) for n in self.sent)
+            return of_a, of_b
+        rows = ceil_div(len(self.row_sizes), self.p_m) * steps
+        columns = ceil_div(len(self.n_blocks), self.p_n) * steps
+        waves = ceil_div(len(self.row_sizes), self.per_wave)
+        of_a = k * self.most_rows * (1 - rows // self.p_n / rows)
+        return of_a, k * self.most_columns * (1 - columns // self.p_m / columns) * waves
+
+    # ---------------------------------------------------------------- who keeps that
+
+    def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:
+        """By slab: who keeps a block, one of the rows that use it in turn, and of the columns.
+
+        `steps` are the slabs' numbers in their parts of k.
+        """
+        rows, slabs = self._rows_with(role, flat, block), range(len(steps))
+        if role == "a":
+            first = (flat * len(self.m_blocks) + block) // self.p_m
+            return [(rows[(s + block) % len(rows)], (s + first) % self.p_n) for s in slabs]
+        first, col = flat + block // self.p_n, block % self.p_n
+        return [(rows[(s + first) % len(rows)], col) for s in slabs]
+
+    def _rows_with(self, role: str, flat: int, block: int) -> Blocks:
+        return self.rows_of_a[flat, block] if role == "a" else self.rows_of_b[flat]
+
+    @cached_property
+    def rows_of_a(self) -> dict[tuple[int, int], Blocks]:
+        """Rows of the plane that use a block row of A, by the first batch block that does."""
+        rows = len(self.m_blocks)
+        return {
+            (share.users[0], i): self._distinct(flat * rows + i for flat in share.users)
+            for share, i in product(self.shares("a"), range(rows))
+        }
+
+    @cached_property
+    def rows_of_b(self) -> dict[int, Blocks]:
+        """Rows of the plane that use a batch block of B, by the first of C's that does."""
+        rows = range(len(self.m_blocks))
+        return {
+            share.users[0]: self._distinct(
+                flat * len(rows) + i for flat, i in product(share.users, rows)
+            )
+            for share in self.shares("b")
+        }
+
+    def _distinct(self, rows: Iterator[int]) -> Blocks:
+        return tuple(dict.fromkeys(row % self.p_m for row in rows))
+
+    def travels(self, role: str) -> bool:
+        """Whether others use a block than who keeps it.
+
+        A stays where it is kept in a plane of one column, and B in one of one row, unless several
+        matrices of a stack share it.
+        """
+        if role == "b":
+            return self.p_m > 1
+        shared = any(len(share.users) > 1 for share in self.shares("a"))
+        return self.p_n * (self.p_m if shared else 1) > 1
+
+    def kept(self, role: str, steps: int) -> int:
+        """Elements per unit of k that the fullest place keeps, of parts of so many slabs at most.
+
+        A row's blocks go round its workers slab by slab, each row from the next one on. Those of a
+        column go round those that use them: rows of the plane may have none of C.
+        """
+        if self.batch_blocks:
+            return max(self._kept_of_stack(role, steps).values(), default=0)
+        if role == "a":
+            blocks, along, across = self.m_blocks, self.p_m, self.p_n
+        else:
+            blocks, along, across = self.n_blocks, self.p_n, min(self.p_m, len(self.row_sizes))
+        return most_dealt(ceil_div(len(blocks), along), steps, across) * max(blocks)
+
+    def _kept_of_stack(self, role: str, steps: int) -> Counter[int]:
+        """By row of the plane."""
+        held: Counter[int] = Counter()
+        # Plain loops over what does not change in them: most of the search for a stack was here.
+        matrices = self.share_of(role)
+        if role == "a":
+            for (first, i), rows in self.rows_of_a.items():
+                turns = ceil_div(steps, len(rows) if len(rows) > 1 else self.p_n)
+                for row in rows:
+                    held[row] += turns * matrices[first].matrices * self.m_blocks[i]
+            return held
+        columns, longest = ceil_div(len(self.n_blocks), self.p_n), max(self.n_blocks)
+        for first, rows in self.rows_of_b.items():
+            blocks = most_dealt(columns, steps, len(rows))
+            for row in rows:
+                held[row] += matrices[first].matrices * blocks * longest
+        return held
+
+
+#: Layouts that differ in their slabs only are dealt out alike.
+cyclic = lru_cache(maxsize=512)(Cyclic)
