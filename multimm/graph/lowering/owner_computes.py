@@ -9,6 +9,7 @@ from itertools import product
 from dask._task_spec import TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
+from multimm.graph.label import Kind
 from multimm.graph.lowering.moving_operand import SmallOperand
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
@@ -80,7 +81,8 @@ class Gatherer:
         at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
         keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
         owner = Coordinate(*layout.cell(number, 0), 0)
-        several = len(layout.strips[number // layout.grid.workers]) > 1
+        strip = number // layout.grid.workers
+        several = len(layout.strips[strip]) > 1
         return BlockTask(
             self.keys.portion(layout, number, across),
             portion,
@@ -89,9 +91,12 @@ class Gatherer:
             recipe=recipe,
             step=self.inner if several and layout.adds else self.step,
             inner=self.inner,
+            label=self.keys.label(
+                Kind.PARTIAL if several else Kind.MULTIPLY, block=layout.cell(strip, across)
+            ),
             place=self._place(
                 owner,
-                (0, 0, *layout.cell(number, across)),
+                (0, 0, Kind.MULTIPLY, *layout.cell(number, across)),
                 (*together(small, small.values()), *together(keys, homes)),
             ),
             sizes=together(keys, sizes),
@@ -135,7 +140,8 @@ class Gatherer:
             runs=tuple(runs),
             by_columns=layout.by_columns,
             step=self.step if layout.adds else None,
-            place=self._place(layout.keeper_of(strip), (0, layout.steps, *at)),
+            label=self.keys.label(Kind.ADD, block=at),
+            place=self._place(layout.keeper_of(strip), (0, layout.steps, Kind.MULTIPLY, *at)),
             sizes=together(keys, sizes),
         )
 
