@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 Key = Any  #: of Dask: a string, or a tuple that begins with one
@@ -38,39 +37,37 @@ def told(error: BaseException) -> str:
     return next((note for note in notes if note.endswith(why) or GIVEN_UP in note), why)
 
 
-def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> None:
+def note(error: BaseException, task: str = "", inputs: Sequence[Key] = ()) -> None:
     """Have an error say which task it ends, on which worker and why, unless it does already.
 
     Parameters
     ----------
     error : BaseException
-    key : Dask key, optional
-        Of the task; by default of the one that runs here, as far as that is known.
-    inputs : iterable of Dask key
+    task : str, optional
+        What it does; by default the task of a worker that this runs in, if that is known.
+    inputs : sequence of Dask key
         Operand blocks that the task is given.
     """
     worker = _worker()
-    if key is None and worker is not None:
-        with suppress(KeyError):  # a thread that the task has started
-            key = worker.get_current_task()
+    task = task or _running(worker)
     why = cause(error)
-    if key is None or told(error) != why:
+    if not task or told(error) != why:
         return
-    named, given = _few_of_each(inputs)
-    own = [_block(x) if _token(x) == _token(key) else repr(x) for x in named]
-    more = f" and {given - len(own)} more" if len(own) < given else ""
-    made_of = f", from {' and '.join(own)}{more}," if own else ""
+    few = _few_of_each(inputs)
+    more = f" and {len(inputs) - len(few)} more" if len(few) < len(inputs) else ""
+    made_of = f", from {' and '.join(map(repr, few))}{more}," if few else ""
     where = "" if worker is None else f" on {worker.address}"
-    error.add_note(f"{_block(key)}{made_of} failed{where}: {why}")
+    error.add_note(f"{task}{made_of} failed{where}: {why}")
 
 
-def note_given_up(error: BaseException, key: Key, died: int, held: Sequence[str]) -> None:
+def note_given_up(error: BaseException, task: str, died: int, held: Sequence[str]) -> None:
     """Have an error say which task it ends, why its workers died, and what to do.
 
     Parameters
     ----------
     error : BaseException
-    key : Dask key
+    task : str
+        What it does.
     died : int
         Workers that died while they ran the task.
     held : sequence of str
@@ -87,16 +84,15 @@ def note_given_up(error: BaseException, key: Key, died: int, held: Sequence[str]
             "(its log says so where it was out of memory), or they crashed; see their logs"
         )
     workers = "worker" if died == 1 else "workers"
-    error.add_note(f"{_block(key)}{GIVEN_UP}, for {died} {workers} died while running it; {why}")
+    error.add_note(f"{task}{GIVEN_UP}, for {died} {workers} died while running it; {why}")
 
 
-def _few_of_each(inputs: Iterable[Key]) -> tuple[list[Key], int]:
-    """Some blocks of each operand, and how many there are of all."""
-    found: dict[str, list[Key]] = {}
+def _few_of_each(inputs: Iterable[Key]) -> list[Key]:
+    """The first blocks of each operand."""
+    found: dict[Key, list[Key]] = {}
     for key in inputs:
-        found.setdefault(_name(key), []).append(key)
-    few = [key for own in found.values() for key in own[:NAMED]]
-    return few, sum(map(len, found.values()))
+        found.setdefault(key[0] if isinstance(key, tuple) else key, []).append(key)
+    return [key for own in found.values() for key in own[:NAMED]]
 
 
 def named(task: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -113,6 +109,16 @@ def named(task: Callable[Given, Made]) -> Callable[Given, Made]:
     return run
 
 
+def _running(worker: Any) -> str:
+    """What the task that this thread runs for a worker does; empty if there is none."""
+    try:
+        key = worker.get_current_task()
+    except (AttributeError, KeyError):  # no worker, or a thread that the task has started
+        return ""
+    ts = worker.state.tasks.get(key)
+    return str(getattr(ts and ts.run_spec, "label", None) or f"task {key!r}")
+
+
 def _worker() -> Any:
     """The worker of Dask's that this thread runs a task for, or None."""
     if "distributed" not in sys.modules:
@@ -123,46 +129,3 @@ def _worker() -> Any:
         return get_worker()
     except ValueError:
         return None
-
-
-def _block(key: Key) -> str:
-    """What a task makes: of products by block, slab, parts of k (keys: `graph.task_keys`)."""
-    at = list(key[1:]) if isinstance(key, tuple) else []
-    prefix, *roles = _name(key).split("-")[:-1] or [""]
-    if prefix != "multimm":
-        return f"task {key!r}"
-    role = roles[-1]
-    if roles[0] == "joined":
-        return f"block {_index(at)} of {role.upper()}, joined"
-    if roles[0] == "uploaded":
-        return f"chunk {_index(at)} of {role.upper()} on its way to a GPU"
-    if roles[0] == "downloaded":
-        return f"block {_index(at)} of C on its way to host memory"
-    if roles[0] == "cut":  # the last is a place in the grid: another worker may be there by now
-        return f"part of block {_index(at[:-1])} of {role.upper()}"
-    if role in ("a", "b"):
-        packed = "packed " if len(roles) > 1 else ""
-        return f"{packed}block {_index(at[1:])} of {role.upper()}"  # a wave comes first
-    if role == "gate":
-        return f"the wait for slab {at[1]}"
-    if role == "part":
-        return f"block {_index(at[:-1])} of C, slab {at[-1]}"
-    if role == "portion":
-        return f"portion {_index(at)} of C"
-    if role == "bundle":
-        return "a bundle of blocks of an operand"
-    if role == "sum":
-        return f"block {_index(at[:-2])} of C, parts {at[-2]} to {at[-1]} of k"
-    return f"block {_index(at)} of C"
-
-
-def _index(at: list[int]) -> str:
-    return f"({', '.join(map(str, at))})"
-
-
-def _name(key: Key) -> str:
-    return str(key[0] if isinstance(key, tuple) else key)
-
-
-def _token(key: Key) -> str:
-    return _name(key).rpartition("-")[2]

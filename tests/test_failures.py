@@ -85,14 +85,14 @@ def on_a_worker(client, line):
 @pytest.mark.parametrize(
     ("change", "kind", "p_k", "said"),
     [
-        (short, ShapeError, 1, " of C, from ('spoilt-short', 1, 2) and ('other', 2, "),
+        (short, ShapeError, 1, " of C, k-tile 2, from ('spoilt-short', 1, 2) and ('other', 2, "),
         (
             masked,
             ArrayTypeError,
             3,
-            " of C, slab 2, from ('spoilt-masked', 1, 2) and ('other', 2, ",
+            " of C, k-tile 2, from ('spoilt-masked', 1, 2) and ('other', 2, ",
         ),
-        (low, ShapeError, 3, " of C, slab 2, from ('spoilt-low', 1, 2) and ('other', 2, "),
+        (low, ShapeError, 3, " of C, k-tile 2, from ('spoilt-low', 1, 2) and ('other', 2, "),
     ],
 )
 def test_a_block_that_is_not_what_its_chunks_say(client, change, kind, p_k, said):
@@ -149,8 +149,7 @@ def test_gram_products_and_c_name_their_blocks_too(client):
     gram = multimm.matmul(spoilt, spoilt.T, blocks=20, slabs=20)
     assert ", from ('spoilt-masked', 1, 2)" in failure(gram, ArrayTypeError)
     line = failure(multimm.gemm(1, ones, ones, 1, spoilt, blocks=20, slabs=60), ArrayTypeError)
-    assert line.startswith("block (1, 2) of C, from ")
-    assert " and ('spoilt-masked', 1, 2), failed on " in line
+    assert line.startswith("block (1, 2) of C, from ('spoilt-masked', 1, 2), failed on ")
 
 
 def test_a_block_that_cannot_be_read_or_written(client, tmp_path):
@@ -238,38 +237,44 @@ def test_a_line_is_written_once_and_only_of_what_is_known():
         fails()
     assert told(error) == "MemoryError"  # no worker runs this
     error.add_note("of somebody else")
-    for slab in 1, 2:
-        note(error, ("multimm-part-T", 0, 4, 5, slab), [("multimm-packed-a-T", 0, 4, 1)])
+    for k_tile in 1, 2:
+        note(error, f"block (4, 5) of C, k-tile {k_tile}", [("x", 4, 1), ("y", 1, 5)])
     assert (
         told(error)
-        == "block (0, 4, 5) of C, slab 1, from packed block (4, 1) of A, failed: MemoryError"
+        == "block (4, 5) of C, k-tile 1, from ('x', 4, 1) and ('y', 1, 5), failed: MemoryError"
     )
     assert len(error.__notes__) == 2
 
 
+def test_a_few_blocks_of_each_operand_are_named():
+    error = ValueError("two\nlines")
+    note(error, "block (0, 0) of C", [(name, 0, s) for name in "xy" for s in range(6)])
+    line = told(error)
+    assert line.startswith("block (0, 0) of C, from ('x', 0, 0) and ")
+    assert line.endswith(" and ('y', 0, 3) and 4 more, failed: ValueError: two lines")
+
+
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("options", "chunks", "said"),
     [
-        (("multimm-a-T", 3, 0, 1), "block (0, 1) of A"),
-        (("multimm-packed-b-T", 3, 0, 1), "packed block (0, 1) of B"),
-        (("multimm-joined-b-T", 0, 1), "block (0, 1) of B, joined"),
-        (("multimm-joined-a-T", 4, 0, 1), "block (4, 0, 1) of A, joined"),
-        (("multimm-cut-a-T", 0, 1, 3), "part of block (0, 1) of A"),
-        (("multimm-cut-c-T", 0, 1, 3), "part of block (0, 1) of C"),
-        (("multimm-cut-c-T", 4, 0, 1, 3), "part of block (4, 0, 1) of C"),
-        (("multimm-bundle-T", 3), "a bundle of blocks of an operand"),
-        (("multimm-gate-T", 0, 2, 1, 1), "the wait for slab 2"),
-        (("multimm-sum-T", 4, 5, 0, 3), "block (4, 5) of C, parts 0 to 3 of k"),
-        (("multimm-half-T", 4, 5), "block (4, 5) of C"),
-        (("multimm-matmul-T", 4, 5), "block (4, 5) of C"),
-        ("a name", "task 'a name'"),
-        ("name", "task 'name'"),
+        ({"blocks": 20, "slabs": 20}, 20, {"block (2, 1) of C, k-tile 0"}),
+        ({"blocks": 20, "slabs": 60}, 20, {"block (2, 1) of C"}),
+        (
+            {"blocks": 20, "slabs": 20, "p_k": 3},
+            20,
+            {"block (1, 2) of C, k-tile 2", "block (1, 2) of C, split-k parts 0 to 2"},
+        ),
+        (
+            {"blocks": 20, "slabs": 20},
+            30,
+            {"part of block (1, 1) of A", "part of block (1, 1) of B"},
+        ),
     ],
 )
-def test_keys_say_which_block(key, said):
-    error = ValueError("two\nlines")
-    note(error, key)
-    assert told(error) == f"{said} failed: ValueError: two lines"
+def test_every_task_says_which_block_it_makes(client, options, chunks, said):
+    ones = da.ones((60, 60), chunks=chunks, dtype="float32")
+    tasks = dict(multimm.matmul(ones, ones + 1, **options).dask).values()
+    assert said <= {str(task.label) for task in tasks if hasattr(task, "label")}
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

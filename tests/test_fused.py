@@ -12,6 +12,7 @@ from distributed import Client, wait
 
 import multimm
 from multimm.cluster.inspect.cluster_spec import listed
+from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
@@ -21,7 +22,7 @@ from multimm.planning.cost import time
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid
 
 SLABS, LENGTH, SIDE = 8, 30, 24
@@ -157,6 +158,22 @@ def test_tasks_are_counted_part_by_part(per_task):
                     slabs_per_task=per_task)  # fmt: skip
     assert layout.tasks == -(-5 // per_task) + -(-4 // per_task) + 1
     assert layout.links == -(-5 // per_task)
+
+
+def test_no_plan_may_fuse_what_comes_in_pieces():
+    """The tasks of a fused loop are given whole blocks; plans see to that."""
+    x = da.zeros((40, 40), chunks=40, dtype="float32")
+    spec = MatrixSpec(x.shape, chunks=x.chunks)
+    cpu = DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0)
+    plan = plan_matmul(
+        Problem(spec, spec), ClusterSpec.homogeneous(cpu, 1), options=Options(blocks=20, slabs=20)
+    )
+    layout = replace(plan.layout, cut_once=False)
+    assert layout.cut_within
+    fused = replace(plan, layout=replace(layout, slabs_per_task=2))
+    step = multiply.Step("float32", "float32")
+    with pytest.raises(AssertionError, match="come in pieces"):
+        build(fused, x, x, None, step, np.empty((0, 0), "f4"))
 
 
 def test_a_product_of_no_elements_is_planned_in_slabs(client):

@@ -204,7 +204,7 @@ def test_a_copy_lies_and_moves_as_the_original_does(client, how):
     copy = KINDS_OF_COPY[how](original)
     assert owners_of(original, 4)
     assert owners_of(copy, 4) == owners_of(original, 4)
-    tokens = {task.place.product for task in copy.dask.values() if isinstance(task, BlockTask)}
+    tokens = {task.label.product for task in copy.dask.values() if isinstance(task, BlockTask)}
     assert len(tokens) == 1  # a product of its own, as a whole
     np.testing.assert_array_equal(copy.compute(), A @ B)
 

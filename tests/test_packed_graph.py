@@ -93,7 +93,7 @@ def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
     assert {key for task in packs.values() for key in task.dependencies} == set(reads)
     for task in packs.values():
         (source,) = task.dependencies
-        assert made[source].place.order[:4] == task.place.order  # then by block
+        assert made[source].place.step == task.place.step  # then by block
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((4096, 2048), 2048.0))
 
 

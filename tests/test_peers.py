@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from clusters import in_threads
 
+import multimm
 from benchmarks import cublas, sampling
 from benchmarks.harness import WrongResultError
 from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, system, trace
@@ -569,29 +570,30 @@ def test_blocks_are_cut_until_every_worker_has_products():
 
 
 def test_a_block_in_flight_that_another_task_asks_for_is_one_transfer():
-    plugin = trace.Trace()
-    plugin.setup(None)
+    plugin, sent = trace.Trace(), ("sent", 0, 0)
+    plugin.setup(SimpleNamespace(state=SimpleNamespace(tasks={sent: SimpleNamespace(run_spec=1)})))
     for start, finish in (("released", "fetch"), ("fetch", "flight"), ("flight", "fetch"),
                           ("flight", "memory"), ("memory", "released")):  # fmt: skip
-        plugin.transition(("multimm-packed-a", 0, 0), start, finish)
+        plugin.transition(("packed", 0, 0), start, finish)
     assert [kind for kind, *_ in plugin.intervals] == ["transfer"]
     # A task that secedes lasts until it is done.
     for start, finish in (("ready", "executing"), ("executing", "long-running")):
-        plugin.transition(("multimm-uploaded-a", 0, 0), start, finish)
+        plugin.transition(sent, start, finish)
     assert len(plugin.intervals) == 1
-    plugin.transition(("multimm-uploaded-a", 0, 0), "long-running", "memory")
-    assert plugin.intervals.pop()[1] == "('multimm-uploaded-a', 0, 0)"
+    plugin.transition(sent, "long-running", "memory")
+    assert plugin.intervals.pop()[1] == str(sent)
     for start, finish in (("fetch", "flight"), ("flight", "missing")):  # its sender is gone
-        plugin.transition(("multimm-packed-a", 0, 1), start, finish)
+        plugin.transition(("packed", 0, 1), start, finish)
     assert len(plugin.intervals) == 1
 
 
 def test_tasks_are_named_for_the_timeline():
-    assert trace.kind_of(("multimm-part-0a", 0, 1)) == "multiply"
-    assert trace.kind_of(("multimm-packed-a-0a", 0)) == "pack"
-    assert trace.kind_of(("multimm-a-0a", 0)) == "read"
-    assert trace.kind_of("sum-aggregate-1") == "add"
-    assert trace.kind_of("operand-1") == "other"
+    x = da.ones((4, 4), chunks=2)
+    product = dict(multimm.matmul(x, x + 1, blocks=2, slabs=2, p_k=2).dask)
+    kinds = {trace.kind_of(key, task) for key, task in product.items()}
+    assert kinds == {"multiply", "add", "other"}
+    assert trace.kind_of("sum-aggregate-1", None) == "add"
+    assert trace.kind_of("operand-1", None) == "other"
     rows = {"b": [("pack", "k", 11.0, 12.5)], "a": [("multiply", "k", 12.0, 13.0)]}
     assert trace.timeline(rows, 10.0, 2) == [[1, 1.0, 2.5, "pack"], [0, 2.0, 3.0, "multiply"]]
     assert trace.timeline(rows, 10.0, 1) is None

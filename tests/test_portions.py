@@ -260,7 +260,7 @@ def test_one_chunk_of_hundreds_that_is_none(client, spoilt, error, said):
     with pytest.raises(error, match=said) as caught:
         multimm.matmul(bad, b).compute()
     (note,) = caught.value.__notes__
-    assert note.startswith("portion (")
+    assert note.startswith("partial product of block (")
     assert len(note) < 900
 
 

@@ -16,8 +16,9 @@ import multimm
 from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.graph.block_task import Place
+from multimm.graph.label import Kind
 from multimm.graph.scheduler import plugin as scheduler_plugin
-from multimm.graph.scheduler.prefetch import Progress, fetch_for, is_step
+from multimm.graph.scheduler.prefetch import Progress, fetch_for
 from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
@@ -182,7 +183,7 @@ def waiting(step, *blocks):
     dependencies = [SimpleNamespace(key=key, who_has=who) for key, who in blocks]
     task = SimpleNamespace(state="waiting", waiting_on={"sum"}, worker_restrictions={"here"},
                            dependencies=dependencies, key=("part", step))  # fmt: skip
-    return task, Place("t", Grid(1, 1, 1), 1, Coordinate(0, 0, 0), (0, step, 0, 0))
+    return task, Place(Grid(1, 1, 1), 1, Coordinate(0, 0, 0), (0, step, Kind.MULTIPLY, 0, 0))
 
 
 BLOCKS = ("a", {"there"}), ("b", {"worker"}), ("sum", set())
@@ -194,7 +195,7 @@ def test_blocks_that_are_there_are_fetched_once_for_a_wave():
         fetch_for(scheduler, task, place, progress, "")
     assert scheduler.requests == [("here", ["a"])]
     task, place = waiting(1, *BLOCKS)
-    fetch_for(scheduler, task, place._replace(order=(1, 0, 0, 0)), Progress(), "")
+    fetch_for(scheduler, task, place._replace(order=(1, 0, Kind.MULTIPLY, 0, 0)), Progress(), "")
     assert len(scheduler.requests) == 2  # the copy has been dropped since
 
 
@@ -215,10 +216,3 @@ def test_nothing_is_fetched_for_a_task_that_fetches_itself_or_runs_anywhere(chan
     vars(task).update(change)
     fetch_for(scheduler, task, place, Progress(), "")
     assert scheduler.requests == []
-
-
-def test_only_products_and_sums_are_steps():
-    """Blocks of all steps are packed and joined as soon as they can be."""
-    place = waiting(0)[1]
-    places = [place._replace(order=(0, step, at, 0)) for step in range(3) for at in (-2, -1, 0, 1)]
-    assert [is_step(place) for place in places] == [False, False, True, True] * 3

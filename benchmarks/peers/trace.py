@@ -7,13 +7,16 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
-#: First parts of keys -> what the timeline calls the task; others are "other".
+from multimm.graph.block_task import LabelledTask
+from multimm.graph.label import Kind
+
+#: What the timeline calls a task of a product; others are "other".
 KINDS = {
-    "multimm-matmul": "multiply", "multimm-part": "multiply", "multimm-half": "multiply",
-    "multimm-sum": "add", "multimm-packed": "pack", "multimm-gate": "wait",
-    "multimm-a": "read", "multimm-b": "read",
-    "matmul": "multiply", "sum": "add",
+    Kind.MULTIPLY: "multiply", Kind.PARTIAL: "multiply", Kind.ADD: "add", Kind.FINISH: "add",
+    Kind.PACK: "pack", Kind.WAIT: "wait", Kind.READ: "read",
 }  # fmt: skip
+#: First parts of keys of Dask's own product -> the same.
+DASK_KINDS = {"matmul": "multiply", "sum": "add"}
 NAME = "benchmark-trace"
 
 #: (kind, key, start, end), seconds since the epoch.
@@ -27,10 +30,10 @@ class Trace(WorkerPlugin):
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
-        self._since: dict[Any, float] = {}
+        self._since: dict[Any, tuple[str, float]] = {}
 
     def setup(self, worker: Any) -> None:
-        self.intervals, self._since = [], {}
+        self.intervals, self._since, self._tasks = [], {}, worker.state.tasks
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         now = time.time()
@@ -38,17 +41,21 @@ class Trace(WorkerPlugin):
         # A task that secedes runs on.
         ran = start in ("executing", "long-running") and finish != "long-running"
         ended = ran or (start == "flight" and finish == "memory")
-        if ended and (since := self._since.pop(key, None)) is not None:
-            kind = "transfer" if start == "flight" else kind_of(key)
+        if ended and key in self._since:
+            kind, since = self._since.pop(key)
             self.intervals.append((kind, str(key), since, now))
-        if finish in ("executing", "flight"):
-            self._since[key] = now
+        if finish == "flight":
+            self._since[key] = "transfer", now
+        elif finish == "executing":
+            self._since[key] = kind_of(key, self._tasks[key].run_spec), now
 
 
-def kind_of(key: Any) -> str:
-    """Return what a task does, judged by its key."""
+def kind_of(key: Any, task: Any) -> str:
+    """Return what a task does: by its label, or, of Dask's own product, by its key."""
+    if isinstance(task, LabelledTask):
+        return KINDS.get(task.label.kind, "other")
     name = str(key[0] if isinstance(key, tuple) else key)
-    return next((kind for prefix, kind in KINDS.items() if name.startswith(prefix)), "other")
+    return next((kind for prefix, kind in DASK_KINDS.items() if name.startswith(prefix)), "other")
 
 
 def taken(dask_worker: Any) -> list[Interval]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -12,6 +11,7 @@ from dask.tokenize import tokenize
 
 from multimm.graph.block_task import Block, BlockTask
 from multimm.graph.data_location import ProductLayer
+from multimm.graph.label import Kind
 from multimm.graph.lowering.host_uploads import uploads
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.owner_computes import Gatherer
@@ -19,7 +19,7 @@ from multimm.graph.lowering.result_chunks import handed_out
 from multimm.graph.lowering.task_graph import Builder
 from multimm.graph.task_keys import KEY_VERSION, Keys
 from multimm.graph.tasks.host_offload import below_download, downloaded, on_device
-from multimm.graph.tasks.multiply import Step, read
+from multimm.graph.tasks.multiply import Step
 from multimm.planning.cost.memory import download_limit
 from multimm.planning.plan import MatmulPlan
 
@@ -73,7 +73,7 @@ def build(
         tasks = {key: _on_device(task) for key, task in tasks.items()}
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
-        tasks |= uploads([*tasks.values()], inputs, partial(keys.place, cluster))
+        tasks |= uploads([*tasks.values()], inputs, keys, cluster)
     tasks |= handed_out(layout, cluster, keys, tasks)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(tasks, owners, cluster.workers)
@@ -81,13 +81,13 @@ def build(
     high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
     result = da.Array(high, name, layout.chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
-        return downloaded(result, keys.name("downloaded"), download_limit(layout, cluster))
+        return downloaded(result, keys, download_limit(layout, cluster))
     return result
 
 
 def _on_device(task: BlockTask) -> BlockTask:
     """A task of blocks in host memory, which works on a GPU; one that reads a block reads it."""
-    if task.func is read:
+    if task.label.kind is Kind.READ:
         return task
-    args, more = (task.func, *task.args), task.kwargs
-    return BlockTask(task.key, on_device, *args, place=task.place, sizes=task.sizes, **more)
+    own: dict[str, Any] = {"label": task.label, "place": task.place, "sizes": task.sizes}
+    return BlockTask(task.key, on_device, task.func, *task.args, **own, **task.kwargs)

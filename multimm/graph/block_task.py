@@ -1,17 +1,19 @@
-"""The task that makes a block: where and when it is to run, and what it says when it fails.
+"""The task that makes a block: what it does, where and when, and what it says when it fails.
 
-What it runs is in `multimm.graph.tasks.multiply`. The scheduler's plugins look at the place alone.
+What it runs is in `multimm.graph.tasks`. The scheduler's plugins look at label and place alone.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from dask._task_spec import GraphNode, Task, TaskRef
 
 from multimm.errors import ShapeError
 from multimm.failures import note
+from multimm.graph.label import Label
 from multimm.planning.tiling.grid import Coordinate, Grid
 from multimm.shapes import Shape
 
@@ -22,12 +24,6 @@ Key = Any  #: a Dask key: a string, or a tuple that begins with one
 # worker, so that what many of them share stands there once.
 Sizes = tuple[tuple[Shape, tuple[Key, ...]], ...]  #: shapes, and which blocks should have them
 Inputs = tuple[tuple[Coordinate, tuple[Key, ...]], ...]  #: places, and the blocks kept there
-
-#: What stands for row and column in the order of tasks that make what a step's products and sums
-#: need: negative, for they come before all of these, and in the order in which they need each
-#: other. Pieces are cut out; blocks are joined of them; blocks are read or packed.
-CUT, JOIN, READY = (-3, -3), (-2, -2), (-1, -1)
-
 
 Shared = TypeVar("Shared", bound=Hashable)
 
@@ -53,13 +49,24 @@ class Place(NamedTuple):
     cluster of another size.
     """
 
-    product: str  #: token of the product
     grid: Grid  #: as planned
     workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
     owner: Coordinate  #: of the task's result
-    order: tuple[int, ...]  #: (wave, step, row, column), or `CUT` and so on: smaller first
+    #: Smaller first: wave and step; of what prepares, its kind, of all else `Kind.MULTIPLY`; then,
+    #: within these, row and column.
+    order: tuple[int, ...]
     inputs: Inputs = ()  #: operand blocks and where they belong
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
+
+    @property
+    def wave(self) -> int:
+        """The pass over C's rows that it is in."""
+        return self.order[0]
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """Wave, and step of it."""
+        return self.order[:2]  # type: ignore[return-value]
 
     @property
     def blocks(self) -> Iterator[tuple[Key, Coordinate]]:
@@ -67,18 +74,31 @@ class Place(NamedTuple):
         return ((key, home) for home, keys in self.inputs for key in keys)
 
 
-class OwnTask(Task):
-    """A task that Dask does not fuse with others, so that its key survives."""
+class LabelledTask(Task):
+    """A task that says what it does, and that Dask merges with no other: its key survives."""
 
-    __slots__ = ()
+    label: Label
+
+    __slots__ = ("label",)
+    # The annotation makes dask treat it as a part of the task when it copies one.
+
+    def __init__(
+        self, key: Key, func: Callable[..., Block], /, *args: Any, label: Label, **kwargs: Any
+    ) -> None:
+        self.label = label
+        super().__init__(key, func, *args, **kwargs)
 
     @property
     def block_fusion(self) -> bool:
         """Dask asks this before it merges tasks."""
         return True
 
+    def copy(self) -> Self:
+        """The same task again."""
+        return copy.copy(self)
 
-class BlockTask(OwnTask):
+
+class BlockTask(LabelledTask):
     """A task with a place.
 
     It knows what shapes the blocks should have that it is given as they are in their arrays. No
@@ -89,7 +109,6 @@ class BlockTask(OwnTask):
     sizes: Sizes
 
     __slots__ = ("place", "sizes")
-    # The annotations make dask treat both as parts of the task when it copies one.
 
     def __init__(
         self,
@@ -97,12 +116,13 @@ class BlockTask(OwnTask):
         func: Callable[..., Block],
         /,
         *args: Any,
+        label: Label,
         place: Place,
         sizes: Sizes = (),
         **kwargs: Any,
     ) -> None:
         self.place, self.sizes = place, sizes
-        super().__init__(key, func, *args, **kwargs)
+        super().__init__(key, func, *args, label=label, **kwargs)
 
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""
@@ -113,12 +133,18 @@ class BlockTask(OwnTask):
                         check_shape(values[key], planned, key)
             return super().__call__(values)  # type: ignore[no-untyped-call]
         except Exception as error:
-            note(error, self.key, (key for key, _ in self.place.blocks))
+            inputs = [key for key, _ in self.place.blocks if not self._made_here(key)]
+            note(error, str(self.label), inputs)
             raise
 
-    def substitute(self, subs: Mapping[Key, Any], key: Key | None = None) -> BlockTask:
+    def _made_here(self, key: Key) -> bool:
+        """Whether another task of the same product makes it: its label would say the same."""
+        name = key[0] if isinstance(key, tuple) else key
+        return str(name).endswith(self.label.product)
+
+    def substitute(self, subs: Mapping[Key, Any], key: Key | None = None) -> Self:
         """The same task of other inputs, or under another key, which its place knows as well."""
-        made: BlockTask = super().substitute(subs, key)  # type: ignore[assignment, arg-type]
+        made: Self = super().substitute(subs, key)  # type: ignore[assignment, arg-type]
         new = {old: subs[old] for old in self.dependencies & subs.keys()}
         new = {old: x.key if isinstance(x, TaskRef) else x for old, x in new.items()}
         # What is put in place of an input itself, and is no key, has no place.
@@ -128,12 +154,6 @@ class BlockTask(OwnTask):
             made.place = self.place._replace(inputs=inputs)
             made.sizes = tuple((shape, _renamed(keys, new)) for shape, keys in self.sizes)
         return made
-
-    def copy(self) -> BlockTask:
-        """The same task again."""
-        return type(self)(
-            self.key, self.func, *self.args, place=self.place, sizes=self.sizes, **self.kwargs
-        )
 
 
 def _renamed(keys: tuple[Key, ...], new: Mapping[Key, Key]) -> tuple[Key, ...]:

@@ -10,8 +10,8 @@ from dask._task_spec import Task
 from dask.blockwise import Blockwise
 
 from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.label import Kind
 from multimm.graph.layers import TaskLayer
-from multimm.graph.tasks.multiply import wait_for
 
 
 class ProductLayer(TaskLayer):
@@ -52,7 +52,7 @@ class ProductLayer(TaskLayer):
         while needed:
             key = needed.pop()
             task = self.mapping[key]
-            if task.func is wait_for:
+            if task.label.kind is Kind.WAIT:
                 gates[key] = task
             else:
                 kept[key] = task
@@ -70,7 +70,7 @@ def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
     if all(key in kept for key in gate.dependencies):
         return gate
     waits = [ref for ref in gate.args if ref.key in kept]
-    return BlockTask(gate.key, gate.func, *waits, place=gate.place)
+    return BlockTask(gate.key, gate.func, *waits, label=gate.label, place=gate.place)
 
 
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:

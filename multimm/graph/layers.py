@@ -12,7 +12,7 @@ from dask._task_spec import Task, TaskRef
 from dask.base import clone_key, tokenize
 from dask.highlevelgraph import MaterializedLayer
 
-from multimm.graph.block_task import Block, BlockTask, Key
+from multimm.graph.block_task import Block, Key, LabelledTask
 
 
 class TaskLayer(MaterializedLayer):
@@ -56,9 +56,9 @@ class TaskLayer(MaterializedLayer):
                 continue
             needed = {needed: new(needed) for needed in task.dependencies if needed in keys}
             copy = task.substitute(needed, new(key))
-            if isinstance(copy, BlockTask):
-                token = tokenize(copy.place.product, seed)
-                copy.place = copy.place._replace(product=token)
+            if isinstance(copy, LabelledTask):
+                token = tokenize(copy.label.product, seed)
+                copy.label = copy.label._replace(product=token)
             if bind_to is not None and not needed:
                 copy, bound = _held_back(copy, bind_to), True
             tasks[copy.key] = copy
@@ -80,8 +80,7 @@ def held(func: Callable[..., Block], gate: Any, *args: Any, **kwargs: Any) -> Bl
 
 def _held_back(task: Task, until: Key) -> Task:
     """The same task, which runs when another one is done."""
-    own: dict[str, Any] = {}
-    if isinstance(task, BlockTask):
-        own = {"place": task.place, "sizes": task.sizes}
+    own = {name: getattr(task, name, None) for name in ("label", "place", "sizes")}
+    more: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     args = task.func, TaskRef(until), *task.args
-    return type(task)(task.key, held, *args, **task.kwargs, **own)
+    return type(task)(task.key, held, *args, **task.kwargs, **more)

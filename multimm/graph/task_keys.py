@@ -30,8 +30,10 @@ keys, and different plans never share results.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from multimm.graph.block_task import Inputs, Key, Place
+from multimm.graph.label import Kind, Label
 from multimm.planning.candidates.block_order import stored_at
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
@@ -68,13 +70,16 @@ class Keys:
         p = self.layout.problem
         return self.name(f"uploaded-{role}") * (role in p.uploaded and not p.in_one)
 
+    def label(self, kind: Kind, matrix: str = "C", block: Index = (), **more: Any) -> Label:
+        """What a task of this product does."""
+        return Label(self.token, kind, matrix.upper(), block, **more)
+
     def place(
         self, cluster: ClusterSpec, owner: Coordinate, order: Index, inputs: Inputs = ()
     ) -> Place:
         """Where and when a task of this product is to run, on workers that it is planned for."""
-        return Place(
-            self.token, self.layout.grid, cluster.workers, owner, order, inputs, cluster.numbers
-        )
+        grid = self.layout.grid
+        return Place(grid, cluster.workers, owner, order, inputs, cluster.numbers)
 
     def chain(self, batch: Index, i: int, j: int, s: int) -> Key:
         """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
@@ -86,9 +91,13 @@ class Keys:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
         if self.layout.mirrors and self.adds:
             return (self.name("half"), *batch, i, j)
+        return (self.name("matmul"), *self.stored(batch, i, j))
+
+    def stored(self, batch: Index, i: int, j: int) -> Index:
+        """Where a block of C is stored."""
         p = self.layout.problem
         matrices = (stored_at(p.stack, at) for at in batch)
-        return (self.name("matmul"), *matrices, stored_at(p.rows, i), stored_at(p.columns, j))
+        return (*matrices, stored_at(p.rows, i), stored_at(p.columns, j))
 
     def portion(self, work: OwnerComputes, number: int, across: int) -> Key:
         """The key of a portion of a block of C; C's own key if it is all of the block."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import after, wait_for
 from multimm.planning.hardware import ClusterSpec
@@ -34,9 +36,11 @@ class Gates:
                 sums.append(TaskRef(self.keys.chain(layout.batch_index(flat), i, j, gate.slab)))
             step = layout.step(gate.slab, self.cluster.workers)
             last = len(layout.row_sizes)  # behind every block product of its step
-            owner, order = Coordinate(gate.row, gate.col, part), (gate.wave, step, last, 0)
+            owner = Coordinate(gate.row, gate.col, part)
+            order = (gate.wave, step, Kind.MULTIPLY, last, 0)
             place = self.keys.place(self.cluster, owner, order)
-            self.made[key] = BlockTask(key, wait_for, *sums, place=place)
+            label = self.keys.label(Kind.WAIT, k_tiles=(gate.slab,))
+            self.made[key] = BlockTask(key, wait_for, *sums, label=label, place=place)
         return key
 
     def keep(self) -> None:
@@ -49,7 +53,7 @@ class Gates:
         last: dict[int, BlockTask] = {}
         for task in self.made.values():
             rank = self.layout.grid.rank(task.place.owner)
-            if task.func is wait_for:
+            if task.label.kind is Kind.WAIT:
                 gates.setdefault(rank, []).append(task)
             elif rank not in last or task.place.order > last[rank].place.order:
                 last[rank] = task
@@ -57,5 +61,11 @@ class Gates:
             end = last[rank]
             # Where others have a wave more, the last gates stand behind this worker's last task.
             kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
-            kwargs = {**end.kwargs, "func": end.func, "gates": List(*kept), "sizes": end.sizes}
-            self.made[end.key] = BlockTask(end.key, after, *end.args, place=end.place, **kwargs)
+            kwargs: dict[str, Any] = {
+                **end.kwargs,
+                "func": end.func,
+                "gates": List(*kept),
+                "sizes": end.sizes,
+            }
+            kwargs |= {"label": end.label, "place": end.place}
+            self.made[end.key] = BlockTask(end.key, after, *end.args, **kwargs)

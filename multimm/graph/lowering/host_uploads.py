@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from dask._task_spec import TaskRef
 
-from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand
+from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.host_offload import upload
+from multimm.planning.hardware import ClusterSpec
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, size_of
-
-#: What comes before row and column in their order, so that they come before all else of a step: see
-#: `multimm.graph.block_task.CUT`. Among them those come first that the first product needs.
-UPLOAD = -4
 
 
 def uploads(
     made: Iterable[BlockTask],
     operands: Iterable[Operand],
-    place: Callable[[Coordinate, Index, Inputs], Place],
+    keys: Keys,
+    cluster: ClusterSpec,
 ) -> dict[Key, BlockTask]:
     """A task for each block of the operands that tasks of a product need on a GPU.
 
@@ -33,14 +33,14 @@ def uploads(
         The product.
     operands : iterable of Operand
         Those whose blocks are uploaded, and others.
-    place : callable
-        From a worker, an order and inputs to a `Place`.
+    keys : Keys
+    cluster : ClusterSpec
     """
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
         for key, home in task.place.blocks:
             wave, step, *rest = task.place.order
-            when = (wave, step, UPLOAD, *rest), home
+            when = (wave, step, Kind.UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
     tasks = {}
     for operand in operands:
@@ -54,7 +54,8 @@ def uploads(
                 upload,
                 TaskRef(source),
                 dtype=operand.array.dtype,
-                place=place(at, order, ((at, (source,)),)),
+                label=keys.label(Kind.UPLOAD, operand.role, source[1:]),
+                place=keys.place(cluster, at, order, ((at, (source,)),)),
                 sizes=((size_of(operand.own_chunks, index), (source,)),),
             )
     return tasks

@@ -12,7 +12,8 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from multimm.graph.block_task import CUT, BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
 from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, task_of
 from multimm.graph.task_keys import Keys
@@ -75,8 +76,9 @@ class SmallOperand:
             pieces = [piece for _, piece in cells]
             sources = tuple(dict.fromkeys(piece.key for piece in pieces))
             parts = task_of(pieces, (slice(0, 0),), self.operand.array.dtype)
-            place = self.place(home, (0, 0, *CUT), ((home, sources),))
-            tasks.append(BlockTask(key, cut_out, parts, place=place))
+            place = self.place(home, (0, 0, Kind.COALESCE), ((home, sources),))
+            label = self.keys.label(Kind.COALESCE, self.operand.role)
+            tasks.append(BlockTask(key, cut_out, parts, label=label, place=place))
             for (cell, _), piece in zip(cells, bundled(pieces, key), strict=True):
                 found[cell].append(piece)
         return found, tasks

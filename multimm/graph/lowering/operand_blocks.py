@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import Task, TaskRef
 
-from multimm.graph.block_task import JOIN, READY, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.label import Kind
 from multimm.graph.lowering.backpressure import Gates
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import brought, join, upload_pieces
@@ -18,7 +19,7 @@ from multimm.graph.tasks.multiply import Step, pack, read
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
-from multimm.planning.tiling.rechunk import Index, Where, size_of
+from multimm.planning.tiling.rechunk import Index, size_of
 
 
 class Argument(NamedTuple):
@@ -47,8 +48,7 @@ class OperandBlocks:
         if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
             parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Argument(parts, ((place.owner, tuple(keys)),))
-        step, name = place.order[:2], self.keys.name("cut-c")
-        found = brought(c, index, place.owner, step, name, self._place)
+        found = brought(c, index, place.owner, place.order[:2], self.keys, self._place)
         self.made |= found.tasks
         return Argument(found.ref, found.inputs, found.sizes)
 
@@ -59,7 +59,7 @@ class OperandBlocks:
         block = r if operand.role == "a" else c
         home = layout.tiles.home(operand.role, user, block, s)
         wave = layout.wave(row) if layout.stream else 0
-        order = (wave, layout.step(s, self.cluster.workers), *READY)
+        step = (wave, layout.step(s, self.cluster.workers))
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), wave, *index)
@@ -67,9 +67,10 @@ class OperandBlocks:
                 gate = layout.gate(home, wave, s) if layout.stream else None
                 waits = [] if gate is None else [TaskRef(self.gates.key(gate, home.part))]
                 # Of a step, those come first that the first products need.
-                self._read(key, operand, operand.where(index), waits, home, (*order, block))
+                order = (*step, Kind.READ, block)
+                self._read(key, operand, index, waits, home, order)
         elif operand.in_pieces:
-            found = self._of_others(operand, index, home, order)
+            found = self._of_others(operand, index, home, step)
             if not layout.cut_once:
                 return found
             ((home, (key,)),), sizes = found.inputs, found.sizes
@@ -77,36 +78,36 @@ class OperandBlocks:
             key = operand.key(index)
             sizes = ((size_of(operand.own_chunks, index), (key,)),)
         if operand.role in layout.operands.packed:
-            key, sizes = self._packed(operand.role, key, (wave, *index), home, order, sizes), ()
+            key, sizes = self._packed(operand.role, key, index, home, step, sizes), ()
         return Argument(TaskRef(key), ((home, (key,)),), sizes)
 
     def _read(
         self,
         key: Key,
         operand: Operand,
-        where: Where,
+        index: Index,
         waits: list[TaskRef],
         home: Coordinate,
         order: Index,
     ) -> None:
         """A task that reads an operand block from its source, or brings it from host memory."""
         verb: Callable[..., Any] = read
+        where = operand.where(index)
         source: tuple[Any, ...] = operand.reader_at(where), where
         inputs: Inputs = ()
         if operand.from_host:
             parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)
             verb, source, inputs = upload_pieces, (parts,), ((home, tuple(keys)),)
         place = self._place(home, order, inputs)
-        self.made[key] = BlockTask(key, verb, *source, *waits, place=place)
+        label = self.keys.label(Kind.READ, operand.role, index)
+        self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
 
-    def _of_others(
-        self, operand: Operand, index: Index, home: Coordinate, order: Index
-    ) -> Argument:
+    def _of_others(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
         """A block of the array's own ones: made once, or given to each product in pieces."""
         at = operand.role, index
         if at not in self.others:
             if self.layout.cut_once:
-                self.others[at] = self._joined(operand, index, home, order[:2])
+                self.others[at] = self._joined(operand, index, home, step)
             else:
                 where, dtype = operand.where(index), operand.array.dtype
                 parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
@@ -115,25 +116,32 @@ class OperandBlocks:
 
     def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
         """A task that joins a block of the array's own ones, once, where it is at home."""
-        name = self.keys.name(f"cut-{operand.role}")
-        found = brought(operand, index, home, step, name, self._place)
+        found = brought(operand, index, home, step, self.keys, self._place)
         self.made |= found.tasks
         if found.own:
             return Argument(found.ref, found.inputs, found.sizes)
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
-        place = self._place(home, (*step, *JOIN), found.inputs)
-        self.made[key] = BlockTask(key, join, found.parts, place=place)
+        place = self._place(home, (*step, Kind.JOIN), found.inputs)
+        label = self.keys.label(Kind.JOIN, operand.role, index)
+        self.made[key] = BlockTask(key, join, found.parts, label=label, place=place)
         return Argument(TaskRef(key), ((home, (key,)),))
 
     def _packed(
-        self, role: str, source: Key, at: Index, home: Coordinate, order: Index, sizes: Sizes
+        self, role: str, source: Key, index: Index, home: Coordinate, step: Index, sizes: Sizes
     ) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""
-        key = (self.keys.name(f"packed-{role}"), *at)
+        wave = step[0]
+        key = (self.keys.name(f"packed-{role}"), wave, *index)
         if key not in self.made:
-            place = self._place(home, order, ((home, (source,)),))
             self.made[key] = BlockTask(
-                key, pack, TaskRef(source), role=role, step=self.step, place=place, sizes=sizes
+                key,
+                pack,
+                TaskRef(source),
+                role=role,
+                step=self.step,
+                label=self.keys.label(Kind.PACK, role, index),
+                place=self._place(home, (*step, Kind.PACK), ((home, (source,)),)),
+                sizes=sizes,
             )
         return key
 

@@ -9,6 +9,7 @@ from itertools import product
 from dask._task_spec import TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
+from multimm.graph.label import Kind
 from multimm.graph.lowering.moving_operand import SmallOperand
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
@@ -81,7 +82,8 @@ class Gatherer:
         at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
         keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
         owner = Coordinate(*work.of(number, 0), 0)
-        several = len(work.strips[number // portions.workers]) > 1
+        strip = number // portions.workers
+        several = len(work.strips[strip]) > 1
         return BlockTask(
             self.keys.portion(work, number, across),
             portion,
@@ -90,9 +92,12 @@ class Gatherer:
             recipe=recipe,
             step=self.inner if several and work.adds else self.step,
             inner=self.inner,
+            label=self.keys.label(
+                Kind.PARTIAL if several else Kind.MULTIPLY, block=work.of(strip, across)
+            ),
             place=self._place(
                 owner,
-                (0, 0, *work.of(number, across)),
+                (0, 0, Kind.MULTIPLY, *work.of(number, across)),
                 (*together(small, small.values()), *together(keys, homes)),
             ),
             sizes=together(keys, sizes),
@@ -137,7 +142,10 @@ class Gatherer:
             runs=tuple(runs),
             by_columns=work.portions.by_columns,
             step=self.step if work.adds else None,
-            place=self._place(layout.keeper(*work.cell(*at)), (0, layout.steps, *at)),
+            label=self.keys.label(Kind.ADD, block=at),
+            place=self._place(
+                layout.keeper(*work.cell(*at)), (0, layout.steps, Kind.MULTIPLY, *at)
+            ),
             sizes=together(keys, sizes),
         )
 

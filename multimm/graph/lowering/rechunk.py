@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from dask._task_spec import Task, TaskRef
 
-from multimm.graph.block_task import CUT, Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
+from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
+from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
 from multimm.graph.lowering.sub_blocks import Pieces, made_of
+from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
@@ -86,7 +88,7 @@ def brought(
     index: Index,
     home: Coordinate,
     step: Index,
-    name: str,
+    keys: Keys,
     place: Callable[[Coordinate, Index, Inputs], Place],
 ) -> Brought:
     """What one of the plan's blocks is made of, cut where it lies.
@@ -100,8 +102,7 @@ def brought(
         Where it is needed.
     step : tuple of int
         When it is needed: wave and step.
-    name : str
-        What the keys begin with.
+    keys : Keys
     place : callable
         From a worker, an order and inputs to a `Place`.
     """
@@ -118,9 +119,11 @@ def brought(
         lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
         if rank != grid.rank(home) and not alone:
             sources = tuple(piece.key for piece in own)
-            key, at_once = (name, *index, rank), place(lies, (*step, *CUT), ((lies, sources),))
+            key = (keys.name(f"cut-{operand.role}"), *index, rank)
+            at_once = place(lies, (*step, Kind.CUT), ((lies, sources),))
+            label = keys.label(Kind.CUT, operand.role, index)
             parts = task_of(own, where, operand.array.dtype)
-            tasks[key] = BlockTask(key, cut_out, parts, place=at_once)
+            tasks[key] = BlockTask(key, cut_out, parts, label=label, place=at_once)
             own = bundled(own, key)
         pieces += own
         inputs.append((lies, tuple(dict.fromkeys(piece.key for piece in own))))

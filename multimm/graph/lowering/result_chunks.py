@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from multimm.graph.block_task import Block, BlockTask, Key, Place
+from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, join, task_of
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.task_keys import Keys
@@ -47,6 +48,7 @@ def _hand_out(
     def placed(rank: int) -> Place:
         return keys.place(cluster, layout.grid.place(rank), when)
 
+    label = keys.label(Kind.HAND_OUT, block=chunk.at)
     when = (*max(made[block(part.block)].place.order for part in chunk.parts), AFTER)
     by_rank: dict[int, list[Piece]] = {}
     for part in chunk.parts:
@@ -55,12 +57,12 @@ def _hand_out(
     for rank in bundlers(chunk):
         key: Key = (keys.name("cut-matmul"), *chunk.at, rank)
         parts = task_of(by_rank[rank], chunk.where, None)
-        found[key] = BlockTask(key, cut_out, parts, place=placed(rank))
+        found[key] = BlockTask(key, cut_out, parts, label=label, place=placed(rank))
         by_rank[rank] = bundled(by_rank[rank], key)
     pieces = [piece for own in by_rank.values() for piece in own]
     verb = as_it_is if len(pieces) == 1 and pieces[0].whole else join
     key, parts = (keys.name("chunk"), *chunk.at), task_of(pieces, chunk.where, None)
-    found[key] = BlockTask(key, verb, parts, place=placed(chunk.keeper))
+    found[key] = BlockTask(key, verb, parts, label=label, place=placed(chunk.keeper))
 
 
 def as_it_is(parts: Pieces) -> Block:

@@ -13,6 +13,7 @@ from typing import Any
 from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Gates
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
@@ -93,13 +94,15 @@ class Builder:
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            order = (layout.wave(row), layout.step(first, self.cluster.workers), row, j)
-            place = self._place(layout.owner(row, j, part), order, inputs)
+            when = layout.wave(row), layout.step(first, self.cluster.workers)
+            place = self._place(layout.owner(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
             *before, last = ([x.ref for x in pair] for pair in arguments)
             verb: Verb = func
             if before:
+                whole = all(isinstance(ref, TaskRef) for refs in (*before, last) for ref in refs)
+                assert whole, "a fused k-loop takes no blocks that come in pieces"
                 earlier = List(*(List(*refs) for refs in before))
                 verb = in_turn
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
@@ -107,7 +110,9 @@ class Builder:
                 verb, more = multiply_pieces, more | {"verb": func}
                 if layout.operands.banded:
                     verb, more = multiply_bands, {"banded": layout.operands.banded}
-            self._add(key, verb, [*last, previous], place, (*batch, i, j), sizes, **more)
+            k_tiles = (slabs[0], slabs[-1]) if len(layout.slabs) > 1 else ()
+            label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=k_tiles)
+            self._add(key, verb, [*last, previous], label, place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
     def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:
@@ -137,10 +142,11 @@ class Builder:
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.owner(row, j, merge.keeper)
             begins = layout.begins(last[left], self.cluster.workers)
-            order = (layout.wave(row), begins + layout.steps, row, j)
+            order = (layout.wave(row), begins + layout.steps, Kind.MULTIPLY, row, j)
             place = self._place(owner, order)
+            label = self._label(Kind.ADD, batch, i, j, parts=(left, last[left]))
             parts = [TaskRef(sums[part]) for part in merge.addends]
-            self._add(key, func, parts, place, (*batch, i, j))
+            self._add(key, func, parts, label, place, (*batch, i, j))
             sums[left] = key
 
     def _mirror(self, batch: Index, i: int, j: int) -> None:
@@ -151,16 +157,22 @@ class Builder:
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         begins = layout.begins(layout.parts - 1, self.cluster.workers)
-        order = (layout.wave(row), begins + layout.steps + 1, row, j)
+        order = (layout.wave(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
         place = self._place(layout.keeper(row, j), order)
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
             for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
                 if i != j or not turned:
-                    self._add((name, *at), scale, [source], place, at, turned=turned)
+                    label = self._label(Kind.FINISH, *((batch, j, i) if turned else (batch, i, j)))
+                    self._add((name, *at), scale, [source], label, place, at, turned=turned)
         elif i != j:
             key = (name, *batch, j, i)
-            self.made[key] = BlockTask(key, transpose, source, place=place)
+            label = self._label(Kind.FINISH, batch, j, i)
+            self.made[key] = BlockTask(key, transpose, source, label=label, place=place)
+
+    def _label(self, kind: Kind, batch: Index, i: int, j: int, **more: Any) -> Label:
+        """What a task does for a block of C."""
+        return self.keys.label(kind, block=self.keys.stored(batch, i, j), **more)
 
     def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         return self.keys.place(self.cluster, owner, order, inputs)
@@ -170,13 +182,14 @@ class Builder:
         key: Key,
         func: Verb,
         operands: list[Any],
+        label: Label,
         place: Place,
         at: Index,
         sizes: Sizes = (),
         **more: Any,
     ) -> None:
         """One task for a block of C; the one that makes it applies alpha, beta and C as well."""
-        args: dict[str, Any] = {"step": self.inner, **more}
+        args: dict[str, Any] = {"step": self.inner, "label": label, **more}
         last = key[0] == self.keys.name("matmul")
         if last:
             args["step"] = self.step

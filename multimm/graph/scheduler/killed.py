@@ -14,6 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 
 from multimm.failures import ENDED_FOR_MEMORY, note_given_up
+from multimm.graph.block_task import LabelledTask
 from multimm.planning.explain import human
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class Killed(SchedulerPlugin):
                 f"{human(rss)} of its {human(error.last_worker.memory_limit)}"
                 for rss in self.ended.get(key, ())
             ]
-            note_given_up(error, key, ts.suspicious, held)
+            task = ts.run_spec
+            what = str(task.label) if isinstance(task, LabelledTask) else f"task {key!r}"
+            note_given_up(error, what, ts.suspicious, held)
             ts.exception = pickle.dumps(error)
             # Dask's message to clients that wait for this very task is made already.
             asyncio.get_running_loop().call_soon(self._tell, key)

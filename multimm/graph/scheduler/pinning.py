@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from multimm.graph.block_task import Key, Place
+from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.scheduler.failover import able, hand_over, tell
-from multimm.graph.scheduler.prefetch import Progress, is_step
-from multimm.graph.scheduler.product_state import Product
-from multimm.graph.scheduler.replicas import place_of
+from multimm.graph.scheduler.prefetch import Progress
+from multimm.graph.scheduler.product_state import Product, ours
 from multimm.planning.tiling.grid import Coordinate, rearrange
 
 if TYPE_CHECKING:
@@ -32,12 +31,12 @@ Order = dict["TaskState", tuple[int, ...]]  #: smaller first
 Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
 
 
-def fullest(scheduler: Scheduler, places: Iterable[Place]) -> str:
+def fullest(scheduler: Scheduler, tasks: Iterable[BlockTask]) -> str:
     """The worker with most bytes of what a product's tasks need; empty if none has any of it.
 
     Of what is still to be made, that is what it is made of: it may be no more than another name.
     """
-    keys = {key for place in places for key, _ in place.blocks}
+    keys = {key for task in tasks for key, _ in task.place.blocks}
     needed = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
     held = Counter[str]()
     sources = {source for ts in needed for source in ([ts] if ts.who_has else ts.dependencies)}
@@ -46,7 +45,7 @@ def fullest(scheduler: Scheduler, places: Iterable[Place]) -> str:
     return max(sorted(held), key=held.__getitem__, default="")
 
 
-def product_of(scheduler: Scheduler, place: Place, on: list[str]) -> Product | None:
+def product_of(scheduler: Scheduler, task: BlockTask, on: list[str]) -> Product | None:
     """A product that begins, on a given worker or on those that are there; None if there are none.
 
     The worker is given of a product whose tasks all have the same owner.
@@ -54,7 +53,7 @@ def product_of(scheduler: Scheduler, place: Place, on: list[str]) -> Product | N
     live = sorted(scheduler.workers)  # paused ones, too: plans know them by addresses
     if not live:
         return None  # nothing to pin to: Dask places the blocks when workers come
-    grid = place.grid
+    place, grid = task.place, task.place.grid
     if len(live) != place.workers:
         # Of a plan that left workers out, as many as it needs may be there still.
         if not grid.workers <= min(len(live), place.workers - 1):
@@ -67,27 +66,29 @@ def product_of(scheduler: Scheduler, place: Place, on: list[str]) -> Product | N
     elif place.numbers:
         live = [live[number] for number in place.numbers]
     live = on or live
-    product = Product(place.product, grid, [live[rank % len(live)] for rank in range(grid.workers)])
+    workers = [live[rank % len(live)] for rank in range(grid.workers)]
+    product = Product(task.label.product, grid, workers)
     hand_over(scheduler, product, set(live).difference(able(scheduler)))
     return product
 
 
 def pin_tasks(
-    scheduler: Scheduler, product: Product, places: dict[TaskState, Place], owners: Owners
+    scheduler: Scheduler, product: Product, tasks: dict[TaskState, BlockTask], owners: Owners
 ) -> None:
     """Pin and order tasks of a product, and what makes their operand blocks."""
     order: Order = {}
     operands: dict[TaskState, Coordinate] = {}
-    for ts, place in places.items():
+    for ts, task in tasks.items():
+        place = task.place
         order[ts] = (*place.order, _OWN)
         progress = product.progress.setdefault(product.grid.rank(place.owner), Progress())
         # A graph that comes again, or another one of the same blocks, lists what is done, too.
         fresh = ts.key not in product.pinned
-        if _pin(product, ts, place.owner, owners) and fresh and is_step(place):
-            progress.expect(place.order[:2])
+        if _pin(product, ts, place.owner, owners) and fresh and not task.label.kind.prepares:
+            progress.expect(place.step)
         for key, home in place.blocks:
             maker = scheduler.tasks.get(key)
-            if maker is None or maker.state not in _UNDECIDED or place_of(maker):
+            if maker is None or maker.state not in _UNDECIDED or ours(maker):
                 continue  # there, as hundreds of chunks may be, or placed by its own product
             operands.setdefault(maker, home)
             when = (*place.order, _MAKER)
@@ -95,7 +96,7 @@ def pin_tasks(
     for maker, home in operands.items():
         _pin(product, maker, home, owners)
     _pin_upstream(product, list(operands), order, owners)
-    _follow(list(places), order)
+    _follow(list(tasks), order)
     _reorder(order)
 
 
@@ -127,7 +128,7 @@ def _pin_upstream(
         level = []
         for dts in candidates:
             places = {product.pinned.get(user.key) for user in dts.dependents}
-            if place_of(dts) or None in places:
+            if ours(dts) or None in places:
                 continue
             users = [order[user] for user in dts.dependents if user in order]
             ranks = {product.grid.rank(at) for at in places if at is not None}
@@ -153,7 +154,7 @@ def _follow(product: list[TaskState], order: Order) -> None:
         found = []
         for ts in level:
             for user in ts.dependents:
-                if user in order or place_of(user) is not None:
+                if user in order or ours(user):
                     continue
                 left[user] = left.get(user, 0) + 1
                 if user not in seen:
@@ -178,7 +179,7 @@ def _follow(product: list[TaskState], order: Order) -> None:
     while level:
         found = []
         for dts in {dts for ts in level for dts in ts.dependencies if dts not in order}:
-            if place_of(dts) is None and all(user in order for user in dts.dependents):
+            if not ours(dts) and all(user in order for user in dts.dependents):
                 first = min(order[user] for user in dts.dependents)
                 order[dts] = (*first[:-1], first[-1] + _UPSTREAM)
                 found.append(dts)

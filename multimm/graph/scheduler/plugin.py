@@ -1,7 +1,7 @@
 """The scheduler plugin that puts every block where the plan wants it.
 
 Dask's own heuristics do not know the plan, and annotations on a lazy array are dropped when
-it is optimised. So each task carries its `Place`, and on the scheduler this plugin
+it is optimised. So each task carries its label and `Place`, and on the scheduler this plugin
 
 * turns coordinates into live workers and pins tasks strictly to them (a loose pin is
   overridden by work stealing);
@@ -29,21 +29,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from multimm.graph.block_task import Key, Place
+from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.scheduler.failover import able, follow, hand_over, tell, unpin
 from multimm.graph.scheduler.pinning import Owners, fullest, pin_tasks, product_of
-from multimm.graph.scheduler.prefetch import fetch_for, is_step
-from multimm.graph.scheduler.product_state import Product
-from multimm.graph.scheduler.replicas import let_go, place_of, spare_awaited
+from multimm.graph.scheduler.prefetch import fetch_for
+from multimm.graph.scheduler.product_state import Product, ours
+from multimm.graph.scheduler.replicas import let_go, spare_awaited
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
 logger = logging.getLogger(__name__)
 
-#: Raised when `Place` or the plugin's behaviour changes, so that two releases of multimm can
-#: share a scheduler without one taking the other's plugin for its own.
-VERSION = 2
+#: Raised when `Label`, `Place` or the plugin's behaviour changes, so that two releases of multimm
+#: can share a scheduler without one taking the other's plugin for its own.
+VERSION = 3
 NAME = f"multimm-placement-{VERSION}"
 
 #: Seconds from a loss until the lost worker's tasks go to others, together with those of all who
@@ -96,17 +96,15 @@ class BlockPlacement(SchedulerPlugin):
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Pin and order the products that arrive with a graph."""
         self.scheduler = scheduler
-        arrived: dict[str, dict[TaskState, Place]] = {}
+        arrived: dict[str, dict[TaskState, BlockTask]] = {}
         for key in tasks:
-            ts = scheduler.tasks.get(key)
-            place = None if ts is None else place_of(ts)
-            if ts is not None and place is not None:
-                arrived.setdefault(place.product, {})[ts] = place
-        for token, places in arrived.items():
-            alone = len({place.owner for place in places.values()}) == 1
-            if alone and (len(places) == 1 or not (at := fullest(scheduler, places.values()))):
+            if (ts := scheduler.tasks.get(key)) is not None and (task := ours(ts)) is not None:
+                arrived.setdefault(task.label.product, {})[ts] = task
+        for token, own in arrived.items():
+            alone = len({task.place.owner for task in own.values()}) == 1
+            if alone and (len(own) == 1 or not (at := fullest(scheduler, own.values()))):
                 continue  # Dask runs one task where its operands are, or most of what makes them
-            self._begin(scheduler, token, places, [at] if alone else [])
+            self._begin(scheduler, token, own, [at] if alone else [])
         if self.products and NAME not in scheduler.periodic_callbacks:
             spare_awaited(scheduler)
             watch = PeriodicCallback(partial(self._watch, scheduler), 1000 * GLANCE)
@@ -114,14 +112,14 @@ class BlockPlacement(SchedulerPlugin):
             watch.start()
 
     def _begin(
-        self, scheduler: Scheduler, token: str, places: dict[TaskState, Place], on: list[str]
+        self, scheduler: Scheduler, token: str, tasks: dict[TaskState, BlockTask], on: list[str]
     ) -> None:
         """Pin tasks of a product, to a worker if one is given; else to all who are there now."""
-        product = self.products.get(token) or product_of(scheduler, next(iter(places.values())), on)
+        product = self.products.get(token) or product_of(scheduler, next(iter(tasks.values())), on)
         if product is None:
             return
         self.products[token] = product
-        pin_tasks(scheduler, product, places, self.owners)
+        pin_tasks(scheduler, product, tasks, self.owners)
         if not product.pinned:
             del self.products[token]  # the user placed it all
 
@@ -191,21 +189,21 @@ class BlockPlacement(SchedulerPlugin):
     ) -> None:
         """Fetch for what waits for a task, and for what waited for the end of a step."""
         ts = scheduler.tasks[key]
-        own = place_of(ts)
-        step = own is not None and is_step(own)
+        own = ours(ts)
+        step = own is not None and not own.label.kind.prepares
         if not (done or step):
             return
         users = list(ts.dependents)
         if done and own is not None and step:
             product = self.products[self.owners[key]]
-            over = product.progress[product.grid.rank(own.owner)].done(own.order[:2])
+            over = product.progress[product.grid.rank(own.place.owner)].done(own.place.step)
             users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
         for user in users:
-            place = place_of(user)
-            theirs = None if place is None else self.products.get(place.product)
-            if place is not None and theirs is not None:
-                progress = theirs.progress[theirs.grid.rank(place.owner)]
-                fetch_for(scheduler, user, place, progress, stimulus_id)
+            task = ours(user)
+            theirs = None if task is None else self.products.get(task.label.product)
+            if task is not None and theirs is not None:
+                progress = theirs.progress[theirs.grid.rank(task.place.owner)]
+                fetch_for(scheduler, user, task.place, progress, stimulus_id)
 
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""

@@ -66,26 +66,20 @@ class Progress:
         return [key for step in ready for key in self.later.pop(step)]
 
 
-def is_step(place: Place) -> bool:
-    """Whether a task is a product or a sum, and none that makes what these need: see `CUT`."""
-    return place.order[2] >= 0
-
-
 def fetch_for(
     scheduler: Scheduler, user: TaskState, place: Place, progress: Progress, stimulus_id: str
 ) -> None:
     """Have a task's worker fetch what is there of all that the task will need, or do so later."""
     if user.state != "waiting" or not user.waiting_on or not user.worker_restrictions:
         return
-    step = place.order[:2]
-    if not progress.near(step):
-        progress.later[step].add(user.key)
+    if not progress.near(place.step):
+        progress.later[place.step].add(user.key)
         return
     (address,) = user.worker_restrictions
     worker = scheduler.workers.get(address)
     if worker is None:
         return
-    wave = place.order[0]
+    wave = place.wave
     blocks = [
         dts.key
         for dts in user.dependencies

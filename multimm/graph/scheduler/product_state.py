@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from distributed.comm.addressing import get_address_host
 
-from multimm.graph.block_task import Key
+from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.scheduler.prefetch import Progress
 from multimm.planning.tiling.grid import Coordinate, Grid
+
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
+
+
+def ours(ts: TaskState) -> BlockTask | None:
+    """What a task runs, if it is one of a product of ours, with a place."""
+    return ts.run_spec if isinstance(ts.run_spec, BlockTask) else None
 
 
 @dataclass

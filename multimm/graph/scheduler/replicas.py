@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from distributed.active_memory_manager import ReduceReplicas, SuggestionGenerator
 from distributed.comm.core import CommClosedError
 
-from multimm.graph.block_task import BlockTask, Place
-from multimm.graph.scheduler.product_state import Product
+from multimm.graph.block_task import BlockTask
+from multimm.graph.scheduler.product_state import Product, ours
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -25,7 +25,7 @@ class SpareAwaited(ReduceReplicas):
     def run(self) -> SuggestionGenerator:
         """Suggest which copies to drop."""
         for suggestion in super().run():
-            if not any(place_of(user) for user in suggestion.ts.waiters or ()):
+            if not any(ours(user) for user in suggestion.ts.waiters or ()):
                 yield suggestion
 
 
@@ -46,31 +46,29 @@ def let_go(scheduler: Scheduler, ts: TaskState, product: Product, stimulus_id: s
     Of persisted operands the scheduler itself drops copies every few seconds only, and a worker
     would hold whole panels by then.
     """
-    place = place_of(ts)
-    if place is None or not ts.who_has:
+    task = ours(ts)
+    if task is None or not ts.who_has:
         return
     worker = next(iter(ts.who_has))
-    for block, home in place.blocks:
+    for block, home in task.place.blocks:
         dts = scheduler.tasks.get(block)
         if dts is None or not dts.who_has or product.address(home) == worker.address:
             continue
         copies = len(dts.who_has) if worker in dts.who_has else 0
-        if copies > 1 and not any(_soon(user, worker.address, place) for user in dts.waiters or ()):
+        if copies > 1 and not any(_soon(user, worker.address, task) for user in dts.waiters or ()):
             with suppress(CommClosedError):  # of a worker whose loss is about to be noticed
                 scheduler.request_remove_replicas(
                     worker.address, [block], stimulus_id=f"multimm-let-go-{stimulus_id}"
                 )
 
 
-def place_of(ts: TaskState) -> Place | None:
-    """The place that a task carries, if it is one of ours."""
-    return ts.run_spec.place if isinstance(ts.run_spec, BlockTask) else None
+def _soon(user: TaskState, address: str, task: BlockTask) -> bool:
+    """Whether a user will run on a worker, in the same wave if it is of the same product.
 
-
-def _soon(user: TaskState, address: str, place: Place) -> bool:
-    """Whether a task will run on a worker in the same wave, or nobody knows where and when."""
-    theirs = place_of(user)
+    Also where nobody knows where and when it runs.
+    """
+    theirs = ours(user)
     if theirs is None or not user.worker_restrictions:
         return True
-    same_wave = (theirs.product, theirs.order[0]) == (place.product, place.order[0])
-    return address in user.worker_restrictions and (same_wave or theirs.product != place.product)
+    later = theirs.label.product == task.label.product and theirs.place.wave != task.place.wave
+    return address in user.worker_restrictions and not later

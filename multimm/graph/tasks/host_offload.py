@@ -28,10 +28,12 @@ from dask.highlevelgraph import HighLevelGraph
 from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
-from multimm.graph.block_task import Block, Key, OwnTask
+from multimm.graph.block_task import Block, Key, LabelledTask
 from multimm.graph.data_location import ProductLayer
+from multimm.graph.label import Kind
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.streams import own_stream
+from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.planning.cost.memory import AT_ONCE
@@ -195,12 +197,13 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
         return to_numpy(func(*there[: len(given)], **named))
 
 
-def downloaded(array: da.Array, name: str, limit: int | None) -> da.Array:
-    """The lazy array, of a name, of a product's blocks in host memory; `limit` as in `download`."""
-    made = {
-        (name, *at): OwnTask((name, *at), download, TaskRef((array.name, *at)), limit=limit)
-        for at in np.ndindex(*array.numblocks)
-    }
+def downloaded(array: da.Array, keys: Keys, limit: int | None) -> da.Array:
+    """The lazy array of a product's blocks in host memory; `limit` as in `download`."""
+    name, made = keys.name("downloaded"), {}
+    for at in np.ndindex(*array.numblocks):
+        key, label = (name, *at), keys.label(Kind.DOWNLOAD, block=at)
+        below = TaskRef((array.name, *at))
+        made[key] = LabelledTask(key, download, below, label=label, limit=limit)
     product = array.dask.layers[array.name]
     layer = DownloadLayer(made, array.name, product.owners, product.workers)
     upstream: Any = array
