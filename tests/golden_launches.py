@@ -34,11 +34,9 @@ import pytest
 from multimm.gpu import kernel_selection, product
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
-from multimm.gpu.emulated.multiply import multiply
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock, Residuals
 from multimm.gpu.runtime import launch, launch_cache
-from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.tuning import autotune
 
 FILE = Path(__file__).parent / "golden" / "launches.jsonl"
@@ -207,9 +205,6 @@ def forget() -> None:
     launch_cache.forget()
     launch.kernel_for.cache_clear()
     launch.device_of.cache_clear()
-    from multimm.gpu.emulated import multiply as module
-
-    module._plan.cache_clear()
 
 
 def array(text: str, name: str) -> Array:
@@ -266,12 +261,7 @@ def run(call: Call) -> None:
     if do == "gemm":
         a, b = named.pop("a"), named.pop("b")
         call |= named
-        if "config" not in call:
-            product.gemm(a, b, **call)
-        elif isinstance(a, PackedBlock):
-            multiply(a, b, **call)
-        else:
-            simt_gemm.gemm(a, b, **call)
+        product.gemm(a, b, **call)
     elif do == "pack":
         pack(named["a"], **call)
     elif do == "transpose":

@@ -17,13 +17,14 @@ from multimm.gpu.emulated.configs import (
     GRAIN,
     MAX_SLICES,
     MIN_SLABS,
+    ROW_ALIGN,
     SHARED_BYTES,
+    SLAB,
     MmaConfig,
     WgmmaConfig,
     split_slices,
     stretch_of,
 )
-from multimm.gpu.emulated.pack_configs import ROW_ALIGN, SLAB
 from multimm.gpu.emulated.selection import (
     PRODUCTS,
     SPLIT_REGISTRY,

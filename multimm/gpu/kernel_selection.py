@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from multimm.errors import OptionError
+from multimm.gpu.arch import Device
 from multimm.gpu.emulated.selection import PRODUCTS, pays, split_seconds
-from multimm.gpu.simt.configs import Device, GemmSizes, predicted_seconds
-from multimm.gpu.simt.thin_selection import NARROW_DOT
+from multimm.gpu.simt.configs import GemmSizes, predicted_seconds
+from multimm.gpu.simt.thin import NARROW_DOT
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,12 @@ def check_precision(precision: str) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
+def choose_kernel(
+    sizes: GemmSizes, precision: str, device: Device, alpha_is_0: bool = False
+) -> Choice:
     """Return the fastest kernel that keeps the promise, as far as sizes tell.
+
+    `SPLIT` of a stack: each matrix is so large that it keeps the tensor cores busy alone.
 
     Parameters
     ----------
@@ -70,10 +75,16 @@ def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
     -------
     Choice
     """
+    m, n, k = sizes.m, sizes.n, sizes.k
+    if sizes.batch > 1 and m * n * k >= ALONE:
+        alone = choose_kernel(replace(sizes, batch=1), precision, device, alpha_is_0)
+        if alone.kernel == SPLIT:
+            return alone
     reason = _why_not(sizes, precision, device)
     if reason is not None:
         return Choice(FFMA, precision, reason)
-    m, n, k = sizes.m, sizes.n, sizes.k
+    if alpha_is_0:
+        return Choice(FFMA, precision, "alpha is 0")
     if min(m, n) >= LARGE:
         return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
     ours = split_seconds(m, n, k, PRODUCTS[precision], device)
@@ -84,21 +95,6 @@ def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
         f"{ours * 1e6:.0f} us predicted on the tensor cores, packing included, "
         f"{plain * 1e6:.0f} us with FP32 multiply-adds",
     )  # fmt: skip
-
-
-def one_by_one(sizes: GemmSizes, precision: str, device: Device) -> bool:
-    """Whether the matrices of a stack are so large that each keeps the tensor cores busy alone.
-
-    Parameters
-    ----------
-    sizes : GemmSizes
-        Of the stack.
-    precision, device
-        As for `choose_kernel`.
-    """
-    if sizes.m * sizes.n * sizes.k < ALONE:
-        return False
-    return choose_kernel(replace(sizes, batch=1), precision, device).kernel == SPLIT
 
 
 def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:

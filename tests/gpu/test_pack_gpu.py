@@ -12,8 +12,8 @@ from pack_reference import pack_reference, split
 
 from multimm.errors import ShapeError
 from multimm.gpu.emulated import pack
+from multimm.gpu.emulated.configs import RESIDUAL_CAP, cut_for
 from multimm.gpu.emulated.pack import prepared, source_of
-from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP, cut_for
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

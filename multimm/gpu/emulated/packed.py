@@ -14,7 +14,7 @@ import numpy as np
 
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.emulated.pack_configs import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
+from multimm.gpu.emulated.configs import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
 from multimm.gpu.runtime.launch import kernel_for
 from multimm.shapes import check_operands
 
@@ -105,6 +105,16 @@ class PackedBlock:
         if self.residuals is not None:
             given |= self.residuals._asdict()
         return {name: x for name, x in given.items() if x is not None}
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        """Tiles, exponents, places and values of residuals; None for what is not there."""
+        return (self.tiles, self.exponents, *(self.residuals or (None, None)))
+
+    @property
+    def header(self) -> tuple[Any, ...]:
+        """What is known of a block besides its arrays."""
+        return (self.rows, self.k, self.side, self.scheme, self.nonfinite, self.uncarried)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -10,11 +10,12 @@ import logging
 from typing import NamedTuple
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import ArchLimits, limits_for
+from multimm.gpu.arch import ArchLimits, Device, limits_for
 from multimm.gpu.emulated.configs import (
     MAX_SLICES,
     MIN_SLABS,
     MMA,
+    SLAB,
     TILE_M,
     WGMMA,
     MmaConfig,
@@ -23,9 +24,8 @@ from multimm.gpu.emulated.configs import (
     even_slices,
     split_slices,
 )
-from multimm.gpu.emulated.pack_configs import SLAB
 from multimm.gpu.simt.configs import CLOCKS_PER_SECOND as H200_CLOCK
-from multimm.gpu.simt.configs import MAX_SUMS, Device, GemmSizes, entry_named, predicted_seconds
+from multimm.gpu.simt.configs import MAX_SUMS, GemmSizes, entry_named, predicted_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ def slices_of(
     return next(cut for cut, time in zip(cuts, times, strict=True) if time <= ENOUGH * min(times))
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_split(
     m: int, n: int, k: int, products: int, device: Device, lower: bool = False
 ) -> tuple[SplitConfig, str]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from multimm.gpu.arch import STRIP, TileConfig
+from multimm.gpu.arch import STRIP, Device
 from multimm.gpu.runtime import file_cache, launch_cache
-from multimm.gpu.simt.configs import REGISTRY, Device, GemmSizes, config_named
+from multimm.gpu.simt.configs import REGISTRY, GemmSizes, TileConfig, config_named
 
 logger = logging.getLogger(__name__)
 
