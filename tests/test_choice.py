@@ -9,7 +9,8 @@ import pytest
 from multimm.gpu import kernel_selection
 from multimm.gpu.arch import limits_for
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
-from multimm.gpu.simt.configs import Device, GemmSizes
+from multimm.gpu.simt.configs import Device
+from multimm.gpu.strides import GemmSizes
 
 H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 

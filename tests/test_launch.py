@@ -22,7 +22,7 @@ from stand_in import below, no_memory
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import product
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.emulated.configs import SPLIT_REGISTRY
 from multimm.gpu.kernel_selection import FFMA, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime import launch_cache

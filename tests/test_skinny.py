@@ -20,8 +20,9 @@ from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt import gemm, split_k, thin
-from multimm.gpu.simt.configs import Device, GemmSizes
+from multimm.gpu.simt.configs import Device
 from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig, way_for
+from multimm.gpu.strides import GemmSizes
 from multimm.gpu.tuning import autotune
 
 ieee = functools.partial(product.gemm, precision="ieee")

@@ -11,14 +11,14 @@ from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu.arch import Device, limits_for, tiles_of
 from multimm.gpu.emulated import multiply
-from multimm.gpu.emulated.configs import split_slices
-from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.emulated.selection import (
+from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
     choose_split,
     slices_of,
     split_config_named,
+    split_slices,
 )
+from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch

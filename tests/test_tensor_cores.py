@@ -12,8 +12,8 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import gemm as emulated_gemm
-from multimm.gpu.emulated.configs import RESIDUAL_CAP
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.simt import split_k

@@ -17,6 +17,22 @@ STRIP = 4
 STATIC_SHARED_BYTES = 49_152
 #: What a block may not have of a multiprocessor's shared memory.
 RESERVED_BYTES = 1024
+#: Parts that one launch of add_partials.cu adds; a power of two, so that longer sums keep the shape
+#: of the tree.
+MAX_PARTS = 64
+#: Residuals that a block may have; with more it keeps its source instead. Normal data has a handful
+#: in 16384 x 16384, lognormal data of sigma 1 some 100. Arbitrary, but so many still cost little
+#: beside the product: they are one of at most 1024 rows and 1024 terms.
+RESIDUAL_CAP = 1024
+
+#: Compile-time parameters that say when a kernel is to do nothing, or what it leaves out.
+Guard = tuple[tuple[str, int], ...]
+#: Compile a kernel so that it does nothing unless an operand is refused, or if one is: its last
+#: argument is the address of what packing has counted. See common/refused.cuh.
+IF_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 1))
+UNLESS_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 0))
+#: Compile a kernel of products so that it leaves out tiles above the diagonal of a square D.
+LOWER: Guard = (("LOWER", 1),)
 
 
 def tiles_of(m: int, n: int, height: int, width: int, lower: bool = False) -> int:

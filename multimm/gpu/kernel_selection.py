@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from multimm.errors import OptionError
 from multimm.gpu.arch import Device
-from multimm.gpu.emulated.selection import PRODUCTS, pays, split_seconds
-from multimm.gpu.simt.configs import GemmSizes, predicted_seconds
+from multimm.gpu.emulated.configs import PRODUCTS, SPLIT_K, entries_for, pays, split_seconds
+from multimm.gpu.simt.configs import predicted_seconds
 from multimm.gpu.simt.thin import NARROW_DOT
+from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,6 @@ LARGE = 1024
 #: takes an H200 some 120 us on the tensor cores, 320 with FP32 multiply-adds, and its host about as
 #: long to launch as the former.
 ALONE = 2**33
-
-#: The bound of the split kernel's error is below that of an FP32 dot product from here on.
-SPLIT_K = 256
-
 
 #: Says why a product did not run as it was chosen to, or None.
 Unless = Callable[[], "str | None"]
@@ -95,6 +92,25 @@ def choose_kernel(
         f"{ours * 1e6:.0f} us predicted on the tensor cores, packing included, "
         f"{plain * 1e6:.0f} us with FP32 multiply-adds",
     )  # fmt: skip
+
+
+def choose_packed(sizes: GemmSizes, scheme: str, refused: str | None, device: Device) -> Choice:
+    """Return the kernel for two packed operands: they are unpacked where it is `FFMA`.
+
+    Parameters
+    ----------
+    sizes : GemmSizes
+    scheme : {"float32", "tf32"}
+        That they were packed for.
+    refused : str or None
+        Why one of them keeps its source.
+    device : Device
+    """
+    if refused is not None:
+        return Choice(FFMA, scheme, refused)
+    if entries_for(device.limits) and 0 not in (sizes.m, sizes.n, sizes.k):
+        return Choice(SPLIT, scheme, "the operands are packed")
+    return choose_kernel(sizes, scheme, device)
 
 
 def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:

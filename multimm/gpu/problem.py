@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from multimm.gpu.runtime.workspace import copied
-from multimm.gpu.strides import ABSENT, ProductShape, Stack, stack_of
+from multimm.gpu.strides import ABSENT, GemmSizes, ProductShape, Stack, stack_of
 
 Array = Any
 
@@ -60,6 +62,13 @@ class Problem(NamedTuple):
         return self.lower and a is not None and a is b and self.trans[0] != self.trans[1]
 
     @property
+    def sizes(self) -> GemmSizes:
+        """Of what the caller calls A, B and D; a stack of one has a batch of 2, as any other."""
+        batch, m, n, k = self.shape
+        m, n = (n, m) if self.turned else (m, n)
+        return GemmSizes(m, n, k, batch=2 if batch else 1)
+
+    @property
     def options(self) -> dict[str, Any]:
         """What `gemm` is told of it besides arrays."""
         return {
@@ -67,8 +76,13 @@ class Problem(NamedTuple):
             "beta": self.beta, "lower": self.lower,
         }  # fmt: skip
 
-    def into(self, d: Array) -> Problem:
-        """The same, with the array that D is written to."""
+    def with_result(self) -> Problem:
+        """The same, with an array that D is written to, on the current device."""
+        if self.operands[-1].array is not None:
+            return self
+        import cupy
+
+        d = cupy.empty(self.shape.result, np.float32)
         return self._replace(operands=(*self.operands[:4], operand(d)))
 
     def addressable(self, dense: bool = False) -> Problem:

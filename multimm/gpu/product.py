@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu.emulated import gemm as emulated_gemm
-from multimm.gpu.emulated import multiply, outliers
-from multimm.gpu.emulated.configs import PARTS, SplitConfig, stretch_of
-from multimm.gpu.emulated.outliers import Lists
+from multimm.gpu.emulated import multiply
+from multimm.gpu.emulated.configs import PRODUCTS, SplitConfig, pays, stretch_of
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
-from multimm.gpu.emulated.selection import PRODUCTS, entries_for, pays
 from multimm.gpu.kernel_selection import (
-    FFMA,
     SPLIT,
-    SPLIT_K,
     Choice,
     check_precision,
     choose_kernel,
+    choose_packed,
     note,
 )
 from multimm.gpu.problem import Problem, is_broadcast
@@ -29,8 +26,9 @@ from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import copied, not_captured, workspace
 from multimm.gpu.simt import gemm as simt_gemm
-from multimm.gpu.simt.configs import GemmSizes, TileConfig
-from multimm.gpu.validate import check_beta, check_epilogue, check_product
+from multimm.gpu.simt.configs import TileConfig
+from multimm.gpu.strides import GemmSizes
+from multimm.gpu.validate import check_beta, check_product
 
 Array = Any
 Operand = Any  #: a cupy.ndarray or a PackedBlock
@@ -100,8 +98,10 @@ def gemm(
     """
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         check_precision(precision)
-        epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out}
-        return _of_packed(a, b, trans_a, trans_b, epilogue, config, tuned, lower)
+        check_beta(beta, c)
+        options = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
+                   "lower": lower, "config": config}  # fmt: skip
+        return _of_packed(a, b, trans_a, trans_b, options, tuned)
     known = launch_cache.product_kind(
         precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
     )
@@ -109,38 +109,38 @@ def gemm(
         return done
     check_precision(precision)
     problem = check_product(a, b, c, partial, out, (trans_a, trans_b), alpha, beta, lower)
-    choice = _choice(problem, "ieee" if config is not None else precision)
+    choice = choose_kernel(
+        problem.sizes, "ieee" if config is not None else precision, device_of(problem.device),
+        alpha == 0,
+    )  # fmt: skip
     import cupy
 
     with cupy.cuda.Device(problem.device):
         if choice.kernel == SPLIT and problem.shape.batch:
             made = _one_by_one(problem, precision, tuned)
-            return made if out is None else out
-        if choice.kernel == SPLIT and stretch_of(*problem.shape[1:]) < problem.shape.k:
+        elif choice.kernel == SPLIT and stretch_of(*problem.shape[1:]) < problem.shape.k:
             made = _in_stretches(problem, precision, tuned)
-            return made if out is None else out
-        result = cupy.empty(problem.shape.result, np.float32) if out is None else out
-        if not result.size:
-            note(choice)
-            return result
-        if out is None:
-            problem = problem.into(result)
-        found = problem.addressable(dense=choice.kernel == SPLIT)
-        run = _prepared(found, choice, config, tuned)
-        # The copies stay referenced until everything that reads them is in the stream.
-        run(found.pointers)
-        if config is None and found.stands_for(problem):
-            launch_cache.keep(*known, result=result, run=_turned(run) if found.turned else run)
+        else:
+            made = _at_once(problem, choice, config, tuned, known)
+    return made if out is None else out
+
+
+def _at_once(
+    problem: Problem, choice: Choice, config: object, tuned: bool, known: tuple[Any, ...]
+) -> Array:
+    """D of the chosen kernel; what was decided is kept for the next product of the kind."""
+    problem = problem.with_result()
+    *_, result = problem.arrays
+    if not result.size:
+        note(choice)
+        return result
+    found = problem.addressable(dense=choice.kernel == SPLIT)
+    run = _prepared(found, choice, config, tuned)
+    # The copies stay referenced until everything that reads them is in the stream.
+    run(found.pointers)
+    if config is None and found.stands_for(problem):
+        launch_cache.keep(*known, result=result, run=_turned(run) if found.turned else run)
     return result
-
-
-def _choice(problem: Problem, precision: str) -> Choice:
-    batch, m, n, k = problem.shape
-    if problem.turned:
-        m, n = n, m
-    # Also of one matrix in a stack; on how many there are, no choice depends.
-    sizes = GemmSizes(m, n, k, batch=2 if batch else 1)
-    return choose_kernel(sizes, precision, device_of(problem.device), problem.alpha == 0)
 
 
 def _prepared(problem: Problem, choice: Choice, config: object, tuned: bool) -> Run:
@@ -210,92 +210,31 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
     side, trans, scheme
         As for `pack`.
     """
-    return (
-        _dense_packed(x, side, trans, scheme)
-        if pays(PRODUCTS[scheme], device_of(x.device.id))
-        else x
-    )
+    if not pays(PRODUCTS[scheme], device_of(x.device.id)):
+        return x
+    return _packed(x, side, trans, scheme)
 
 
-def _dense_packed(x: Operand, side: str, trans: bool, scheme: str) -> PackedBlock:
+def _packed(x: Operand, side: str, trans: bool, scheme: str) -> PackedBlock:
     if isinstance(x, PackedBlock):
         return x
     return pack(copied(x) if is_broadcast(x) else x, side=side, trans=trans, scheme=scheme)
 
 
 def _of_packed(
-    a: Operand, b: Operand, trans_a: bool, trans_b: bool, epilogue: dict[str, Any],
-    config: object, tuned: bool, lower: bool,
-) -> Array:  # fmt: skip
+    a: Operand, b: Operand, trans_a: bool, trans_b: bool, options: dict[str, Any], tuned: bool
+) -> Array:
     """At least one operand is packed: pack the other, or multiply both as they were."""
-    alpha, beta, c, partial, out = (epilogue[x] for x in ("alpha", "beta", "c", "partial", "out"))
-    check_beta(beta, c)
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
-    a, b = _dense_packed(a, "a", trans_a, scheme), _dense_packed(b, "b", trans_b, scheme)
-    operands = (*a.operands, *b.operands, c, partial)
-    known = ("packed", operands, out, a.header, b.header, alpha, beta, lower)
-    if config is None and (done := launch_cache.again(*known)) is not None:
-        return done
+    a, b = _packed(a, "a", trans_a, scheme), _packed(b, "b", trans_b, scheme)
     check_pair(a, b)
-    choice = _choice_of_packed(a, b)
-    if choice.kernel == FFMA:  # what packing has found is no kind: kept as no promise
-        if any(block.raw is None for block in (a, b)):
-            not_captured("a packed operand is unpacked first", "multiply the arrays")
-        result = gemm(
-            a.unpack(), b.unpack(), precision="ieee", tuned=tuned, lower=lower, **epilogue
-        )
-        note(choice)
-        return result
-    problem = check_epilogue(
-        c, partial, out, (a.rows, b.rows, a.k), alpha, beta, lower, a.device_id
-    )
-    import cupy
-
-    with cupy.cuda.Device(problem.device):
-        result = cupy.empty(problem.shape.result, np.float32) if out is None else out
-        if out is None:
-            problem = problem.into(result)
-        found = problem.addressable()
-        run = _prepared_packed(found, a, b, choice, config)
-        pointers = [0 if x is None else x.data.ptr for x in operands[:-2]]
-        run([*pointers, *found.pointers[2:]])
-        if config is None and found.stands_for(problem):
-            launch_cache.keep(*known, result=result, run=run)
+    sizes, refused = GemmSizes(a.rows, b.rows, a.k), a.refused or b.refused
+    choice = choose_packed(sizes, scheme, refused, device_of(a.device_id))
+    if choice.kernel == SPLIT:
+        return multiply.gemm(a, b, choice, **options)
+    if a.raw is None or b.raw is None:
+        not_captured("a packed operand is unpacked first", "multiply the arrays")
+    options |= {"precision": "ieee", "config": None, "tuned": tuned}
+    result = gemm(a.unpack(), b.unpack(), **options)
+    note(choice)
     return result
-
-
-def _choice_of_packed(a: PackedBlock, b: PackedBlock) -> Choice:
-    flagged = [block for block in (a, b) if block.raw is not None]
-    if flagged:
-        block = flagged[0]
-        why = emulated_gemm.why_refused(block.side, block.nonfinite, block.uncarried)
-        return Choice(FFMA, a.scheme, why or f"k = {a.k} is shorter than {SPLIT_K}")
-    device = device_of(a.device_id)
-    if entries_for(device.limits) and 0 not in (a.rows, b.rows, a.k):
-        return Choice(SPLIT, a.scheme, "the operands are packed")
-    return choose_kernel(GemmSizes(a.rows, b.rows, a.k), a.scheme, device)
-
-
-def _prepared_packed(
-    problem: Problem, a: PackedBlock, b: PackedBlock, choice: Choice,
-    config: object,
-) -> Run:  # fmt: skip
-    """What multiplies such blocks; takes the addresses of their arrays, of C, P and D."""
-    launch = multiply.prepared(problem, PARTS[choice.precision], config)
-    odd = problem.alpha != 0 and bool(a.uncarried or b.uncarried)
-    add = outliers.prepared(problem, choice.precision) if odd else None
-    counts, turned = (a.uncarried, b.uncarried), problem.turned
-
-    def run(pointers: Sequence[int]) -> None:
-        *sides, c, partial, d = pointers
-        lists = [
-            Lists(tiles, exponents, count, *more)
-            for count, (tiles, exponents, *more) in zip(counts, (sides[:4], sides[4:]), strict=True)
-        ]
-        left, right = lists[::-1] if turned else lists
-        launch((*left[:2], *right[:2], c, partial, d, 0))
-        if add is not None:
-            add(left, right, d, 0)
-        note(choice)
-
-    return run

@@ -29,6 +29,27 @@ class ProductShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GemmSizes:
+    """The sizes of a product: `batch` products of m x k by k x n, and how A and B are copied.
+
+    An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
+    ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
+    are copied 4 bytes at a time. Of a `lower` product, whose m and n are equal, tiles above
+    the diagonal are not computed.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    scattered_a: bool = False
+    scattered_b: bool = False
+    ragged_a: bool = False
+    ragged_b: bool = False
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A stack of row-major matrices in memory; lengths count elements.
 

@@ -10,7 +10,8 @@ import pytest
 
 from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.simt.configs import REGISTRY, GemmSizes, choose, slices_of_k
+from multimm.gpu.simt.configs import REGISTRY, choose, slices_of_k
+from multimm.gpu.strides import GemmSizes
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

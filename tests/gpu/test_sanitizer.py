@@ -29,9 +29,8 @@ from multimm.gpu.elementwise.batched_copy import Move, copy_all
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated import pack
-from multimm.gpu.emulated.configs import PARTS
+from multimm.gpu.emulated.configs import PARTS, SPLIT_REGISTRY, entries_for
 from multimm.gpu.emulated.gemm import prepared
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY, entries_for
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime.jit import compile_text, target_for

@@ -12,8 +12,8 @@ from gpu_arrays import assert_exact, padded
 
 from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.simt.configs import GemmSizes
 from multimm.gpu.simt.thin import way_for
+from multimm.gpu.strides import GemmSizes
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

@@ -10,8 +10,7 @@ import pytest
 from gpu_arrays import assert_exact, pack_tiles, padded
 from wgmma_model import wgmma_model
 
-from multimm.gpu.emulated.configs import split_slices
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.emulated.configs import SPLIT_REGISTRY, split_slices
 from multimm.gpu.product import gemm
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out

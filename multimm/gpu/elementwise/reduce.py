@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import check, defines
+from multimm.gpu.arch import MAX_PARTS, Guard, check, defines
 from multimm.gpu.runtime import launch_cache
-from multimm.gpu.runtime.launch import MAX_GRID_Z, Guard, by_value, kernel_for
+from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
 from multimm.gpu.runtime.workspace import copied, not_captured
 from multimm.gpu.strides import Axis, collapse
 from multimm.gpu.validate import check_arrays, check_beta, check_out, common_alignment
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 Array = Any
 Grid = tuple[int, int, int]
 
-#: Parts that one launch adds; a power of two, so that longer sums keep the shape of the tree.
-MAX_PARTS = 64
 #: Kernels add up to so many parts: few of them, to be compiled before a product needs them. Those
 #: of 2 to 8 take up to 1.4 x as long with one for 8 or 64, on an H200; 9 and more 1.06 x at most.
 CAPACITIES = (2, 4, 8, MAX_PARTS)

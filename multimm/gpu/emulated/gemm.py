@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import multiply, outliers, pack
-from multimm.gpu.emulated.configs import PARTS, RESIDUAL_CAP
+from multimm.gpu.emulated.configs import PARTS
 from multimm.gpu.emulated.outliers import Adding, Lists
 from multimm.gpu.emulated.pack import Packing, Source
+from multimm.gpu.emulated.packed import why_refused
 from multimm.gpu.kernel_selection import FFMA, Choice, note
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.driver_launch import capturing, copy, fill
@@ -172,12 +174,3 @@ def _why_refused(counted: Array, stream: Any) -> str | None:
     with counted.device, stream:
         counts = counted[:8].get(stream=stream).view(np.uint64)
     return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
-
-
-def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
-    """Return why an operand with so many elements of these kinds is not packed, or None."""
-    if nonfinite:
-        return f"operand {side} has {nonfinite} elements that are not finite"
-    if uncarried > RESIDUAL_CAP:
-        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
-    return None

@@ -14,16 +14,90 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.emulated.configs import SLAB, UNLESS_REFUSED, SplitConfig
-from multimm.gpu.emulated.selection import choose_split, slices_of, split_config_named
+from multimm.gpu.arch import LOWER, UNLESS_REFUSED
+from multimm.gpu.emulated import outliers
+from multimm.gpu.emulated.configs import (
+    PARTS,
+    SLAB,
+    SplitConfig,
+    choose_split,
+    slices_of,
+    split_config_named,
+)
+from multimm.gpu.emulated.outliers import Lists
+from multimm.gpu.emulated.packed import PackedBlock
+from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime.launch import LOWER, device_of, kernel_for
+from multimm.gpu.runtime import launch_cache
+from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt.split_k import can_be_added, slice_step, summed
+from multimm.gpu.validate import check_epilogue
 
 logger = logging.getLogger(__name__)
 
+Array = Any
+
 _PLAIN = np.float32(1), np.float32(0)  # alpha and beta
+
+
+def gemm(
+    a: PackedBlock, b: PackedBlock, choice: Choice, *, alpha: float, beta: float, c: Array,
+    partial: Array, out: Array, lower: bool, config: object,
+) -> Array:  # fmt: skip
+    """D = alpha * (A @ B + P) + beta * C of packed operands that fit together.
+
+    Parameters
+    ----------
+    a, b : PackedBlock
+        With tiles, and not empty.
+    choice : Choice
+        For `last_choice`.
+    alpha, beta, c, partial, out, lower, config
+        As for `multimm.gpu.gemm`; there is a C unless beta is 0.
+    """
+    operands = (*a.operands, *b.operands, c, partial)
+    known = ("packed", operands, out, a.header, b.header, alpha, beta, lower)
+    if config is None and (done := launch_cache.again(*known)) is not None:
+        return done
+    sizes = a.rows, b.rows, a.k
+    problem = check_epilogue(c, partial, out, sizes, alpha, beta, lower, a.device_id)
+    import cupy
+
+    with cupy.cuda.Device(problem.device):
+        problem = problem.with_result()
+        found = problem.addressable()
+        run = _with_residuals(found, a, b, choice, config)
+        # The copies stay referenced until everything that reads them is in the stream.
+        run([*(0 if x is None else x.data.ptr for x in operands[:-2]), *found.pointers[2:]])
+        *_, result = problem.arrays
+        if config is None and found.stands_for(problem):
+            launch_cache.keep(*known, result=result, run=run)
+    return result if out is None else out
+
+
+def _with_residuals(
+    problem: Problem, a: PackedBlock, b: PackedBlock, choice: Choice, config: object
+) -> Run:
+    """What multiplies such blocks; takes the addresses of their arrays, of C, P and D."""
+    launch = prepared(problem, PARTS[choice.precision], config)
+    odd = problem.alpha != 0 and bool(a.uncarried or b.uncarried)
+    add = outliers.prepared(problem, choice.precision) if odd else None
+    counts, turned = (a.uncarried, b.uncarried), problem.turned
+
+    def run(pointers: Sequence[int]) -> None:
+        *sides, c, partial, d = pointers
+        lists = [
+            Lists(tiles, exponents, count, *more)
+            for count, (tiles, exponents, *more) in zip(counts, (sides[:4], sides[4:]), strict=True)
+        ]
+        left, right = lists[::-1] if turned else lists
+        launch((*left[:2], *right[:2], c, partial, d, 0))
+        if add is not None:
+            add(left, right, d, 0)
+        note(choice)
+
+    return run
 
 
 def prepared(problem: Problem, parts: int, config: object = None) -> Run:
@@ -41,7 +115,7 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
     parts : int
         Of each element: 2, or 1 for ``tf32``.
     config : SplitConfig or str, optional
-        Or the name of one; by default `selection.choose_split` decides. The bits of the result are
+        Or the name of one; by default `configs.choose_split` decides. The bits of the result are
         the same.
 
     Returns

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import OptionError, ShapeError
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated.configs import (
     PANEL,
     PARTS,
     PATIENCE,
-    RESIDUAL_CAP,
     SLAB,
+    SPLIT_K,
     cut_for,
     held_on,
     pack_defines,
@@ -28,7 +29,6 @@ from multimm.gpu.emulated.configs import (
     tiles_for,
 )
 from multimm.gpu.emulated.packed import PackedBlock, Residuals, register_with_dask
-from multimm.gpu.kernel_selection import SPLIT_K
 from multimm.gpu.problem import is_broadcast, operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
@@ -151,7 +151,7 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     -------
     PackedBlock
         Of op(a), on the device of `a`. It holds no reference to `a`; one with elements that the
-        parts cannot stand for, or for "float32" one of a k that is shorter than `choice.SPLIT_K`,
+        parts cannot stand for, or for "float32" one of a k that is shorter than `configs.SPLIT_K`,
         holds a copy of it. The current stream is synchronised.
 
     Raises

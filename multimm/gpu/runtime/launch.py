@@ -40,17 +40,12 @@ GEMM_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *_MATRIX * 5)
 #: The parameter types of transpose, in their order.
 TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
 
-#: Compile-time parameters that say when a kernel is to do nothing, or what it leaves out.
-Guard = tuple[tuple[str, int], ...]
-#: Compile a kernel of products so that it leaves out tiles above the diagonal of a square D.
-LOWER: Guard = (("LOWER", 1),)
-
 _loading = threading.Lock()
 
 
 @functools.cache
 def device_of(device: int) -> Device:
-    """Return what `registry.choose` needs to know about a device."""
+    """Return what `simt.configs.choose` needs to know about a device."""
     import cupy
 
     chip = cupy.cuda.Device(device)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import STRIP, ArchLimits, Device, Rules, check, defines, tiles_of
-from multimm.gpu.elementwise.reduce import MAX_PARTS
+from multimm.gpu.arch import MAX_PARTS, STRIP, ArchLimits, Device, Rules, check, defines, tiles_of
+from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
 
@@ -235,27 +235,6 @@ MOST_FULL = 4
 #: Adding slices: clocks of another launch and of each slice, and bytes read or written per clock.
 #: Fitted.
 SUM_START, SUM_SLICE, SUM_BYTES = 2_600, 60, 3_600
-
-
-@dataclass(frozen=True, slots=True)
-class GemmSizes:
-    """The sizes of a product: `batch` products of m x k by k x n, and how A and B are copied.
-
-    An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
-    ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
-    are copied 4 bytes at a time. Of a `lower` product, whose m and n are equal, tiles above
-    the diagonal are not computed.
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    scattered_a: bool = False
-    scattered_b: bool = False
-    ragged_a: bool = False
-    ragged_b: bool = False
-    lower: bool = False
 
 
 def config_named(name: str) -> TileConfig:

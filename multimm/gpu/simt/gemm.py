@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import tiles_of
-from multimm.gpu.emulated.configs import IF_REFUSED
+from multimm.gpu.arch import IF_REFUSED, LOWER, tiles_of
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import (
     GEMM_SIGNATURE,
-    LOWER,
     Launches,
     batch_axes,
     device_of,
@@ -23,7 +21,6 @@ from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt import thin
 from multimm.gpu.simt.configs import (
     INSTEAD,
-    GemmSizes,
     TileConfig,
     choose,
     config_named,
@@ -32,7 +29,7 @@ from multimm.gpu.simt.configs import (
 )
 from multimm.gpu.simt.load_paths import alike, load_paths, sizes_of
 from multimm.gpu.simt.split_k import can_be_added, in_slices
-from multimm.gpu.strides import Axis, Stack
+from multimm.gpu.strides import Axis, GemmSizes, Stack
 from multimm.gpu.tuning import autotune
 
 

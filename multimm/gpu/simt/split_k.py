@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from multimm.gpu.arch import STRIP
+from multimm.gpu.arch import IF_REFUSED, STRIP, Guard
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.emulated.configs import IF_REFUSED
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime.launch import Guard, Launches
+from multimm.gpu.runtime.launch import Launches
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import workspace
 from multimm.gpu.strides import ABSENT, Axis, ProductShape, Stack
@@ -32,7 +31,7 @@ Products = Callable[[Sequence[int], int], None]
 
 
 class _Sums(NamedTuple):
-    """Those of a slice, as far as `add.prepared_sum` looks at an array: there is none yet."""
+    """Those of a slice, as far as `reduce.prepared_sum` looks at an array: there is none yet."""
 
     shape: tuple[int, int]
     strides: tuple[int, int]

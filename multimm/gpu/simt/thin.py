@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, check, defines
-from multimm.gpu.elementwise.reduce import MAX_PARTS
+from multimm.gpu.arch import MAX_PARTS, STATIC_SHARED_BYTES, Device, check, defines
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import GEMM_SIGNATURE, Launches, kernel_for, prepare
 from multimm.gpu.runtime.launch_cache import Run
-from multimm.gpu.simt.configs import GemmSizes
 from multimm.gpu.simt.split_k import can_be_added, in_slices
-from multimm.gpu.strides import Axis, Stack
+from multimm.gpu.strides import Axis, GemmSizes, Stack
 
 #: The longest k that is thin.
 THIN = 12
