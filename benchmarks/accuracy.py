@@ -126,7 +126,8 @@ def _broken(
     system: str, kernel: str | None, name: str, k: int, reference: Reference, off: Array
 ) -> Iterator[str]:
     """Say what a product of ours does not keep. Written so that NaN keeps nothing."""
-    from multimm.gpu.kernel_selection import SPLIT, SPLIT_K
+    from multimm.gpu.emulated.configs import SPLIT_K
+    from multimm.gpu.kernel_selection import SPLIT
 
     if not system.startswith("multimm"):
         return
@@ -157,7 +158,8 @@ def _compared(
     name: str, k: int, kernels: dict[str, str | None], errors: dict[str, Errors]
 ) -> list[str]:
     """Say where ours is less accurate than cuBLAS on average."""
-    from multimm.gpu.kernel_selection import SPLIT, SPLIT_K
+    from multimm.gpu.emulated.configs import SPLIT_K
+    from multimm.gpu.kernel_selection import SPLIT
 
     broken = []
     for system, peer in (("multimm", "cublas sgemm"), ("multimm tf32", "cublas tf32")):

@@ -48,12 +48,12 @@ def _calls(library: Cublas, case: Case, a: Array, b: Array, out: Array) -> dict[
     """Return our product, cuBLAS in all its ways on the same memory, and CuPy's way to it."""
     import cupy
 
-    from multimm.gpu.simt.gemm import gemm
+    from multimm.gpu.product import gemm
 
     left, right = a.T if case.trans_a else a, b.T if case.trans_b else b
     calls: dict[str, Call | None] = {
         "multimm": functools.partial(
-            gemm, a, b, trans_a=case.trans_a, trans_b=case.trans_b, out=out
+            gemm, a, b, precision="ieee", trans_a=case.trans_a, trans_b=case.trans_b, out=out
         ),
         "cublas sgemm": library.sgemm(case, a, b, out),
         "cublas lt": library.lt(case, a, b, out),

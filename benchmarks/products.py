@@ -55,11 +55,13 @@ def _operands(case: Case) -> tuple[Array, Array, Array]:
 
 
 def _against_cublas(bench: Bench, name: str, case: Case, steady: tuple[str, ...]) -> None:
-    from multimm.gpu.simt.gemm import gemm
+    from multimm.gpu.product import gemm
 
     a, b, out = _operands(case)
     calls: dict[str, Call] = {
-        "multimm": lambda: gemm(a, b, trans_a=case.trans_a, trans_b=case.trans_b, out=out)
+        "multimm": functools.partial(
+            gemm, a, b, precision="ieee", trans_a=case.trans_a, trans_b=case.trans_b, out=out
+        )
     }
     _compare(bench, name, case, (a, b, out), calls, steady, {})
 

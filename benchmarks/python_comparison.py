@@ -64,19 +64,19 @@ def gpu_products(a: Array, b: Array, transfers: bool) -> dict[str, Product]:
     import cupy
 
     from benchmarks.numba_gpu import on_gpu
-    from multimm.gpu.simt.gemm import gemm
+    from multimm.gpu.product import gemm
 
     products = {
         "GPU, naive": on_gpu(a, b, "naive", TILE, None, transfers),
         "GPU, shared-memory tile": on_gpu(a, b, "tiled", TILE, None, transfers),
     }
     if transfers:
-        products["multimm"] = lambda: gemm(cupy.asarray(a), cupy.asarray(b)).get()
+        products["multimm"] = lambda: gemm(cupy.asarray(a), cupy.asarray(b), precision="ieee").get()
         products["CuPy (cuBLAS)"] = lambda: cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
     else:
         x, y = cupy.asarray(a), cupy.asarray(b)
         out = cupy.empty((len(a), b.shape[1]), cupy.float32)
-        products["multimm"] = lambda: gemm(x, y, out=out)
+        products["multimm"] = lambda: gemm(x, y, precision="ieee", out=out)
         products["CuPy (cuBLAS)"] = lambda: cupy.matmul(x, y, out=out)
     return products
 

@@ -91,7 +91,6 @@ def _product(
 
 def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str, System]:
     """Ours: packing included, packed before, and that for other tensor cores than Hopper's."""
-    from multimm.gpu.emulated.multiply import multiply
     from multimm.gpu.emulated.pack import pack
     from multimm.gpu.kernel_selection import FFMA, SPLIT
     from multimm.gpu.product import gemm
@@ -110,7 +109,7 @@ def _ours(case: Case, a: Array, b: Array, out: Array, *, tf32: bool) -> dict[str
         systems[name] = System(whole, precision, must, chosen=True)
         systems[f"{name} packed before"] = System(before, precision, SPLIT, chosen=True)
         if tf32:  # where everything is wanted: what GPUs without wgmma run
-            other = functools.partial(multiply, *packed, out=out, config=_MMA[precision])
+            other = functools.partial(gemm, *packed, out=out, config=_MMA[precision])
             systems[f"{name} by mma"] = System(other, precision)
     ieee = functools.partial(product, precision="ieee")
     return systems | {"multimm ieee": System(ieee, "ieee", FFMA, chosen=True)}

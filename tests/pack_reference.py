@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from multimm.gpu.emulated.pack_configs import ROW_ALIGN, SLAB
+from multimm.gpu.emulated.configs import ROW_ALIGN, SLAB
 
 Array = NDArray[Any]
 

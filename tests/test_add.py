@@ -13,8 +13,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.elementwise.reduce import add_partials
-from multimm.gpu.elementwise.reduce_configs import AddConfig, config_for
+from multimm.gpu.elementwise.reduce import AddConfig, add_partials, config_for
 from multimm.gpu.runtime import launch
 from multimm.planning.tiling.grid import merges
 

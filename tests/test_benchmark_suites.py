@@ -10,6 +10,7 @@ from stand_in import gpu, memory
 from toy_cupy import ToyTimer, toy_cupy
 
 import multimm.gpu.elementwise.reduce
+import multimm.gpu.product
 from benchmarks import kernels, latency, matvec, python_comparison, records, sums
 from benchmarks.cases import TRANSPOSES, Case
 from benchmarks.cublas import Cublas
@@ -17,7 +18,6 @@ from benchmarks.harness import Bench, WrongResultError
 from benchmarks.report import tables
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
-from multimm.gpu.simt import gemm as simt_gemm
 
 
 def _product(case, a, b):
@@ -105,13 +105,14 @@ def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
     def multiply(case, a, b, out):
         return lambda: np.copyto(out, _product(case, a, b))
 
-    def gemm(a, b, *, trans_a, trans_b, out):
+    def gemm(a, b, *, precision, trans_a, trans_b, out):
+        assert precision == "ieee"
         np.copyto(out, (a.T if trans_a else a) @ (b.T if trans_b else b))
 
     library = SimpleNamespace(sgemm=multiply, lt=lambda *_: None, sgemv=multiply)
     monkeypatch.setattr(matvec, "Cublas", lambda stream: library)
     monkeypatch.setattr(matvec, "COPIED", 64)
-    monkeypatch.setattr(simt_gemm, "gemm", gemm)
+    monkeypatch.setattr(multimm.gpu.product, "gemm", gemm)
     bench = Bench(ToyTimer(), rounds=2, target=0)
     matvec.measure(bench, cases=(Case(5, 1, 7, "TN"), Case(1, 5, 7, "NT")))
     assert [e["system"] for e in bench.records[:5]] == [

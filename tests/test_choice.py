@@ -9,7 +9,8 @@ import pytest
 from multimm.gpu import kernel_selection
 from multimm.gpu.arch import limits_for
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, choose_kernel, last_choice, note
-from multimm.gpu.simt.configs import Device, GemmSizes
+from multimm.gpu.simt.configs import Device
+from multimm.gpu.strides import GemmSizes
 
 H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 
@@ -36,7 +37,7 @@ def test_large_products_run_on_other_tensor_cores_too(capability, precision):
         (GemmSizes(8192, 8192, 8192), "float32", T4, "7.5: its tensor cores"),
         (GemmSizes(8192, 8192, 8192), "float32", ADA, "no faster for float32"),
         (GemmSizes(8192, 8192, 255), "float32", H200, "k = 255"),
-        (GemmSizes(8192, 8192, 8192, 2), "tf32", H200, "stack"),
+        (GemmSizes(1024, 1024, 1024, 2), "tf32", H200, "stack"),
         (GemmSizes(0, 8192, 8192), "float32", H200, "0 rows or columns"),
         (GemmSizes(256, 256, 256), "float32", H200, "predicted"),
         (GemmSizes(1, 8192, 8192), "float32", H200, "1 rows or columns"),
@@ -48,6 +49,19 @@ def test_others_do_not_and_say_why(sizes, precision, device, reason):
     found = choose_kernel(sizes, precision, device)
     assert found.kernel == FFMA
     assert reason in found.reason
+
+
+def test_large_matrices_of_a_stack_are_multiplied_one_by_one():
+    for sizes in ((2048, 2048, 2048, 2), (8192, 8192, 8192, 2)):
+        assert choose_kernel(GemmSizes(*sizes), "float32", H200).kernel == SPLIT
+    assert choose_kernel(GemmSizes(8192, 8192, 8192, 2), "ieee", H200).kernel == FFMA
+
+
+def test_what_is_multiplied_by_zero_needs_no_tensor_cores():
+    for batch in (1, 2):
+        found = choose_kernel(GemmSizes(8192, 8192, 8192, batch), "float32", H200, True)
+        assert found.kernel == FFMA
+    assert choose_kernel(GemmSizes(8192, 8192, 8192), "float32", H200, True).reason == "alpha is 0"
 
 
 def test_narrow_products_do_where_the_prediction_says_so():

@@ -14,9 +14,13 @@ import pytest
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
-from multimm.gpu.emulated.configs import WgmmaConfig
-from multimm.gpu.emulated.pack_configs import held_on, pack_defines, residual_defines
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.emulated.configs import (
+    SPLIT_REGISTRY,
+    WgmmaConfig,
+    held_on,
+    pack_defines,
+    residual_defines,
+)
 from multimm.gpu.runtime import file_cache, launch, nvrtc
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime.kernel_source import kernel_text

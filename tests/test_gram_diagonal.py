@@ -12,12 +12,11 @@ from small import integers
 from stand_in import GPUArray, gpu, standing_in
 
 import multimm
-from multimm.gpu.arch import limits_for, tiles_of
-from multimm.gpu.emulated import multiply, outliers
+from multimm.gpu.arch import tiles_of
+from multimm.gpu.emulated import outliers
 from multimm.gpu.emulated.packed import PackedBlock, Residuals
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
-from multimm.gpu.simt.configs import Device
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks.multiply import Step
@@ -163,12 +162,9 @@ def kernels(monkeypatch):
         monkeypatch.setattr(
             outliers, "kernel_for", lambda ident, file, name, d: test_residuals.Kernel(dict(d))
         )
-        monkeypatch.setattr(outliers, "device_of", lambda ident: Device(limits_for(90), 132))
         launch.device_of.cache_clear()
-        multiply._plan.cache_clear()
         yield test_split.stand_in.Kernel.launches
     launch.device_of.cache_clear()
-    multiply._plan.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [100, 256, 600])

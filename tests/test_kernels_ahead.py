@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from pack_reference import pack_reference
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import limits_for
-from multimm.gpu.elementwise.reduce_configs import CAPACITIES
-from multimm.gpu.emulated.selection import choose_split, precisions_that_pay
-from multimm.gpu.runtime.launch import IF_REFUSED, LOWER
-from multimm.gpu.simt.configs import INSTEAD, Device, GemmSizes, choose
+from multimm.gpu.arch import IF_REFUSED, LOWER, limits_for
+from multimm.gpu.elementwise.reduce import CAPACITIES
+from multimm.gpu.emulated.configs import choose_split, precisions_that_pay
+from multimm.gpu.simt.configs import INSTEAD, Device, choose
 from multimm.gpu.simt.load_paths import alike, load_paths
-from multimm.gpu.strides import Stack
+from multimm.gpu.strides import GemmSizes, Stack
 from multimm.gpu.tuning import precompile
 from multimm.graph import warmup
 

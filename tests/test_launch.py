@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import re
 import sys
@@ -20,12 +21,17 @@ from hypothesis import strategies as st
 from stand_in import below, no_memory
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
+from multimm.gpu import product
+from multimm.gpu.emulated.configs import SPLIT_REGISTRY
 from multimm.gpu.kernel_selection import FFMA, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime import launch_cache
-from multimm.gpu.simt import gemm, split_k
+from multimm.gpu.simt import gemm as simt_gemm
+from multimm.gpu.simt import split_k
 from multimm.gpu.simt.configs import REGISTRY
 from multimm.gpu.tuning import autotune
+
+ieee = functools.partial(product.gemm, precision="ieee")
 
 
 class GPUArray(np.ndarray):
@@ -191,7 +197,7 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     out = None
     if out_layout is not None:
         out = laid_out(np.full((*stack, m, n), np.nan, np.float32), out_layout)
-    result = gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
+    result = ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta * with_c, c=c,
                          partial=partial, out=out)  # fmt: skip
 
     total = np.asarray(a.swapaxes(-1, -2) if trans_a else a) @ np.asarray(
@@ -212,77 +218,78 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     out = np.full((2, 700, 700), 77, np.float32).view(GPUArray)
     exact = np.asarray(a) @ np.asarray(b.T if trans_b else b)
     for _ in range(2):  # the second time, what the first one decided is not taken for all of it
-        gemm.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out,
+        ieee(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out,
                     lower=True)  # fmt: skip
         expected = 2 * (exact + np.asarray(partial)) + 3 * np.asarray(c)
         np.testing.assert_array_equal(np.tril(out), np.tril(expected))
         assert out[0, 0, -1] == 77
-    gemm.gemm(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out)
+    ieee(a, b, trans_b=trans_b, alpha=2, beta=3, c=c, partial=partial, out=out)
     np.testing.assert_array_equal(np.asarray(out), expected)
     assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, True, False]
     turned = np.zeros((700, 700), np.float32).T.view(GPUArray)
-    gemm.gemm(a[0], b, trans_b=trans_b, out=turned, lower=True)
+    ieee(a[0], b, trans_b=trans_b, out=turned, lower=True)
     np.testing.assert_array_equal(np.asarray(turned), exact[0])
     with pytest.raises(ShapeError, match="the product is 4 x 5: only a square one"):
-        gemm.gemm(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
+        ieee(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
 
 
 def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, monkeypatch):
     a, b = integers(1, (600, 50)), integers(2, (50, 600))
     exact, decided = np.asarray(a) @ np.asarray(b), []
-    prepared = gemm.prepared
+    prepared = simt_gemm.prepared
     monkeypatch.setattr(
-        gemm, "prepared", lambda *args, **more: decided.append(more) or prepared(*args, **more)
-    )
+        simt_gemm, "prepared",
+        lambda problem, *more: decided.append(problem.lower) or prepared(problem, *more),
+    )  # fmt: skip
     for lower in (True, False, True, False):
-        result = gemm.gemm(a, b, lower=lower)
+        result = ieee(a, b, lower=lower)
         np.testing.assert_array_equal(np.tril(result), np.tril(exact))
         if not lower:
             np.testing.assert_array_equal(np.asarray(result), exact)
-    assert decided == [{"lower": True}, {"lower": False}]
+    assert decided == [True, False]
     assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, False] * 2
 
 
 def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
     caplog.set_level(logging.DEBUG, logger="multimm")
     a, b = integers(1, (5, 7), "F"), integers(2, (7, 3), "wide rows")
-    gemm.gemm(a, b)
+    ieee(a, b)
     ((kernel, _, _, args),) = launches
     assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
     assert (args[6], args[7]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
     assert (args[9], args[10]) == (b.data.ptr, 6)
     assert "copied" not in caplog.text
-    gemm.gemm(integers(1, (5, 7), "reversed"), b)
+    ieee(integers(1, (5, 7), "reversed"), b)
     assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
 
 
 def test_arguments_have_the_kernel_types(launches):
-    gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2, beta=1)
+    ieee(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2)
     ((*_, args),) = launches
     assert [type(value) for value in args] == list(runtime_launch.GEMM_SIGNATURE)
-    assert args[:6] == (2, 5, 3, 0, 2.0, 1.0)
+    assert args[:6] == (2, 5, 3, 0, 2.0, 0.0)
     assert args[12] == 0  # no C: null
 
 
 def test_stacks_take_one_launch_where_strides_allow(launches):
-    gemm.gemm(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
+    ieee(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
     assert [grid[2] for _, grid, _, _ in launches] == [12]
     launches.clear()
-    gemm.gemm(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
+    ieee(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
     assert [grid[2] for _, grid, _, _ in launches] == [7] * 5
 
 
 def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
     monkeypatch.setattr(runtime_launch, "MAX_GRID_Z", 4)
     a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
-    np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+    np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
     assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
 
 
 def test_kernels_are_made_once_per_configuration(launches):
     for _ in range(2):
-        gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
-    gemm.gemm(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
+        ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
+    ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
     first, second, third = (kernel for kernel, *_ in launches)
     assert first is second
     assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 64)
@@ -303,10 +310,10 @@ def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
         (matrix(7, 8, 8), matrix(7, 11, 12), (1, 0)),  # edge
     ):
         launches.clear()
-        gemm.gemm(a, b, trans_a=True)
+        ieee(a, b, trans_a=True)
         ((kernel, *_),) = launches
         assert (kernel.defines["WIDE_A"], kernel.defines["WIDE_B"]) == wide
-    gemm.gemm(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
+    ieee(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
     assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
@@ -342,7 +349,7 @@ def test_long_sums_are_cut_into_slices(
     c = integers(3, (*batch, m, n), "wide rows") if with_c else None
     partial = integers(4, (m, n)) if with_partial else None
     out = laid_out(np.zeros((*batch, m, n), np.float32), "wide rows")
-    gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
+    ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
                 partial=partial, out=out)  # fmt: skip
     left, right = np.asarray(a.T if trans_a else a), np.asarray(b.T if trans_b else b)
     expected = 2 * (left @ right + (np.asarray(partial) if with_partial else 0))
@@ -361,7 +368,7 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(
     c, partial = integers(3, (*batch, 40, 30), "wide rows"), integers(4, (40, 30))
     expected = 2 * (np.asarray(a) @ np.asarray(b) + np.asarray(partial)) - 3 * np.asarray(c)
     for _ in range(2):  # the second time by what was kept
-        out = gemm.gemm(a, b, alpha=2, beta=-3, c=c, partial=partial)
+        out = ieee(a, b, alpha=2, beta=-3, c=c, partial=partial)
         np.testing.assert_array_equal(np.asarray(out), expected)
     assert [(grid[2], args[3]) for _, grid, _, args in launches] == [(1, 0)] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
@@ -397,7 +404,7 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     ):
         monkeypatch.setattr(holder, name, value, raising=False)
     a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
-    out = gemm.gemm(a, b, tuned=False)
+    out = ieee(a, b, tuned=False)
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
     (first, size, stream), added, freed = events  # to decide nothing was allocated
     assert (first, stream) == ("allocated", 99)
@@ -412,16 +419,16 @@ def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cup
     with pytest.raises(
         KernelError, match=r"\(5, 7\) with strides \(-28, -4\) is copied first, into"
     ):
-        gemm.gemm(integers(1, (5, 7), "reversed"), b)
+        ieee(integers(1, (5, 7), "reversed"), b)
     with pytest.raises(KernelError, match="pass an array with contiguous rows"):
-        gemm.gemm(a, b, beta=1, c=integers(3, (5, 3), "F"))
+        ieee(a, b, beta=1, c=integers(3, (5, 3), "F"))
     assert launches == []
-    gemm.gemm(integers(1, (5, 7), "F"), b)
+    ieee(integers(1, (5, 7), "F"), b)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])
 def test_empty_results_launch_nothing(launches, m, n):
-    assert gemm.gemm(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
+    assert ieee(integers(1, (m, 4)), integers(2, (4, n))).shape == (m, n)
     assert launches == []
 
 
@@ -431,23 +438,23 @@ def test_operands_are_checked_before_anything_runs(launches):
     elsewhere.device_id = 1
     big, square = integers(3, (8, 16)), integers(4, (4, 4))
     for error, sentence, call in (
-        (ShapeError, "the 3 columns of a must equal the 2 rows of b", lambda: gemm.gemm(a, a)),
-        (ShapeError, "a matrix or a stack", lambda: gemm.gemm(a[0], b)),
-        (ShapeError, "must broadcast", lambda: gemm.gemm(
+        (ShapeError, "the 3 columns of a must equal the 2 rows of b", lambda: ieee(a, a)),
+        (ShapeError, "a matrix or a stack", lambda: ieee(a[0], b)),
+        (ShapeError, "must broadcast", lambda: ieee(
             integers(1, (2, 2, 2)), integers(1, (3, 2, 2)))),
-        (ShapeError, r"c has shape \(1, 5\)", lambda: gemm.gemm(a, b, c=b[:1], beta=1)),
-        (ShapeError, "out has shape", lambda: gemm.gemm(a, b, out=b)),
-        (ShapeError, "out and a may share", lambda: gemm.gemm(
+        (ShapeError, r"c has shape \(1, 5\)", lambda: ieee(a, b, c=b[:1], beta=1)),
+        (ShapeError, "out has shape", lambda: ieee(a, b, out=b)),
+        (ShapeError, "out and a may share", lambda: ieee(
             big[:2, :3], b, out=big[:2, 2:7])),
-        (ShapeError, "out and a may share", lambda: gemm.gemm(square, square, out=square)),
-        (ShapeError, "cannot be written to", lambda: gemm.gemm(a, b, out=big[:2, :10:2])),
-        (ShapeError, "some elements", lambda: gemm.gemm(
+        (ShapeError, "out and a may share", lambda: ieee(square, square, out=square)),
+        (ShapeError, "cannot be written to", lambda: ieee(a, b, out=big[:2, :10:2])),
+        (ShapeError, "some elements", lambda: ieee(
             a, b, out=np.broadcast_to(big[:1, :5], (2, 5)).view(GPUArray))),
-        (DTypeError, "b has dtype float64", lambda: gemm.gemm(
+        (DTypeError, "b has dtype float64", lambda: ieee(
             a, b.astype(np.float64).view(GPUArray))),
-        (ArrayTypeError, "b is a numpy.ndarray", lambda: gemm.gemm(a, np.asarray(b))),
-        (ArrayTypeError, "several devices", lambda: gemm.gemm(a, elsewhere)),
-        (KernelError, "'best' is unknown", lambda: gemm.gemm(a, b, config="best")),
+        (ArrayTypeError, "b is a numpy.ndarray", lambda: ieee(a, np.asarray(b))),
+        (ArrayTypeError, "several devices", lambda: ieee(a, elsewhere)),
+        (KernelError, "'best' is unknown", lambda: ieee(a, b, config="best")),
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             call()
@@ -457,38 +464,49 @@ def test_operands_are_checked_before_anything_runs(launches):
 def test_neighbouring_columns_of_one_matrix_do_not_overlap():
     big = integers(3, (8, 16))
     a, b = np.asarray(big[:, :8]).copy(), np.asarray(integers(2, (8, 8)))
-    gemm.gemm(big[:, :8], integers(2, (8, 8)), out=big[:, 8:])
+    ieee(big[:, :8], integers(2, (8, 8)), out=big[:, 8:])
     np.testing.assert_array_equal(np.asarray(big[:, 8:]), a @ b)
     np.testing.assert_array_equal(np.asarray(big[:, :8]), a)
 
 
 def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
     a, b = integers(1, (20, 30)), integers(2, (30, 40))
-    gemm.gemm(a, b)
-    monkeypatch.setattr(gemm, "choose", None)
+    ieee(a, b)
+    monkeypatch.setattr(simt_gemm, "choose", None)
     for seed in (3, 4):
         a[...], b[...] = integers(seed, a.shape), integers(seed + 10, b.shape)
-        result = gemm.gemm(a, b)
+        result = ieee(a, b)
         np.testing.assert_array_equal(np.asarray(result), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 3
 
 
-def test_what_is_chosen_for_some_data_is_kept_as_no_promise(launches):
+def test_each_precision_is_kept_with_its_own_reason(launches):
     a, b = integers(1, (20, 30)), integers(2, (30, 40))
     launch_cache.forget()
-    refused = Choice(FFMA, "float32", "operand a has 1 elements that are not finite")
-    for noted in (refused, gemm.ASKED_FOR, refused._replace(reason="and another")):
-        gemm.gemm(a, b, noted=noted)
-        assert last_choice() == noted
-        assert all(launch_cache.product(a, b, verb) is None for verb in ("float32", "ieee"))
-    chosen = Choice(FFMA, "float32", "k = 30 is shorter than 256")
-    gemm.gemm(a, b, noted=chosen, kept_as="float32")
-    gemm.gemm(a, b, noted=refused)
-    assert last_choice() == refused
-    np.testing.assert_array_equal(
-        launch_cache.product(a, b, "float32"), np.asarray(a) @ np.asarray(b)
-    )
-    assert last_choice() == chosen
+    reasons = {"float32": "k = 30 is shorter than 256", "ieee": "FP32 multiply-adds were asked for"}
+    for promise in reasons:
+        assert launch_cache.product(a, b, promise) is None
+        product.gemm(a, b, precision=promise)
+    for promise, reason in reasons.items():
+        np.testing.assert_array_equal(
+            launch_cache.product(a, b, promise), np.asarray(a) @ np.asarray(b)
+        )
+        assert last_choice() == Choice(FFMA, promise, reason)
+    assert len(launches) == 4
+
+
+def test_a_configuration_is_named_for_one_call_alone(launches):
+    a, b = integers(1, (20, 30)), integers(2, (30, 40))
+    launch_cache.forget()
+    for _ in range(2):
+        product.gemm(a, b, config="wide")
+        assert last_choice().kernel == FFMA
+    assert launch_cache.product(a, b, "float32") is None
+    product.gemm(a, b)
+    assert [kernel.defines["BLOCK_N"] for kernel, *_ in launches[:2]] == [128, 128]
+    assert launches[2][0].defines["BLOCK_N"] != 128
+    with pytest.raises(KernelError, match="is none of sgemm_ffma: pass a TileConfig"):
+        product.gemm(a, b, config=SPLIT_REGISTRY[0].config)
 
 
 def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeypatch):
@@ -500,9 +518,9 @@ def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeyp
         return REGISTRY[0].config
 
     monkeypatch.setattr(autotune, "lookup", lookup)
-    gemm.gemm(a, b, trans_b=True)
-    gemm.gemm(a, b, trans_b=True, tuned=False)
-    gemm.gemm(a, b, trans_b=True, config=REGISTRY[1].name)
+    ieee(a, b, trans_b=True)
+    ieee(a, b, trans_b=True, tuned=False)
+    ieee(a, b, trans_b=True, config=REGISTRY[1].name)
     blocks = [kernel.defines["BLOCK_K"] for kernel, *_ in launches]
     assert asked == [(0, 24, 40, 30, (False, True))]
     assert blocks[0] == REGISTRY[0].config.block_k

@@ -11,8 +11,8 @@ import pytest
 from cuda.bindings import nvrtc
 
 from multimm.gpu.elementwise import batched_copy
-from multimm.gpu.elementwise.reduce_configs import CAPACITIES, AddConfig
-from multimm.gpu.elementwise.transpose_configs import TransposeConfig
+from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
+from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.runtime.jit import OPTIONS
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY

@@ -22,11 +22,10 @@ from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import ARCHITECTURES, RESERVED_BYTES, limits_for
+from multimm.gpu.arch import ARCHITECTURES, RESERVED_BYTES, Device, limits_for
+from multimm.gpu.emulated import configs, packed, serialization
 from multimm.gpu.emulated import pack as emulated_pack
-from multimm.gpu.emulated import pack_configs, packed, serialization
-from multimm.gpu.emulated.pack import Packing, pack, prepared, source_of
-from multimm.gpu.emulated.pack_configs import (
+from multimm.gpu.emulated.configs import (
     PARTS,
     cut_for,
     held_on,
@@ -34,10 +33,10 @@ from multimm.gpu.emulated.pack_configs import (
     pack_shared_bytes,
     tiles_for,
 )
+from multimm.gpu.emulated.pack import Packing, pack, prepared, source_of
 from multimm.gpu.emulated.packed import PackedBlock, Residuals, check_pair
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import Device
 
 
 class Kernel:
@@ -55,7 +54,7 @@ class Kernel:
 
     def split_pack(self, tasks, struct, stage, patience):
         assert stage in range(3)
-        assert patience == pack_configs.PATIENCE
+        assert patience == configs.PATIENCE
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
             tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0
         assert tasks == 0
@@ -152,7 +151,7 @@ def many_residuals():
     """Odd numbers, too, stay packed, and so few that the source would be kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulated_pack, "SPLIT_K", 0)
-        for module in (pack_configs, emulated_pack, packed):
+        for module in (configs, emulated_pack, packed):
             patch.setattr(module, "RESIDUAL_CAP", 65_536)
         yield
 
@@ -265,10 +264,10 @@ def test_what_is_not_finite_keeps_the_source(bad, layout):
 def test_too_many_residuals_keep_the_source(monkeypatch):
     x = numbers("wide", 60, 50, np.random.default_rng(9))
     count = pack_reference(x).uncarried
-    for module in (pack_configs, emulated_pack, packed):
+    for module in (configs, emulated_pack, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count)
     assert_packed(pack(gpu(x), side="a"), x)
-    for module in (pack_configs, emulated_pack, packed):
+    for module in (configs, emulated_pack, packed):
         monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
     block = pack(gpu(x), side="a")
     assert block.uncarried == count
@@ -319,16 +318,16 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.tasks == panels * blocks
     assert cut.at_once == (blocks <= multiprocessors)
     # The device is full, or no block has less to do.
-    assert cut.run in (1, held) or cut.tasks > multiprocessors * pack_configs.BLOCKS // 2
+    assert cut.run in (1, held) or cut.tasks > multiprocessors * configs.BLOCKS // 2
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
 def test_blocks_share_a_multiprocessor(limits):
     each = pack_shared_bytes(held_on(limits)) + RESERVED_BYTES
-    assert each * pack_configs.BLOCKS <= limits.shared_bytes
+    assert each * configs.BLOCKS <= limits.shared_bytes
     more = pack_shared_bytes(held_on(limits) + 1) + RESERVED_BYTES
-    assert more * pack_configs.BLOCKS > limits.shared_bytes or held_on(limits) == 6
-    assert limits.threads >= 256 * pack_configs.BLOCKS
+    assert more * configs.BLOCKS > limits.shared_bytes or held_on(limits) == 6
+    assert limits.threads >= 256 * configs.BLOCKS
 
 
 def map_of_the_kernel() -> dict[str, object]:
@@ -392,7 +391,7 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
 def test_kernels_fit_a_multiprocessor(parts):
     text = kernel_text("split_pack.cu", dict(pack_defines(parts, 6)))
     usage = compile_text(text, "sm_90").usage["split_pack"]
-    assert usage.registers <= 65_536 // 256 // pack_configs.BLOCKS
+    assert usage.registers <= 65_536 // 256 // configs.BLOCKS
     assert (usage.spilled, usage.shared) == (0, 0)
     for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
         text = kernel_text(file, {"PARTS": parts, **more})

@@ -11,12 +11,11 @@ from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
 import multimm
 from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import product
-from multimm.gpu.arch import limits_for
+from multimm.gpu.arch import Device, limits_for
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.product import gemm, packed
 from multimm.gpu.runtime import launch_cache
-from multimm.gpu.simt.configs import Device
 
 HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
 TURING, ADA = Device(limits_for(75), 40), Device(limits_for(89), 128)
@@ -27,45 +26,48 @@ class Kernels:
     """What was launched, by name."""
 
     def __init__(self):
-        self.ran, self.kept, self.prepared = [], [], 0
+        self.ran, self.prepared = [], 0
         self.device = HOPPER
 
-    def gemm(self, a, b, *, trans_a=False, trans_b=False, out=None, tuned, noted, kept_as=FFMA,
-             alpha=1.0, beta=0.0, c=None, partial=None, lower=False):  # fmt: skip
-        self.ran.append("ffma lower" if lower else "ffma")
-        self.kept.append(kept_as)
-        note(noted)
-        a, b = (a.T if trans_a else a), (b.T if trans_b else b)
-        out = gpu(np.zeros(np.matmul(a, b).shape, "f4")) if out is None else out
-        _compute(a, b, out, alpha, beta, c, partial)
-        return out
+    def gemm(self, problem, config, tuned):
+        return self.prepare("ffma" + " lower" * problem.lower, problem)
 
-    def on_tensor_cores(self, found, trans, shape, alpha, beta, choice, tuned, lower, gram):
-        assert not gram or found[0][0] is found[1][0], "copied twice"
+    def on_tensor_cores(self, problem, choice, tuned):
+        left, right, *_ = problem.arrays
+        assert not problem.symmetric or left is right, "copied twice"
+        kind = " gram" * problem.symmetric + " lower" * problem.lower
+        run = self.prepare(f"split {choice.precision}{kind}", problem)
+        return lambda pointers: note(choice) or run(pointers)
+
+    def prepare(self, name, problem):
         self.prepared += 1
-        kind = " gram" * gram + " lower" * lower
-        layouts = [None if x is None else (x.shape, x.strides) for x, _ in found]
+        layouts = [None if x is None else (x.shape, x.strides) for x in problem.arrays]
+        trans, scalars = problem.trans, (problem.alpha, problem.beta)
 
         def run(pointers):
-            self.ran.append(f"split {choice.precision}{kind}")
+            self.ran.append(name)
             a, b, c, partial, out = (
                 None if layout is None else at(pointer, *layout)
                 for pointer, layout in zip(pointers, layouts, strict=True)
             )
-            left, right = (x.T if flag else x for x, flag in zip((a, b), trans, strict=True))
-            _compute(left, right, out, alpha, beta, c, partial)
-            note(choice)
+            left, right = (
+                x.swapaxes(-1, -2) if flag else x for x, flag in zip((a, b), trans, strict=True)
+            )
+            _compute(left, right, out, *scalars, c, partial)
 
         return run
 
-    def multiply(self, a, b, *, out, alpha, beta, c, partial, lower):
-        self.ran.append("split lower" if lower else "split")
-        out = gpu(np.zeros((a.rows, b.rows), "f4")) if out is None else out
-        _compute(a.tiles, b.tiles, out, alpha, beta, c, partial)
-        return out
+    def multiply(self, problem, parts, config):
+        (_, m, n, _), name = problem.shape, "split lower" if problem.lower else "split"
 
-    def choose(self, sizes, promise, device):
-        large = min(sizes.m, sizes.n, sizes.k) >= SIDE and sizes.batch == 1
+        def run(pointers):
+            self.ran.append(name)
+            _compute(*self.tiles, at(pointers[6], (m, n), (4 * n, 4)), 1.0, 0.0, None, None)
+
+        return run
+
+    def choose(self, sizes, promise, device, alpha_is_0=False):
+        large = min(sizes.m, sizes.n, sizes.k) >= SIDE and sizes.batch == 1 and not alpha_is_0
         kernel = SPLIT if large and promise != "ieee" and device is HOPPER else FFMA
         return Choice(kernel, promise, "for a reason")
 
@@ -83,8 +85,8 @@ def at(pointer, shape, strides):
 def kernels(monkeypatch):
     found = Kernels()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(product.simt_gemm, "gemm", found.gemm)
-    monkeypatch.setattr(product.multiply, "multiply", found.multiply)
+    monkeypatch.setattr(product.simt_gemm, "prepared", found.gemm)
+    monkeypatch.setattr(product.multiply, "prepared", found.multiply)
     monkeypatch.setattr(product.emulated_gemm, "prepared", found.on_tensor_cores)
     monkeypatch.setattr(product, "choose_kernel", found.choose)
     monkeypatch.setattr(product, "device_of", lambda ident: found.device)
@@ -127,7 +129,18 @@ def test_all_terms_and_an_output(kernels, turned):
         exact = 2 * (np.asarray(a).T @ np.asarray(b).T + np.asarray(p)) - 3 * np.asarray(c)
         np.testing.assert_array_equal(out, exact)
     assert kernels.ran == ["split tf32"] * 2
-    assert kernels.prepared == 1 + turned  # turned over, a product is not kept
+    assert kernels.prepared == 1 + turned  # with a copy of C' nothing is kept
+
+
+@pytest.mark.parametrize("precision", ["float32", "ieee"])
+def test_a_result_in_columns_is_known_again_too(kernels, precision):
+    for seed in (0, 1):
+        a, b = operands(2 * SIDE, seed=seed)
+        out, p = (laid_out(np.ones((2 * SIDE, SIDE), "f4"), "F") for _ in range(2))
+        gemm(a, b, precision=precision, partial=p, out=out)
+        np.testing.assert_array_equal(out, np.asarray(a) @ np.asarray(b) + 1)
+    assert kernels.prepared == 1
+    assert len(kernels.ran) == 2
 
 
 def test_what_is_not_read_has_no_place_in_what_is_kept(kernels):
@@ -142,13 +155,7 @@ def test_what_is_not_read_has_no_place_in_what_is_kept(kernels):
 def test_a_product_times_zero_needs_no_tensor_cores(kernels):
     gemm(*operands(), alpha=0.0)
     assert kernels.ran == ["ffma"]
-    assert last_choice() == Choice(FFMA, "float32", "alpha is 0")
-
-
-@pytest.mark.parametrize("promise", ["float32", "ieee"])
-def test_what_is_decided_is_kept_by_precision(kernels, promise):
-    gemm(*operands(8, 8, 8), precision=promise)
-    assert kernels.kept == [promise]
+    assert last_choice().kernel == FFMA
 
 
 def test_lower_products_are_asked_of_kernels_that_know_them(kernels, monkeypatch):
@@ -232,7 +239,7 @@ def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypa
     object.__setattr__(b, "tiles", b.raw)
     object.__setattr__(b, "raw", None)
     with pytest.raises(KernelError, match="a packed operand is unpacked first"):
-        product._packed(a, b, False, False, {}, None, True, False)
+        gemm(a, b)
 
 
 def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
@@ -289,7 +296,7 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     gemm(*blocks, lower=True)
     assert kernels.ran[1:] == ["ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
-    assert kernels.kept == [FFMA] * 2, "a promise, which plain operands may keep otherwise"
+    assert launch_cache.product(a, b, "float32") is None, "a promise of what other data may keep"
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE])
@@ -305,15 +312,13 @@ def test_packed_operands_of_a_short_k_are_multiplied_as_they_were(kernels, devic
 def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monkeypatch):
     kernels.device = device
     a, b = operands()
-    blocks = []
-    for side, x in (("a", a), ("b", b)):
-        block = object.__new__(PackedBlock)  # its tiles are not looked at
-        known = {"rows": SIDE, "k": SIDE, "side": side, "scheme": "tf32", "tiles": x, "raw": None}
-        for name, value in known.items():
-            object.__setattr__(block, name, value)
-        blocks.append(block)
-    monkeypatch.setattr(PackedBlock, "unpack", lambda block: block.tiles)
-    monkeypatch.setattr(product, "add_residuals", lambda *_, **__: None)
+    kernels.tiles = [np.asarray(x).tolist() for x in (a, b)]
+    tiles, exponents = gpu(np.zeros((2, 64 * 64), "f2")), gpu(np.zeros((1, 128), "i4"))
+    blocks = [
+        PackedBlock(SIDE, SIDE, side, "tf32", tiles.reshape(2, 1, 1, 64, 64), exponents[0])
+        for side in "ab"
+    ]
+    monkeypatch.setattr(PackedBlock, "unpack", lambda block: {"a": a, "b": b}[block.side])
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
     assert kernels.ran == ["ffma" if device is TURING else "split"]
 

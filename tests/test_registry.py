@@ -16,7 +16,6 @@ from multimm.gpu.simt.configs import (
     MIN_SLICE,
     REGISTRY,
     Device,
-    GemmSizes,
     _turns,
     choose,
     config_named,
@@ -24,6 +23,7 @@ from multimm.gpu.simt.configs import (
     slice_length,
     slices_of_k,
 )
+from multimm.gpu.strides import GemmSizes
 
 H200 = Device(limits_for(90), 132)
 

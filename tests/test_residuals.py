@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+import stand_in
+import test_split
 from pack_reference import joined, pack_reference, split, swizzled
-from stand_in import fake_cupy, gpu, laid_out, memory
+from stand_in import gpu, laid_out, memory, standing_in
 
-from multimm.gpu.arch import limits_for
 from multimm.gpu.emulated import outliers
-from multimm.gpu.emulated.outliers import add_residuals
-from multimm.gpu.emulated.packed import Residuals
-from multimm.gpu.simt.configs import Device
+from multimm.gpu.emulated.packed import PackedBlock, Residuals
+from multimm.gpu.product import gemm
+from multimm.gpu.runtime import launch
+from multimm.gpu.validate import check_epilogue
 
 
 class Kernel:
@@ -58,25 +57,26 @@ launches: list[tuple] = []
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
     launches.clear()
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
-    monkeypatch.setattr(outliers, "device_of", lambda ident: Device(limits_for(90), 132))
+    with standing_in():
+        monkeypatch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
+        monkeypatch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
+        launch.device_of.cache_clear()
+        yield
+    launch.device_of.cache_clear()
 
 
 def flat(x):
     return gpu(np.ascontiguousarray(x).reshape(1, -1)).reshape(x.shape)
 
 
-def packed(x, scheme="float32"):
-    """What `PackedBlock` says of rows x k; the list in an order of its own."""
+def packed(x, side, scheme="float32"):
+    """A block of rows x k; the list in an order of its own."""
     made = pack_reference(x, 2 if scheme == "float32" else 1)
     listed = made.residuals[::-1]
     at = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
     found = Residuals(flat(at), flat(listed["value"])) if len(listed) else None
-    return SimpleNamespace(
-        rows=len(x), k=x.shape[1], scheme=scheme, device_id=0, residuals=found,
-        uncarried=len(listed), tiles=flat(made.tiles), exponents=flat(made.exponents),
-    )  # fmt: skip
+    return PackedBlock(*x.shape, side, scheme, flat(made.tiles), flat(made.exponents), 0,
+                       len(listed), found)  # fmt: skip
 
 
 def with_tiny_elements(rows, k, seed):
@@ -96,33 +96,38 @@ def test_every_term_of_the_product_is_there(alpha, scheme, layout):
     y[11, 7] = 1.5  # meets the tiny element of x alone
     x[9], y[9] = 0, 0
     x[9, [4, 5]], y[9, [4, 6]] = [np.float32(1.2345678e-9), 900], [np.float32(1.2345678e-9), 900]
-    a, b = packed(x, scheme), packed(y, scheme)
-    rests = [split(z).rest.astype("f8") for z in (x, y)]
-    carried = [z - rest for z, rest in zip((x, y), rests, strict=True)]
-    d = laid_out((alpha * carried[0] @ carried[1].T).astype("f4"), layout)
-    assert d[2, 11] == d[9, 9] == 0
-    add_residuals(d, a, b, alpha=alpha)
+    a, b = packed(x, "a", scheme), packed(y, "b", scheme)
+    d = laid_out(np.full((70, 50), np.nan, "f4"), layout)
+    for _ in range(2):  # the second time by what was kept
+        gemm(a, b, alpha=alpha, out=d)
     exact = alpha * (x.astype("f8") @ y.T.astype("f8"))
     scale = np.abs(x.astype("f8")) @ np.abs(y.T.astype("f8"))
     assert (np.abs(d - exact) <= (90 * 2.0**-24 if scheme == "float32" else 2.0**-9) * scale).all()
     assert d[9, 9] == np.float32(alpha) * np.float32(1.2345678e-9) ** 2
-    ((grid, _),) = launches
-    assert grid == (2, 1, 1)
+    assert [grid for grid, _ in launches] == [(2, 1, 1)] * 2
+
+
+def test_lists_of_other_blocks_are_taken_from_where_they_are():
+    x, y = with_tiny_elements(70, 90, 2), with_tiny_elements(50, 90, 3)
+    results = []
+    for rows in (x, x[::-1].copy(), x):
+        results.append(gemm(packed(rows, "a"), packed(y, "b")))
+    np.testing.assert_array_equal(results[0], results[2])
+    np.testing.assert_array_equal(results[0], results[1][::-1])
+    assert len(launches) == 3
 
 
 def test_what_is_multiplied_by_zero_is_not_read():
     d = gpu(np.full((70, 50), 3, "f4"))
-    add_residuals(
-        d, packed(with_tiny_elements(70, 90, 2)), packed(np.ones((50, 90), "f4")), alpha=0
-    )
-    assert (d == 3).all()
+    for _ in range(2):
+        operands = packed(with_tiny_elements(70, 90, 2), "a"), packed(np.ones((50, 90), "f4"), "b")
+        gemm(*operands, alpha=0, out=d)
+        assert (d == 0).all()
     assert launches == []
 
 
 def test_most_blocks_have_none():
-    d = gpu(np.ones((3, 4), "f4"))
-    add_residuals(d, packed(np.ones((3, 5), "f4")), packed(np.ones((4, 5), "f4")), alpha=1.0)
-    assert (d == 1).all()
+    gemm(packed(np.ones((3, 5), "f4"), "a"), packed(np.ones((4, 5), "f4"), "b"))
     assert launches == []
 
 
@@ -131,26 +136,26 @@ def test_they_are_added_on_the_device_that_holds_them(monkeypatch):
 
     entered, current = [], []
 
-    class Device:
-        def __init__(self, ident):
-            self.ident = ident
-
+    class Device(stand_in.Device):
         def __enter__(self):
-            current.append(self.ident)
+            current.append(self.id)
 
         def __exit__(self, *_):
             current.pop()
 
     monkeypatch.setattr(cupy.cuda, "Device", Device)
     monkeypatch.setattr(Kernel, "__call__", lambda *_: entered.append(list(current)))
-    a, b = packed(with_tiny_elements(70, 90, 2)), packed(np.ones((50, 90), "f4"))
-    a.device_id = b.device_id = 3
-    add_residuals(gpu(np.zeros((70, 50), "f4")), a, b, alpha=1.0)
+    a = packed(with_tiny_elements(70, 90, 2), "a")
+    b = packed(np.ones((50, 90), "f4"), "b")
+    for x in (*a.arrays().values(), *b.arrays().values()):
+        x.device_id = 3
+    gemm(a, b)
     assert entered == [[3]]
 
 
 def test_a_large_product_is_shared_by_as_many_blocks_as_run_at_a_time(monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda kernel, grid, *_: launches.append(grid))
     nothing = outliers.Lists(0, 0, 0, 0, 0)
-    outliers.prepared(65536, 65536, 64, "float32", 0, 1.0, 65536)(nothing, nothing, 0, 0)
+    problem = check_epilogue(None, None, None, (65536, 65536, 64), 1.0, 0.0, lower=False, device=0)
+    outliers.prepared(problem, "float32")(nothing, nothing, 0, 0)
     assert launches == [(8 * 132, 1, 1)]

@@ -10,7 +10,7 @@ import pytest
 
 import multimm
 from multimm.errors import ShapeError
-from multimm.gpu.strides import product_shape
+from multimm.gpu.validate import product_shape
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 from multimm.shapes import check_operands

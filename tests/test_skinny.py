@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -12,17 +13,19 @@ from hypothesis import strategies as st
 from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 
 from multimm.errors import KernelError
+from multimm.gpu import product
 from multimm.gpu.arch import limits_for
 from multimm.gpu.elementwise import reduce
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt import gemm, split_k, thin_selection
-from multimm.gpu.simt.configs import Device, GemmSizes
-from multimm.gpu.simt.thin_configs import AxpyConfig, DotConfig, OuterConfig
-from multimm.gpu.simt.thin_selection import way_for
+from multimm.gpu.simt import gemm, split_k, thin
+from multimm.gpu.simt.configs import Device
+from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig, way_for
+from multimm.gpu.strides import GemmSizes
 from multimm.gpu.tuning import autotune
 
+ieee = functools.partial(product.gemm, precision="ieee")
 H200 = Device(limits_for(90), 132)
 
 
@@ -237,7 +240,7 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     partial = integers(4, m, n, layout=orders[3]) if with_partial else None
     with skinny_kernels() as launches:
         out = laid_out(np.full((*stack, m, n), np.nan, "f4"), into) if into else None
-        result = gemm.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, c=c,
+        result = ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta * with_c, c=c,
                              partial=partial, out=out)  # fmt: skip
         assert set(kernels(launches)) <= {"sgemm_dot", "sgemm_axpy", "sgemm_outer"}
     given_c = c if with_c and beta else None
@@ -258,7 +261,7 @@ def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
     for into in ("C", "wide rows", "F"):
         launches.clear()
         out = laid_out(np.zeros((m, n) if trans_a else (1, m, n), "f4"), into)
-        gemm.gemm(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
+        ieee(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
         wanted = expected(a, b, trans_a, False, 2, 3, c, partial)
         np.testing.assert_array_equal(np.asarray(out), wanted)
         loose = n == 1 and into == "wide rows"  # a column whose values are no neighbours
@@ -270,7 +273,7 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
     monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     a, b = integers(1, 20, 200_000), integers(2, 200_000, 3)
     for _ in range(2):  # the second time by what was kept
-        np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+        np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
     assert kernels(launches) == ["sgemm_dot"] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
 
@@ -278,20 +281,20 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
 def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
     shapes = [((1, 900), (900, 80)), ((20, 200_000), (200_000, 1)), ((750, 5), (5, 752))]
     for seed, (left, right) in enumerate(shapes):
-        gemm.gemm(integers(seed, *left), integers(seed, *right))
+        ieee(integers(seed, *left), integers(seed, *right))
     count = len(launches)
-    monkeypatch.setattr(gemm, "way_for", None)
+    monkeypatch.setattr(thin, "way_for", None)
     monkeypatch.setattr(reduce, "prepared_sum", None)
     for seed, (left, right) in enumerate(shapes):
         a, b = integers(seed + 5, *left), integers(seed + 7, *right)
-        np.testing.assert_array_equal(np.asarray(gemm.gemm(a, b)), np.asarray(a) @ np.asarray(b))
+        np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
     assert len(launches) == 2 * count
 
 
 def test_a_named_configuration_is_not_skinny(launches, monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: launches.append((self,)))
     monkeypatch.setattr(gemm, "slices_of_k", lambda *_: 1)
-    gemm.gemm(integers(1, 1, 900), integers(2, 900, 80), config="small")
+    ieee(integers(1, 1, 900), integers(2, 900, 80), config="small")
     assert kernels(launches) == ["sgemm_ffma"]
 
 
@@ -308,7 +311,7 @@ def test_wide_loads_where_every_row_allows_them(launches):
         (matrix(100, 799, 800), 0),
     ):
         launches.clear()
-        gemm.gemm(x, b)
+        ieee(x, b)
         assert launches[0][0].defines["WIDE"] == wide
 
 
@@ -344,4 +347,4 @@ def test_kernels_compile_without_spills(kernel, config, flags):
 def test_what_is_short_is_padded_to_a_power_of_two():
     for few, cols in ((1, 1), (3, 4), (5, 8), (8, 8), (9, 16)):
         assert way_for(GemmSizes(8192, few, 8192, 1, True), H200).config.cols == cols
-    assert thin_selection.NARROW_AXPY < 9 <= thin_selection.NARROW_DOT
+    assert thin.NARROW_AXPY < 9 <= thin.NARROW_DOT

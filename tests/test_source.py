@@ -9,7 +9,7 @@ import pytest
 
 import multimm.gpu
 from multimm.errors import KernelError
-from multimm.gpu.elementwise.transpose_configs import TransposeConfig
+from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.runtime import kernel_source
 from multimm.gpu.simt.configs import config_named
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import stand_in
 from pack_reference import pack_reference, swizzled
 from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
-from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu.arch import limits_for, tiles_of
-from multimm.gpu.emulated import multiply as emulated_multiply
-from multimm.gpu.emulated.configs import split_slices
-from multimm.gpu.emulated.multiply import multiply
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY, slices_of, split_config_named
+from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
+from multimm.gpu.arch import Device, limits_for, tiles_of
+from multimm.gpu.emulated import multiply
+from multimm.gpu.emulated.configs import (
+    SPLIT_REGISTRY,
+    choose_split,
+    slices_of,
+    split_config_named,
+    split_slices,
+)
+from multimm.gpu.emulated.packed import PackedBlock
+from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
+from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
-from multimm.gpu.simt.configs import Device
+from multimm.gpu.simt.configs import config_named
 
 H200 = Device(limits_for(90), 132)
 
@@ -76,24 +81,24 @@ def launches():
         patch.setattr(split_k, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
         launch.device_of.cache_clear()
-        emulated_multiply._plan.cache_clear()
         yield stand_in.Kernel.launches
     launch.device_of.cache_clear()
-    emulated_multiply._plan.cache_clear()
 
 
 def on_gpu(x: np.ndarray) -> GPUArray:
     return gpu(x.reshape(1, -1)).reshape(x.shape)
 
 
-def packed(x: np.ndarray, parts: int = 2) -> SimpleNamespace:
+def packed(x: np.ndarray, side: str, parts: int = 2) -> PackedBlock:
     """`x` is rows x k."""
     made = pack_reference(x, parts)
     assert made.uncarried == 0
-    rows, k = x.shape
-    return SimpleNamespace(
-        rows=rows, k=k, tiles=on_gpu(made.tiles), exponents=on_gpu(made.exponents)
-    )
+    scheme = {1: "tf32", 2: "float32"}[parts]
+    return PackedBlock(*x.shape, side, scheme, on_gpu(made.tiles), on_gpu(made.exponents))
+
+
+def both(a: np.ndarray, b: np.ndarray, parts: int = 2) -> tuple[PackedBlock, PackedBlock]:
+    return packed(a, "a", parts), packed(b, "b", parts)
 
 
 def case(m, n, k):
@@ -110,11 +115,11 @@ def case(m, n, k):
 )
 def test_everything_reaches_the_kernel(m, n, k, parts):
     a, b, c, p, exact = case(m, n, k)
-    operands = packed(a, parts), packed(b, parts)
-    np.testing.assert_array_equal(multiply(*operands), exact)
+    operands = both(a, b, parts)
+    np.testing.assert_array_equal(gemm(*operands), exact)
     for layout in stand_in.LAYOUTS[:4]:
         out = laid_out(np.full((m, n), np.nan, np.float32), layout)
-        result = multiply(*operands, alpha=2, beta=-1, c=laid_out(c, layout),
+        result = gemm(*operands, alpha=2, beta=-1, c=laid_out(c, layout),
                           partial=laid_out(p, "reversed"), out=out)  # fmt: skip
         assert result is out
         np.testing.assert_array_equal(out, 2 * (exact + p) - c, layout)
@@ -123,13 +128,13 @@ def test_everything_reaches_the_kernel(m, n, k, parts):
 def test_k_is_cut_into_slices_where_d_is_small(launches):
     a, b, c, p, exact = case(60, 70, 9000)
     slices, length = split_slices(60, 70, 9000, 132)
-    multiply(packed(a), packed(b))
+    gemm(*both(a, b))
     _, grid, _, args = launches[0]
     assert grid == (2 * slices, 1, 1)
     assert args[3] == length
     assert args[-2] % 4 == 0
     assert launches[1][0].name == "add_partials"
-    result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
+    result = gemm(*both(a, b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
     np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
 
 
@@ -137,7 +142,7 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
     a, b, c, p, exact = case(60, 70, 9000)
     monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     for _ in range(2):
-        result = multiply(packed(a), packed(b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
+        result = gemm(*both(a, b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
         np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
     assert [(kernel.name, args[3]) for kernel, _, _, args in launches] == [("sgemm_split", 0)] * 2
     count, _ = split_slices(60, 70, 9000, 132)
@@ -152,7 +157,7 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
 def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches, size, k, parts):
     a, b, c, p, exact = case(size, size, k)
     out = gpu(np.full((size, size), 77, np.float32))
-    result = multiply(packed(a, parts), packed(b, parts), alpha=2, beta=3, c=gpu(c),
+    result = gemm(*both(a, b, parts), alpha=2, beta=3, c=gpu(c),
                       partial=gpu(p), out=out, lower=True)  # fmt: skip
     np.testing.assert_array_equal(np.tril(result), np.tril(2 * (exact + p) + 3 * c))
     slices, _ = slices_of(size, size, k, 3 if parts == 2 else 1, H200, True)
@@ -162,45 +167,37 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
         assert np.all(np.asarray(out)[~below(size, size, 128, width)] == 77)
     launches.clear()
     turned = gpu(np.zeros((size, size), np.float32)).T
-    multiply(packed(a, parts), packed(b, parts), out=turned, lower=True)
+    gemm(*both(a, b, parts), out=turned, lower=True)
     np.testing.assert_array_equal(turned, exact)  # its rows lie along columns of the product
 
 
 def test_only_square_products_have_a_triangle(launches):
-    a, b = packed(np.ones((5, 100), np.float32)), packed(np.ones((6, 100), np.float32))
+    a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
     with pytest.raises(ShapeError, match="the product is 5 x 6: only a square one has a lower tr"):
-        multiply(a, b, lower=True)
+        gemm(a, b, lower=True)
     assert launches == []
 
 
 def test_what_is_multiplied_by_zero_is_never_read(launches):
     a, b, c, _, exact = case(60, 70, 9000)
     nan = gpu(np.full((60, 70), np.nan, np.float32))
-    result = multiply(packed(a), packed(b), alpha=0, beta=2, c=gpu(c), partial=nan)
+    result = gemm(*both(a, b), alpha=0, beta=2, c=gpu(c), partial=nan)
     np.testing.assert_array_equal(result, 2 * c)
     assert len(launches) == 1, "no slices"
-    np.testing.assert_array_equal(multiply(packed(a), packed(b), beta=0, c=nan), exact)
-
-
-def test_empty_results_launch_nothing(launches):
-    nothing = packed(np.zeros((0, 100), np.float32))
-    some = packed(np.ones((5, 100), np.float32))
-    assert multiply(nothing, some).shape == (0, 5)
-    assert multiply(some, nothing).shape == (5, 0)
-    assert launches == []
+    np.testing.assert_array_equal(gemm(*both(a, b), beta=0, c=nan), exact)
 
 
 def test_configurations_are_taken_by_value_and_name(launches):
-    a, b = packed(np.ones((5, 100), np.float32)), packed(np.ones((6, 100), np.float32))
+    a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
     for entry in SPLIT_REGISTRY[:2]:
         for config in (entry.name, entry.config):
-            multiply(a, b, config=config)
+            gemm(a, b, config=config)
             assert launches[-1][0].defines == entry.config.defines()
             assert launches[-1][0].max_dynamic_shared_size_bytes == entry.config.shared_bytes
     with pytest.raises(KernelError, match="other products than operands of 2 parts"):
-        multiply(a, b, config=split_config_named("tf32_wide"))
+        gemm(a, b, config=split_config_named("tf32_wide"))
     with pytest.raises(KernelError, match="'fast' is unknown"):
-        multiply(a, b, config="fast")
+        gemm(a, b, config="fast")
 
 
 @pytest.fixture
@@ -218,64 +215,60 @@ def test_other_gpus_run_another_kernel(launches, another_gpu):
     another_gpu("80")
     a, b, c, p, exact = case(70, 130, 100)
     for parts, name in ((2, "mma_narrow"), (1, "tf32_mma_narrow")):
-        operands = packed(a, parts), packed(b, parts)
-        result = multiply(*operands, alpha=2, beta=-1, c=gpu(c), partial=gpu(p))
+        operands = both(a, b, parts)
+        result = gemm(*operands, alpha=2, beta=-1, c=gpu(c), partial=gpu(p))
         np.testing.assert_array_equal(result, 2 * (exact + p) - c)
         kernel, *_ = launches[-1]
         assert (kernel.name, kernel.defines) == ("sgemm_split_mma",
                                                  split_config_named(name).defines())  # fmt: skip
     with pytest.raises(KernelError, match=r"does not run on a GPU of compute capability 8\.0: lea"):
-        multiply(*operands, config="tf32_wide")
+        gemm(*operands, config="tf32_wide")
 
 
 def test_hopper_runs_the_other_kernel_if_asked(launches):
     a, b, *_, exact = case(70, 130, 100)
-    np.testing.assert_array_equal(multiply(packed(a), packed(b), config="mma_wide"), exact)
+    np.testing.assert_array_equal(gemm(*both(a, b), config="mma_wide"), exact)
     assert launches[-1][0].name == "sgemm_split_mma"
 
 
-def test_older_gpus_are_refused(launches, another_gpu):
-    another_gpu("75")
-    a, b = (packed(np.ones((5, 100), np.float32)) for _ in "ab")
+def test_older_gpus_are_refused():
     with pytest.raises(KernelError, match=r"8\.0 or newer, this one has 7\.5: use precision"):
-        multiply(a, b)
-    assert launches == []
-
-
-def changed(x: SimpleNamespace, **parts) -> SimpleNamespace:
-    return SimpleNamespace(**{**vars(x), **parts})
+        choose_split(5, 5, 100, 3, Device(limits_for(75), 40))
 
 
 def test_operands_that_do_not_fit_are_refused(launches):
-    a, b = (packed(np.ones((rows, 100), np.float32)) for rows in (20, 30))
-    single, shorter = packed(np.ones((30, 100), "f4"), 1), packed(np.ones((30, 90), "f4"))
-    away = a.exponents.copy()
-    away.device_id = 1
+    left, right = (np.ones((rows, 100), np.float32) for rows in (20, 30))
+    a, b = both(left, right)
+    single, shorter = packed(right, "b", 1), packed(right[:, :90], "b")
     good, wide = (gpu(np.zeros((20, n), np.float32)) for n in (30, 31))
     elsewhere = gpu(np.zeros((20, 30), np.float32))
     elsewhere.device_id = 1
     for error, message, call in (
-        (ShapeError, "k 100 in 2 parts, packed b has 90", lambda: multiply(a, shorter)),
-        (ShapeError, "100 in 1: both must be equal", lambda: multiply(a, single)),
-        (ShapeError, "of 21 rows and k 100 has tiles", lambda: multiply(
-            changed(a, rows=21, exponents=a.exponents[:64]), b)),
-        (ShapeError, r"must be \(2, 2, 2, 64, 64\)", lambda: multiply(
-            changed(a, tiles=a.tiles.reshape(-1)), b)),
-        (ArrayTypeError, "no tiles: multiply its source", lambda: multiply(
-            a, changed(b, tiles=None, exponents=None))),
-        (ArrayTypeError, "int16 tiles", lambda: multiply(
-            changed(a, tiles=a.tiles.view(np.int16)), b)),
-        (ArrayTypeError, "C-contiguous", lambda: multiply(
-            changed(a, tiles=a.tiles.swapaxes(-1, -2)), b)),
-        (ArrayTypeError, r"devices \[0, 1, 0, 0\]", lambda: multiply(
-            changed(a, exponents=away), b)),
-        (ArrayTypeError, "c lies on device 1", lambda: multiply(a, b, beta=1, c=elsewhere)),
-        (ShapeError, "out has shape", lambda: multiply(a, b, out=wide)),
-        (ShapeError, "c has shape", lambda: multiply(a, b, beta=1, c=wide)),
-        (ShapeError, "may share memory", lambda: multiply(a, b, beta=1, c=good, out=good)),
-        (DTypeError, "float32", lambda: multiply(a, b, beta=1, c=good.astype(np.float64))),
-        (ArrayTypeError, "CuPy", lambda: multiply(a, b, partial=np.zeros((20, 30), "f4"))),
+        (ShapeError, "the 100 columns of a must equal the 90 rows of b", lambda: gemm(a, shorter)),
+        (OptionError, "a was packed for float32 and b for tf32", lambda: gemm(a, single)),
+        (ArrayTypeError, r"several devices \({'packed': 0, 'c': 1}\)", lambda: gemm(
+            a, b, beta=1, c=elsewhere)),
+        (ShapeError, "out has shape", lambda: gemm(a, b, out=wide)),
+        (ShapeError, "c has shape", lambda: gemm(a, b, beta=1, c=wide)),
+        (ShapeError, "may share memory", lambda: gemm(a, b, beta=1, c=good, out=good)),
+        (DTypeError, "float32", lambda: gemm(a, b, beta=1, c=good.astype(np.float64))),
+        (ArrayTypeError, "CuPy", lambda: gemm(a, b, partial=np.zeros((20, 30), "f4"))),
+        (KernelError, "none of packed operands: pass a SplitConfig", lambda: gemm(
+            a, b, config=config_named("large"))),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
     assert launches == []
+
+
+def test_products_of_blocks_like_these_decide_nothing_again(launches, monkeypatch):
+    a, b, c, p, exact = case(70, 130, 100)
+    more = {"alpha": 2, "beta": 3, "c": gpu(c), "partial": gpu(p)}
+    gemm(*both(a, b), **more)
+    monkeypatch.setattr(multiply, "prepared", None)
+    result = gemm(*both(2 * a, b), **more)
+    np.testing.assert_array_equal(result, 2 * (2 * exact + p) + 3 * c)
+    out = gpu(np.zeros((70, 130), np.float32))
+    with pytest.raises(TypeError):  # to another place is another kind
+        gemm(*both(a, b), **more, out=out)
+    assert last_choice() == Choice(SPLIT, "float32", "the operands are packed")

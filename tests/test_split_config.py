@@ -12,27 +12,26 @@ from hypothesis import strategies as st
 from multimm.errors import KernelError
 from multimm.gpu import kernel_selection
 from multimm.gpu.arch import ARCHITECTURES, limits_for
-from multimm.gpu.emulated import configs, selection
+from multimm.gpu.emulated import configs
 from multimm.gpu.emulated.configs import (
     GRAIN,
     MAX_SLICES,
     MIN_SLABS,
-    SHARED_BYTES,
-    MmaConfig,
-    WgmmaConfig,
-    split_slices,
-    stretch_of,
-)
-from multimm.gpu.emulated.pack_configs import ROW_ALIGN, SLAB
-from multimm.gpu.emulated.selection import (
     PRODUCTS,
+    ROW_ALIGN,
+    SHARED_BYTES,
+    SLAB,
     SPLIT_REGISTRY,
     SUMS_SHARE,
+    MmaConfig,
+    WgmmaConfig,
     choose_split,
     entries_for,
     pays,
     slices_of,
     split_config_named,
+    split_slices,
+    stretch_of,
 )
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import MAX_SUMS, Device
@@ -217,7 +216,7 @@ def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
 def choose_clocks(size, k, products, lower):
     """Of the chosen configuration with the chosen slices."""
     cut = slices_of(size, size, k, products, H200, lower)
-    return selection._fastest(size, size, cut, products, H200, lower)[1]
+    return configs._fastest(size, size, cut, products, H200, lower)[1]
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 2**21), st.sampled_from([1, 3]),

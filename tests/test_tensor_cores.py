@@ -12,14 +12,13 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import gemm as emulated_gemm
-from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt import split_k
-from multimm.gpu.strides import product_shape
 from multimm.gpu.tuning import autotune, precompile
+from multimm.gpu.validate import check_product
 
 CHOICE = Choice(SPLIT, "float32", "large")
 
@@ -126,26 +125,22 @@ def kernels(monkeypatch):
     monkeypatch.setattr(stand_in.GPUArray, "get", lambda x, stream: np.array(x), raising=False)
     monkeypatch.setattr(runtime_launch, "_loaded", found.load)
     monkeypatch.setattr(autotune, "winners_on", lambda device: {})
-    emulated_gemm.emulated_multiply._plan.cache_clear()
     runtime_launch.kernel_for.cache_clear()
     runtime_launch.device_of.cache_clear()
     yield found
-    emulated_gemm.emulated_multiply._plan.cache_clear()
     runtime_launch.kernel_for.cache_clear()
     runtime_launch.device_of.cache_clear()
 
 
-def run(
-    kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0, **more
-):
+def run(kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0,
+        lower=False):  # fmt: skip
     """Prepare a product, and compute it twice."""
-    shape = product_shape(a.shape, b.shape, *trans)
-    kernels.k = shape.k
-    found = [simt_gemm.addressable(x, i < 2) for i, x in enumerate((a, b, c, partial, out))]
-    product = emulated_gemm.prepared(found, trans, shape, alpha, beta, CHOICE, tuned=False, **more)
+    problem = check_product(a, b, c, partial, out, trans, alpha, beta, lower).addressable()
+    kernels.k = problem.shape.k
+    product = emulated_gemm.prepared(problem, CHOICE, tuned=False)
     for _ in range(2):
         out[...] = np.nan
-        product([stack.pointer for _, stack in found])
+        product(problem.pointers)
     return out
 
 
@@ -181,7 +176,7 @@ def test_a_gram_product_is_packed_once(kernels, turned, odd):
     x[7, :3] = odd or 0, 1, -1
     a, out = gpu(x.T if turned else x), gpu(np.zeros((130, 130), "f4"))
     with np.errstate(invalid="ignore"):
-        run(kernels, a, a, out, (turned, not turned), partial=gpu(p), alpha=2.0, gram=True)
+        run(kernels, a, a, out, (turned, not turned), partial=gpu(p), alpha=2.0, lower=True)
         exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
     refused = odd is np.nan
     assert kernels.ran == (REFUSED if refused else LAUNCHES) * 2
@@ -197,15 +192,10 @@ def test_a_gram_product_is_packed_once(kernels, turned, odd):
         assert last_choice() == CHOICE
 
 
-def test_what_is_above_the_diagonal_is_left_to_the_kernel(kernels, monkeypatch):
-    asked, prepared = [], emulated_gemm.emulated_multiply.prepared
-    monkeypatch.setattr(
-        emulated_gemm.emulated_multiply, "prepared",
-        lambda *args, **more: asked.append(more) or prepared(*args, **more),
-    )  # fmt: skip
+def test_what_is_above_the_diagonal_is_left_to_the_kernel(kernels):
     x = integers(130, 200)
     run(kernels, gpu(x), gpu(x.T), gpu(np.zeros((130, 130), "f4")), lower=True)
-    assert asked == [{"lower": True}]
+    assert "LOWER" in kernels.defines["sgemm_split"]
     # What stands in for it is seldom needed, and one of few kernels: it computes everything.
     assert "LOWER" not in kernels.defines["sgemm_ffma"]
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import ARCHITECTURES, ArchLimits, TileConfig, limits_for
+from multimm.gpu.arch import ARCHITECTURES, ArchLimits, limits_for
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import REGISTRY
+from multimm.gpu.simt.configs import REGISTRY, TileConfig
 
 CONFIGS = [entry.config for entry in REGISTRY]
 names = pytest.mark.parametrize("config", CONFIGS, ids=[entry.name for entry in REGISTRY])

@@ -15,8 +15,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import transpose as launcher
-from multimm.gpu.elementwise.transpose import transpose
-from multimm.gpu.elementwise.transpose_configs import TransposeConfig, config_for
+from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
 from multimm.gpu.runtime import launch
 from multimm.gpu.runtime.kernel_source import kernel_text
 

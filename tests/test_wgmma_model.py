@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pack_reference import joined, pack_reference, row_exponents, split, swizzled
 from wgmma_model import Scheme, bfloat16, wgmma, wgmma_model
 
-from multimm.gpu.emulated.pack_configs import SLAB
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.emulated.configs import SLAB, SPLIT_REGISTRY
 from multimm.gpu.runtime.kernel_source import kernel_text
 
 U = 2.0**-24

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pack_reference import LOW_UNIT, Split, joined, split
 
-from multimm.gpu.emulated.pack_configs import SLAB
+from multimm.gpu.emulated.configs import SLAB
 
 Array = NDArray[Any]
 

@@ -1,6 +1,32 @@
 """The Python side of kernels/: what to launch, with which parameters, on which arrays.
 
-`pack` packs an operand once for many products, and `last_choice` says what ran.
+A product goes through these layers once, from the top down; each hands a value to the next one, and
+none looks at the arrays again.
+
+=============== ======================================= ===========================================
+layer           question                                module
+=============== ======================================= ===========================================
+call            was one of this kind launched before?   `runtime.launch_cache`
+checks          do the arrays fit? -> `Problem`         `validate`, `problem`, `strides`
+kernel          which one is fastest? -> `Choice`       `kernel_selection`
+configuration   how does it cut its work? -> values     `simt.configs`, `simt.load_paths`,
+                                                        `simt.thin`, `emulated.configs`,
+                                                        `tuning.autotune`
+preparation     which grids and arguments? -> `Run`     `simt.gemm`, `simt.thin`, `simt.split_k`,
+                                                        `emulated.gemm`, `emulated.multiply`
+launch          from addresses into the stream          `runtime.launch`, `runtime.driver_launch`
+=============== ======================================= ===========================================
+
+`product.gemm` is that line of calls. A `Run` takes addresses alone, so that `launch_cache` keeps it
+for the next product of the kind. `simt` are the FP32 units: sgemm_ffma, and the kernels of skinny
+products. `emulated` are float32 products on the tensor cores: `pack` splits operands into FP16
+parts, once for many products (`PackedBlock`), `multiply` multiplies these, and `outliers` adds what
+they do not carry.
+
+Beside products: `elementwise` adds partial results, transposes, and copies blocks; `transfer`
+carries blocks between host memory and a GPU; `library_gemm` is what runs where no kernel of ours
+does; `runtime.kernel_source`, `runtime.jit` and `runtime.file_cache` make machine code of kernels/;
+`arch` has the limits of chips. `last_choice` says what ran.
 """
 
 from __future__ import annotations

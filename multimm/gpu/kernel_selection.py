@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from multimm.errors import OptionError
-from multimm.gpu.emulated.selection import PRODUCTS, pays, split_seconds
-from multimm.gpu.simt.configs import Device, GemmSizes, predicted_seconds
-from multimm.gpu.simt.thin_selection import NARROW_DOT
+from multimm.gpu.arch import Device
+from multimm.gpu.emulated.configs import PRODUCTS, SPLIT_K, entries_for, pays, split_seconds
+from multimm.gpu.simt.configs import predicted_seconds
+from multimm.gpu.simt.thin import NARROW_DOT
+from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +34,6 @@ LARGE = 1024
 #: takes an H200 some 120 us on the tensor cores, 320 with FP32 multiply-adds, and its host about as
 #: long to launch as the former.
 ALONE = 2**33
-
-#: The bound of the split kernel's error is below that of an FP32 dot product from here on.
-SPLIT_K = 256
-
 
 #: Says why a product did not run as it was chosen to, or None.
 Unless = Callable[[], "str | None"]
@@ -57,8 +55,12 @@ def check_precision(precision: str) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
+def choose_kernel(
+    sizes: GemmSizes, precision: str, device: Device, alpha_is_0: bool = False
+) -> Choice:
     """Return the fastest kernel that keeps the promise, as far as sizes tell.
+
+    `SPLIT` of a stack: each matrix is so large that it keeps the tensor cores busy alone.
 
     Parameters
     ----------
@@ -70,10 +72,16 @@ def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
     -------
     Choice
     """
+    m, n, k = sizes.m, sizes.n, sizes.k
+    if sizes.batch > 1 and m * n * k >= ALONE:
+        alone = choose_kernel(replace(sizes, batch=1), precision, device, alpha_is_0)
+        if alone.kernel == SPLIT:
+            return alone
     reason = _why_not(sizes, precision, device)
     if reason is not None:
         return Choice(FFMA, precision, reason)
-    m, n, k = sizes.m, sizes.n, sizes.k
+    if alpha_is_0:
+        return Choice(FFMA, precision, "alpha is 0")
     if min(m, n) >= LARGE:
         return Choice(SPLIT, precision, f"{m} rows and {n} columns keep the tensor cores busy")
     ours = split_seconds(m, n, k, PRODUCTS[precision], device)
@@ -86,19 +94,23 @@ def choose_kernel(sizes: GemmSizes, precision: str, device: Device) -> Choice:
     )  # fmt: skip
 
 
-def one_by_one(sizes: GemmSizes, precision: str, device: Device) -> bool:
-    """Whether the matrices of a stack are so large that each keeps the tensor cores busy alone.
+def choose_packed(sizes: GemmSizes, scheme: str, refused: str | None, device: Device) -> Choice:
+    """Return the kernel for two packed operands: they are unpacked where it is `FFMA`.
 
     Parameters
     ----------
     sizes : GemmSizes
-        Of the stack.
-    precision, device
-        As for `choose_kernel`.
+    scheme : {"float32", "tf32"}
+        That they were packed for.
+    refused : str or None
+        Why one of them keeps its source.
+    device : Device
     """
-    if sizes.m * sizes.n * sizes.k < ALONE:
-        return False
-    return choose_kernel(replace(sizes, batch=1), precision, device).kernel == SPLIT
+    if refused is not None:
+        return Choice(FFMA, scheme, refused)
+    if entries_for(device.limits) and 0 not in (sizes.m, sizes.n, sizes.k):
+        return Choice(SPLIT, scheme, "the operands are packed")
+    return choose_kernel(sizes, scheme, device)
 
 
 def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:

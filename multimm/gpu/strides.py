@@ -1,4 +1,4 @@
-"""Shapes of products, and stacks of matrices in memory as the kernels address them.
+"""Sizes of products, and stacks of matrices in memory as the kernels address them.
 
 Integers only: shapes, strides and pointers in, leading dimensions and batch strides out. Nothing
 in this module touches an array, so all of it is tested without a GPU.
@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
-from multimm.errors import ShapeError
-from multimm.shapes import Shape, check_operands
+from multimm.shapes import Shape
 
 
 class ProductShape(NamedTuple):
@@ -31,52 +28,25 @@ class ProductShape(NamedTuple):
         return (*self.batch, self.m, self.n)
 
 
-def product_shape(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = False) -> ProductShape:
-    """Return the sizes of op(A) @ op(B).
+@dataclass(frozen=True, slots=True)
+class GemmSizes:
+    """The sizes of a product: `batch` products of m x k by k x n, and how A and B are copied.
 
-    Raises
-    ------
-    ShapeError
-        Fewer than 2 dimensions, lengths of k that differ, or stacks that do not broadcast.
+    An operand is scattered if it is stored along k, and turned on its way to shared memory; it is
+    ragged if it lies along m or n, but not all of its rows begin and end on 16 bytes. Both kinds
+    are copied 4 bytes at a time. Of a `lower` product, whose m and n are equal, tiles above
+    the diagonal are not computed.
     """
-    for name, shape in (("a", a), ("b", b)):
-        if len(shape) < 2:
-            raise ShapeError(f"{name} has shape {shape}: a matrix or a stack of them is needed")
-    check_operands(a, b, trans_a, trans_b)
-    m, k = a[:-3:-1] if trans_a else a[-2:]
-    n = b[-2] if trans_b else b[-1]
-    return ProductShape(np.broadcast_shapes(a[:-2], b[:-2]), m, n, k)
 
-
-def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
-    """Check that C or a partial result has the matrices of the product, and a stack that fits.
-
-    Raises
-    ------
-    ShapeError
-        If not; nothing but the stack is broadcast.
-    """
-    batch = shape[:-2]
-    fits = len(batch) <= len(product.batch) and all(
-        size in (1, full) for size, full in zip(batch[::-1], product.batch[::-1], strict=False)
-    )
-    if shape[-2:] != (product.m, product.n) or not fits:
-        raise ShapeError(
-            f"{name} has shape {shape}: the result has shape {product.result}; the last two sizes "
-            "must be equal, and those before them equal or 1"
-        )
-
-
-def check_lower(lower: bool, m: int, n: int) -> None:
-    """Check that a product whose lower triangle is asked for has a diagonal.
-
-    Raises
-    ------
-    ShapeError
-        If it is not square.
-    """
-    if lower and m != n:
-        raise ShapeError(f"the product is {m} x {n}: only a square one has a lower triangle")
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    scattered_a: bool = False
+    scattered_b: bool = False
+    ragged_a: bool = False
+    ragged_b: bool = False
+    lower: bool = False
 
 
 @dataclass(frozen=True, slots=True)

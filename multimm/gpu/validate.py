@@ -1,4 +1,4 @@
-"""Checks that arrays pass before a kernel sees them, and where they lie in memory.
+"""Checks that arrays pass before a kernel sees them; of a product they return its `Problem`.
 
 Nothing here launches anything; CuPy is not imported.
 """
@@ -12,13 +12,121 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.strides import Stack, may_overlap, repeats, stack_of
-from multimm.shapes import Shape, check_result
+from multimm.gpu.problem import NOTHING, Operand, Problem, operand
+from multimm.gpu.strides import ProductShape, Stack, may_overlap, repeats
+from multimm.shapes import Shape, check_operands, check_result
 
 Array = Any
 
 
-def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
+def check_product(
+    a: Array, b: Array, c: Array, partial: Array, out: Array, trans: tuple[bool, bool],
+    alpha: float, beta: float, lower: bool,
+) -> Problem:  # fmt: skip
+    """Check the arrays of a product; return it as kernels see it.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, OptionError
+        Operands that do not fit together, or an `out` that cannot be written to.
+    """
+    check_beta(beta, c)
+    named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
+    given = {name: x for name, x in named.items() if x is not None}
+    check_arrays(given, np.float32)
+    shape = product_shape(a.shape, b.shape, *trans)
+    return _checked(given, shape, trans, alpha, beta, lower, a.device.id)
+
+
+def check_epilogue(
+    c: Array, partial: Array, out: Array, sizes: tuple[int, int, int], alpha: float, beta: float,
+    lower: bool, device: int,
+) -> Problem:  # fmt: skip
+    """The same of a product of packed operands, which are checked, and have no arrays here."""
+    named = {"c": c, "partial": partial, "out": out}
+    given = {name: x for name, x in named.items() if x is not None}
+    check_arrays(given, np.float32, device)
+    shape = ProductShape((), *sizes)
+    return _checked(given, shape, (False, False), alpha, beta, lower, device)
+
+
+def _checked(
+    given: dict[str, Array], shape: ProductShape, trans: tuple[bool, bool], alpha: float,
+    beta: float, lower: bool, device: int,
+) -> Problem:  # fmt: skip
+    check_lower(lower, shape.m, shape.n)
+    for name in ("c", "partial"):
+        if name in given:
+            check_addend(name, given[name].shape, shape)
+    if "out" in given:
+        check_result("out", given["out"].shape, shape.result)
+    found = {name: operand(x) for name, x in given.items()}
+    turned = "out" in found and _check_out(found, shape.result).transposed
+    unread = [name for name, scalar in (("c", beta), ("partial", alpha)) if scalar == 0]
+    all_read = not any(name in given for name in unread)
+    a, b, c, partial, out = (
+        NOTHING if name in unread else found.get(name, NOTHING)  # nor copied
+        for name in ("a", "b", "c", "partial", "out")
+    )
+    if not turned:
+        operands = (a, b, c, partial, out)
+        return Problem(shape, trans, alpha, beta, lower, device, operands, turned, all_read)
+    others = (operand(None if x is None else x.swapaxes(-1, -2)) for x, _ in (c, partial, out))
+    return Problem(
+        ProductShape(shape.batch, shape.n, shape.m, shape.k), (not trans[1], not trans[0]),
+        alpha, beta, False, device, (b, a, *others), turned, all_read,
+    )  # fmt: skip
+
+
+def product_shape(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = False) -> ProductShape:
+    """Return the sizes of op(A) @ op(B).
+
+    Raises
+    ------
+    ShapeError
+        Fewer than 2 dimensions, lengths of k that differ, or stacks that do not broadcast.
+    """
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) < 2:
+            raise ShapeError(f"{name} has shape {shape}: a matrix or a stack of them is needed")
+    check_operands(a, b, trans_a, trans_b)
+    m, k = a[:-3:-1] if trans_a else a[-2:]
+    n = b[-2] if trans_b else b[-1]
+    return ProductShape(np.broadcast_shapes(a[:-2], b[:-2]), m, n, k)
+
+
+def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
+    """Check that C or a partial result has the matrices of the product, and a stack that fits.
+
+    Raises
+    ------
+    ShapeError
+        If not; nothing but the stack is broadcast.
+    """
+    batch = shape[:-2]
+    fits = len(batch) <= len(product.batch) and all(
+        size in (1, full) for size, full in zip(batch[::-1], product.batch[::-1], strict=False)
+    )
+    if shape[-2:] != (product.m, product.n) or not fits:
+        raise ShapeError(
+            f"{name} has shape {shape}: the result has shape {product.result}; the last two sizes "
+            "must be equal, and those before them equal or 1"
+        )
+
+
+def check_lower(lower: bool, m: int, n: int) -> None:
+    """Check that a product whose lower triangle is asked for has a diagonal.
+
+    Raises
+    ------
+    ShapeError
+        If it is not square.
+    """
+    if lower and m != n:
+        raise ShapeError(f"the product is {m} x {n}: only a square one has a lower triangle")
+
+
+def check_arrays(given: dict[str, Array], dtype: DTypeLike, device: int | None = None) -> None:
     """Check that all are CuPy arrays of one dtype on one device.
 
     Parameters
@@ -26,6 +134,8 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
     given : dict of str to array
         By the names that messages use.
     dtype : dtype
+    device : int, optional
+        Of what is packed already.
 
     Raises
     ------
@@ -44,7 +154,8 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike) -> None:
             )
         if x.data.ptr % dtype.alignment:
             raise ArrayTypeError(f"{name} begins at an address that no {x.dtype} has: copy it")
-    devices = {name: x.device.id for name, x in given.items()}
+    devices = {} if device is None else {"packed": device}
+    devices |= {name: x.device.id for name, x in given.items()}
     if len(set(devices.values())) > 1:
         raise ArrayTypeError(f"operands lie on several devices ({devices}): move them to one")
 
@@ -53,17 +164,6 @@ def check_beta(beta: complex, c: Any) -> None:
     """Raise `OptionError` for a beta of a C that was not given."""
     if beta != 0 and c is None:
         raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
-
-
-def describe(x: Array) -> Stack | str:
-    """Where a stack of matrices lies, or why no kernel can walk it."""
-    return stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
-
-
-def is_broadcast(x: Array) -> bool:
-    """Whether rows or columns of an array are repeated by a stride of 0."""
-    steps = zip(x.shape, x.strides, strict=True)
-    return bool(x.size) and any(size > 1 and step == 0 for size, step in steps)
 
 
 def check_out(given: dict[str, Array], shape: Shape) -> Stack:
@@ -80,17 +180,19 @@ def check_out(given: dict[str, Array], shape: Shape) -> Stack:
     ------
     ShapeError
     """
-    out = given["out"]
-    check_result("out", out.shape, shape)
+    check_result("out", given["out"].shape, shape)
+    return _check_out({name: operand(x) for name, x in given.items()}, shape)
+
+
+def _check_out(given: dict[str, Operand], shape: Shape) -> Stack:
+    out, stack = given["out"]
     if not out.size:
         return Stack(out.data.ptr, 0, 0, 0, False, ())  # nothing is written
-    stack = describe(out)
     if isinstance(stack, str):
         raise ShapeError(f"out cannot be written to: {stack}; pass a contiguous array")
     if repeats(stack, shape[:-2]):
         raise ShapeError(f"out has strides {out.strides}: some elements may share memory")
-    for name, x in given.items():
-        other = describe(x)
+    for name, (x, other) in given.items():
         if name == "out" or isinstance(other, str):  # what no kernel can address is copied first
             continue
         if may_overlap(stack, shape[:-2], other, x.shape[:-2], out.itemsize):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from dask.system import CPU_COUNT
 
-from multimm.gpu.elementwise.reduce_configs import CAPACITIES
+from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.gpu.tuning.precompile import compile_files
 from multimm.graph.block_task import Block

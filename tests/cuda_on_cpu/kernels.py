@@ -19,10 +19,9 @@ from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
 from cuda_on_cpu.residuals import residual_cases
 from cuda_on_cpu.split_products import split_cases
-from multimm.gpu.arch import TileConfig
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.simt.thin_configs import AxpyConfig, DotConfig, OuterConfig
+from multimm.gpu.simt.configs import REGISTRY, TileConfig
+from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig
 
 #: Kernels that are more than plain CUDA C++: their arithmetic has a model in NumPy.
 NOT_PLAIN = frozenset({"sgemm_split.cu"})

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.simt import gemm
-from multimm.gpu.simt.configs import REGISTRY, GemmSizes, choose, slices_of_k
+from multimm.gpu.simt.configs import REGISTRY, choose, slices_of_k
+from multimm.gpu.strides import GemmSizes
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 pytestmark = pytest.mark.gpu
+
+ieee = partial(product.gemm, precision="ieee")
 
 U = 2.0**-24
 #: m, n, k; most of them are cut into slices of k on an H200.
@@ -38,7 +42,7 @@ def test_rounding_is_that_of_one_dot_product(shape):
     a, b = normal(1, m, k), normal(2, k, n)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     bound = U * (k + 3) * (abs(a).astype(np.float64) @ abs(b).astype(np.float64))
-    off = abs(gemm.gemm(a, b, tuned=False) - exact)
+    off = abs(ieee(a, b, tuned=False) - exact)
     assert bool((off <= bound).all()), f"{float((off / bound).max())} times the bound"
 
 
@@ -51,7 +55,7 @@ def test_small_integers_are_exact_with_every_scalar_and_addend(shape):
         for size in ((m, k), (k, n), (m, n), (m, n))
     )
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    result = gemm.gemm(a, b, alpha=2, beta=-1, c=c, partial=p, tuned=False)
+    result = ieee(a, b, alpha=2, beta=-1, c=c, partial=p, tuned=False)
     assert bool((result == 2 * (exact + p) - c).all())
 
 
@@ -59,11 +63,11 @@ def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():
     m, n, k = 190, 61, 9001
     assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b = normal(4, m, k), normal(5, k, n)
-    expected = gemm.gemm(a, b, tuned=False)
+    expected = ieee(a, b, tuned=False)
     turned = {"a": cupy.ascontiguousarray(a.T), "b": cupy.ascontiguousarray(b.T)}
     for entry in REGISTRY:
         for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
-            got = gemm.gemm(turned["a"] if trans_a else a, turned["b"] if trans_b else b,
+            got = ieee(turned["a"] if trans_a else a, turned["b"] if trans_b else b,
                               trans_a=trans_a, trans_b=trans_b, config=entry.name)  # fmt: skip
             assert bool((got == expected).all()), f"{entry.name} {trans_a=} {trans_b=}"
 
@@ -72,15 +76,15 @@ def test_a_replayed_graph_writes_to_no_memory_of_others():
     m, n, k = 128, 96, 30_000
     assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b, out = normal(6, m, k), normal(7, k, n), cupy.empty((m, n), np.float32)
-    expected = gemm.gemm(a, b, tuned=False)
+    expected = ieee(a, b, tuned=False)
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     try:
-        gemm.gemm(a, b, out=out, tuned=False)  # compiles
+        ieee(a, b, out=out, tuned=False)  # compiles
         stream.synchronize()
         stream.begin_capture()
         for _ in range(3):
-            gemm.gemm(a, b, out=out, tuned=False)
+            ieee(a, b, out=out, tuned=False)
         graph = stream.end_capture()
         # All sizes of block that the pool may have kept for the slices.
         others = [cupy.full(2**power, 7, np.float32) for power in range(10, 24) for _ in range(4)]

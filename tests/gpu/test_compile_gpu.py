@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from multimm.errors import KernelError
+from multimm.gpu import product
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.simt import gemm
 from multimm.gpu.simt.configs import choose, config_named
 from multimm.gpu.tuning import autotune, precompile
 from multimm.gpu.tuning import bench as tuning_bench
@@ -119,7 +119,9 @@ def test_a_product_can_be_captured_in_a_graph():
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        gemm.gemm(a, b, out=out)  # the first one of its kind: loaded while capturing
+        product.gemm(
+            a, b, precision="ieee", out=out
+        )  # the first one of its kind: loaded while capturing
         graph = stream.end_capture()
         for _ in range(2):
             graph.launch(stream)
@@ -150,7 +152,7 @@ def test_tuning_notices_a_wrong_result(monkeypatch):
     this = runtime_launch.device_of(device())
     configs = autotune.candidates(choose(case.sizes, this)[0], this)
     first, second = list(configs)[:2]
-    right = gemm.gemm
+    right = product.gemm
 
     def wrong(a, b, *, config=None, out=None, **sides):
         result = right(a, b, config=config, out=out, **sides)
@@ -158,11 +160,11 @@ def test_tuning_notices_a_wrong_result(monkeypatch):
             result[63, 63] += 1
         return result
 
-    monkeypatch.setattr(gemm, "gemm", wrong)
+    monkeypatch.setattr(product, "gemm", wrong)
     bench = tuning_bench.GpuBench(case, device(), configs)
     assert bench.wrong(first) == ""
     assert bench.wrong(second) == "other bits than the default"
-    monkeypatch.setattr(gemm, "gemm", lambda *args, **named: right(*args, **named) * 0)
+    monkeypatch.setattr(product, "gemm", lambda *args, **named: right(*args, **named) * 0)
     assert (
         tuning_bench.GpuBench(case, device(), configs).wrong(first) == "the default result is wrong"
     )

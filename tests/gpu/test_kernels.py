@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 from gpu_arrays import assert_exact, padded
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
-from multimm.gpu import library_gemm
+from multimm.gpu import library_gemm, product
 from multimm.gpu.elementwise.transpose import transpose
-from multimm.gpu.simt import gemm
 from multimm.gpu.simt.configs import REGISTRY
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 pytestmark = pytest.mark.gpu
+
+ieee = partial(product.gemm, precision="ieee")
 
 GRID = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 1000)
 CANARY = -12345.0
@@ -61,7 +63,7 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(name, trans_a, tran
             padded(x, int(e), int(o)) for x, e, o in zip((a, b, c, p), extra, offset, strict=False)
         )
         canvas, whole = padded(np.zeros_like(c), int(extra[4]), int(offset[4]), fill=CANARY)
-        result = gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=-1, c=gc,
+        result = ieee(ga, gb, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=-1, c=gc,
                              partial=gp, out=canvas, config=name)  # fmt: skip
         assert result is canvas
         assert_exact(result, 2 * (exact + p) - c, f"{name} {m=} {n=} {k=} {trans_a=} {trans_b=}")
@@ -77,7 +79,7 @@ def test_random_inputs_meet_the_bound(trans_a, trans_b):
         a = rng.standard_normal((k, m) if trans_a else (m, k)).astype(np.float32)
         b = rng.random((n, k) if trans_b else (k, n)).astype(np.float32)
         c = rng.standard_normal((m, n)).astype(np.float32)
-        result = gemm.gemm(cupy.asarray(a), cupy.asarray(b), trans_a=trans_a, trans_b=trans_b,
+        result = ieee(cupy.asarray(a), cupy.asarray(b), trans_a=trans_a, trans_b=trans_b,
                              alpha=alpha, beta=beta, c=cupy.asarray(c))  # fmt: skip
         left, right = ((a.T if trans_a else a).astype(float), (b.T if trans_b else b).astype(float))
         product, addend = float(alpha) * (left @ right), float(beta) * c.astype(float)
@@ -93,10 +95,10 @@ def test_every_configuration_and_run_gives_the_same_bits():
         cupy.asarray(rng.standard_normal(shape).astype(np.float32))
         for shape in ((300, 777), (777, 200))
     )
-    results = [gemm.gemm(a, b, config=name) for name in NAMES for _ in range(3)]
+    results = [ieee(a, b, config=name) for name in NAMES for _ in range(3)]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.wait_event(cupy.cuda.Stream.null.record())
-        results.append(gemm.gemm(a, b))
+        results.append(ieee(a, b))
         stream.synchronize()
     first = results[0].view(cupy.uint32)
     for other in results[1:]:
@@ -105,10 +107,10 @@ def test_every_configuration_and_run_gives_the_same_bits():
 
 def test_what_is_multiplied_by_zero_is_never_read():
     ones, nan = cupy.ones((70, 70), np.float32), cupy.full((70, 70), np.nan, np.float32)
-    assert_exact(gemm.gemm(ones, ones, beta=0, c=nan), np.full((70, 70), 70.0), "beta 0")
-    result = gemm.gemm(nan, nan, alpha=0, beta=3, c=ones, partial=nan)
+    assert_exact(ieee(ones, ones, beta=0, c=nan), np.full((70, 70), 70.0), "beta 0")
+    result = ieee(nan, nan, alpha=0, beta=3, c=ones, partial=nan)
     assert_exact(result, np.full((70, 70), 3.0), "alpha 0")
-    nothing = gemm.gemm(ones[:, :0], ones[:0], alpha=np.inf, beta=2, c=ones)
+    nothing = ieee(ones[:, :0], ones[:0], alpha=np.inf, beta=2, c=ones)
     assert_exact(nothing, np.full((70, 70), 2.0), "k 0")
 
 
@@ -119,7 +121,7 @@ def test_every_order_is_read_as_it_is(trans_a, trans_b, monkeypatch):
     monkeypatch.setattr(cupy, "ascontiguousarray", lambda x: pytest.fail("copied"))
     for order_a, order_b, order_d in itertools.product("CF", repeat=3):
         out = cupy.empty((65, 40), np.float32, order=order_d)
-        gemm.gemm(cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b),
+        ieee(cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b),
                     trans_a=trans_a, trans_b=trans_b, out=out)  # fmt: skip
         assert_exact(out, exact, f"{order_a}{order_b}->{order_d}")
 
@@ -128,9 +130,7 @@ def test_strides_that_no_kernel_walks_are_copied():
     rng = np.random.default_rng(17)
     a, b = integers(rng, 40, 66), integers(rng, 33, 50)
     c = integers(rng, 50, 40)
-    result = gemm.gemm(cupy.asarray(a)[::-1, ::2], cupy.asarray(b), beta=1, c=cupy.asarray(c).T)[
-        :, ::-1
-    ]
+    result = ieee(cupy.asarray(a)[::-1, ::2], cupy.asarray(b), beta=1, c=cupy.asarray(c).T)[:, ::-1]
     assert_exact(result, (a[::-1, ::2].astype(float) @ b + c.T)[:, ::-1], "copied")
 
 
@@ -144,13 +144,13 @@ def test_stacks_broadcast(left, right):
     ga, _ = padded(a, 3)
     shape = (*np.broadcast_shapes(left, right), 35, 70)
     c = integers(rng, 35, 70)
-    result = gemm.gemm(ga, cupy.asarray(b), beta=2, c=cupy.broadcast_to(cupy.asarray(c), shape))
+    result = ieee(ga, cupy.asarray(b), beta=2, c=cupy.broadcast_to(cupy.asarray(c), shape))
     assert_exact(result, a.astype(float) @ b + 2 * c, f"{left} {right}")
 
 
 def test_more_batches_than_the_grid_is_deep():
     a = cupy.arange(70_001, dtype=np.float32).reshape(-1, 1, 1)
-    assert bool((gemm.gemm(a, cupy.full((1, 1), 2, np.float32)) == 2 * a).all())
+    assert bool((ieee(a, cupy.full((1, 1), 2, np.float32)) == 2 * a).all())
     assert bool((transpose(cupy.broadcast_to(a, (70_001, 2, 3))) == a).all())
 
 
@@ -160,7 +160,7 @@ def test_infinities_and_nans_spread_as_in_ieee():
     a[3, 7], a[5, 8], b[9, 11] = np.inf, np.nan, -np.inf
     with np.errstate(invalid="ignore"):
         expected = a.astype(float) @ b.astype(float)
-    np.testing.assert_array_equal(cupy.asnumpy(gemm.gemm(cupy.asarray(a), cupy.asarray(b))),
+    np.testing.assert_array_equal(cupy.asnumpy(ieee(cupy.asarray(a), cupy.asarray(b))),
                                   expected)  # fmt: skip
 
 
@@ -168,9 +168,9 @@ def test_subnormals_are_kept():
     # Copied from the host: a kernel of CuPy's that fills an array would flush them.
     tiny, half, one = (cupy.asarray(np.full((1, 1), x, np.float32)) for x in (2.0**-130, 0.5, 1.0))
     for result, expected in (
-        (gemm.gemm(tiny, half), 2.0**-131),
-        (gemm.gemm(one, one, alpha=2.0**-130), 2.0**-130),
-        (gemm.gemm(tiny, half, beta=2.0**-130, c=one, partial=tiny), 2.5 * 2.0**-130),
+        (ieee(tiny, half), 2.0**-131),
+        (ieee(one, one, alpha=2.0**-130), 2.0**-130),
+        (ieee(tiny, half, beta=2.0**-130, c=one, partial=tiny), 2.5 * 2.0**-130),
     ):
         assert float(cupy.asnumpy(result)[0, 0]) == expected
 
@@ -181,7 +181,7 @@ def test_result_of_more_than_2_to_31_elements():
         pytest.skip("needs 26 GB of free GPU memory")
     a = cupy.asarray(integers(np.random.default_rng(29), m, k))
     b = cupy.asarray(integers(np.random.default_rng(31), k, n))
-    d = gemm.gemm(a, b)
+    d = ieee(a, b)
     turned = transpose(d)
     for i in (0, 1, m // 2, m - 1):
         row = cupy.asnumpy(a[i]).astype(float) @ cupy.asnumpy(b).astype(float)
@@ -189,7 +189,7 @@ def test_result_of_more_than_2_to_31_elements():
         assert_exact(turned[:, i], row, f"column {i} of the transpose")
     del turned
     # Read back beyond 2^31: the last rows of D, and all of it at a leading dimension of n.
-    e = gemm.gemm(d[-40:], d[-40:, :70].copy(), trans_a=True)
+    e = ieee(d[-40:], d[-40:, :70].copy(), trans_a=True)
     tail = cupy.asnumpy(d[-40:]).astype(float)
     assert_exact(e, tail.T @ tail[:, :70], "large leading dimension")
 
@@ -201,7 +201,7 @@ def test_rows_2_to_31_elements_apart():
     far[...] = cupy.arange(21, dtype=np.float32).reshape(3, 7)
     near = np.arange(21, dtype=np.float64).reshape(3, 7)
     for trans, expected in ((False, near @ near.T), (True, near.T @ near)):
-        result = gemm.gemm(far, far, trans_a=trans, trans_b=not trans)
+        result = ieee(far, far, trans_a=trans, trans_b=not trans)
         assert_exact(result, expected, f"{trans=}")
     assert_exact(transpose(far), near.T, "transpose")
 
@@ -234,16 +234,16 @@ def test_memory_that_cannot_be_used_is_refused():
     big = cupy.zeros((64, 64), np.float32)
     a, b = big[:16, :16], cupy.ones((16, 16), np.float32)
     for error, call in (
-        (ShapeError, lambda: gemm.gemm(a, b, out=big[8:24, 8:24])),
-        (ShapeError, lambda: gemm.gemm(b, b, out=big[:16, :32:2])),
-        (ShapeError, lambda: gemm.gemm(b, b, out=b)),
+        (ShapeError, lambda: ieee(a, b, out=big[8:24, 8:24])),
+        (ShapeError, lambda: ieee(b, b, out=big[:16, :32:2])),
+        (ShapeError, lambda: ieee(b, b, out=b)),
         (ShapeError, lambda: transpose(a, out=big[8:24, 8:24])),
-        (DTypeError, lambda: gemm.gemm(a.astype(np.float64), b)),
-        (ArrayTypeError, lambda: gemm.gemm(cupy.asnumpy(a), b)),
+        (DTypeError, lambda: ieee(a.astype(np.float64), b)),
+        (ArrayTypeError, lambda: ieee(cupy.asnumpy(a), b)),
     ):
         with pytest.raises(error):
             call()
-    result = gemm.gemm(a, b, out=big[:16, 16:32])  # neighbours do not overlap
+    result = ieee(a, b, out=big[:16, 16:32])  # neighbours do not overlap
     assert_exact(result, np.zeros((16, 16)), "neighbours")
 
 

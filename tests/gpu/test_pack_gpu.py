@@ -11,9 +11,10 @@ from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
 from multimm.errors import ShapeError
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import pack
+from multimm.gpu.emulated.configs import cut_for
 from multimm.gpu.emulated.pack import prepared, source_of
-from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP, cut_for
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

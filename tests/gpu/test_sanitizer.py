@@ -29,16 +29,14 @@ from multimm.gpu.elementwise.batched_copy import Move, copy_all
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated import pack
+from multimm.gpu.emulated.configs import PARTS, SPLIT_REGISTRY, entries_for
 from multimm.gpu.emulated.gemm import prepared
-from multimm.gpu.emulated.multiply import multiply
-from multimm.gpu.emulated.pack_configs import PARTS
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY, entries_for
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
+from multimm.gpu.product import gemm
 from multimm.gpu.runtime.jit import compile_text, target_for
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.simt.gemm import addressable, gemm
-from multimm.gpu.strides import ProductShape
+from multimm.gpu.validate import check_product
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -132,7 +130,7 @@ def run_product(p: Product, trans_a: bool, trans_b: bool) -> None:
     )
     exact, scale = left.astype(float) @ right, abs(left).astype(float) @ abs(right)
     ga, gb, gc, gp = (uploaded(x, p.extra) for x in (a, b, c, partial))
-    flags = {"trans_a": trans_a, "trans_b": trans_b, "config": p.config}
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "config": p.config, "precision": "ieee"}
     unread = cupy.empty_like(gc)  # initcheck would say if it were
     plain = gemm(ga, gb, beta=0, c=unread, **flags)
     out = uploaded(np.full_like(c, np.nan), p.extra)
@@ -211,7 +209,7 @@ def packed() -> None:
             if config.parts != PARTS[scheme]:
                 continue
             gc, gp = uploaded(c, extra), uploaded(c, extra)
-            result = multiply(left, right, alpha=0.5, beta=-1, c=gc, partial=gp, config=config)
+            result = gemm(left, right, alpha=0.5, beta=-1, c=gc, partial=gp, config=config)
             expected = 0.5 * (a.astype(float) @ b.T + c) - c
             assert abs(downloaded(result) - expected).max() < 2.0**-20, f"{scheme} {m}x{n}x{k}"
 
@@ -227,21 +225,22 @@ def guarded() -> None:
         a, b = (rng.integers(1, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
         if odd is not None:
             a[3, 5] = odd
-        given = uploaded(a, 1), uploaded(b, 3), None, None, uploaded(np.zeros((m, n), "f4"), 1)
-        found = [addressable(x, any_order=True) for x in given]
-        choice = Choice(SPLIT, "float32", "asked for")
-        run = prepared(found, (False, False), ProductShape((), m, n, k), 1.0, 0.0, choice, False)
-        run([stack.pointer for _, stack in found])
+        x, out = uploaded(a, 1), uploaded(np.zeros((m, n), "f4"), 1)
+        choice, none = Choice(SPLIT, "float32", "asked for"), (None, None)
+        problem = check_product(
+            x, uploaded(b, 3), *none, out, (False, False), 1.0, 0.0, lower=False
+        ).addressable()
+        prepared(problem, choice, tuned=False)(problem.pointers)
         exact = a.astype(float) @ b
-        result = downloaded(given[4])
+        result = downloaded(out)
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{n}x{k} {odd}"
         assert last_choice().kernel == ("sgemm_ffma" if odd != odd else "sgemm_split")
         gram = uploaded(np.full((m, m), 77, "f4"), 1)
-        found = [*(addressable(given[0], any_order=True),) * 2, *(addressable(None, True),) * 2,
-                 addressable(gram, any_order=True)]  # fmt: skip
-        run = prepared(found, (False, True), ProductShape((), m, m, k), 1.0, 0.0, choice, False,
-                       lower=True, gram=True)  # fmt: skip
-        run([stack.pointer for _, stack in found])
+        problem = check_product(
+            x, x, *none, gram, (False, True), 1.0, 0.0, lower=True
+        ).addressable()
+        assert problem.symmetric
+        prepared(problem, choice, tuned=False)(problem.pointers)
         exact, result = np.tril(a.astype(float) @ a.T), np.tril(downloaded(gram))
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{m}x{k} {odd}"
 
@@ -253,11 +252,11 @@ def triangles() -> None:
         a, b = (rng.integers(-8, 9, (size, 40)).astype(np.float32) for _ in "ab")
         ga, gb = uploaded(a, extra), uploaded(b, extra)
         made = [uploaded(np.full((size, size), 77, np.float32), extra) for _ in range(3)]
-        gemm(ga, gb, trans_b=True, out=made[0], lower=True)
+        gemm(ga, gb, precision="ieee", trans_b=True, out=made[0], lower=True)
         for scheme, out in zip(("float32", "tf32") if wgmma else (), made[1:], strict=False):
             left = pack.pack(ga, side="a", scheme=scheme)
             right = pack.pack(gb, side="b", trans=True, scheme=scheme)
-            multiply(left, right, out=out, lower=True)
+            gemm(left, right, out=out, lower=True)
         for out in made if wgmma else made[:1]:
             found = downloaded(out)
             assert (np.tril(found) == np.tril(a @ b.T)).all(), size

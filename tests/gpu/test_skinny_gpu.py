@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from gpu_arrays import assert_exact, padded
 
+from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.simt import gemm
-from multimm.gpu.simt.configs import GemmSizes
-from multimm.gpu.simt.thin_selection import way_for
+from multimm.gpu.simt.thin import way_for
+from multimm.gpu.strides import GemmSizes
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 pytestmark = pytest.mark.gpu
+
+ieee = partial(product.gemm, precision="ieee")
 
 CANARY = -12345.0
 U = 2.0**-24
@@ -70,7 +73,7 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(trans_a, trans_b):
                 )
             )
             canvas, whole = padded(np.zeros_like(c), int(extra[4]), int(offset[4]), fill=CANARY)
-            result = gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=-1, c=gc,
+            result = ieee(ga, gb, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=-1, c=gc,
                                  partial=gp, out=canvas)  # fmt: skip
             assert result is canvas
             assert_exact(result, 2 * (exact + p) - c, f"{m=} {n=} {k=} {trans_a=} {trans_b=}")
@@ -86,7 +89,7 @@ def test_random_inputs_meet_the_bound(trans_a, trans_b):
         a = rng.standard_normal((m, k)).astype(np.float32)
         b = rng.random((k, n)).astype(np.float32)
         c = rng.standard_normal((m, n)).astype(np.float32)
-        result = gemm.gemm(
+        result = ieee(
             cupy.asarray(stored(a, trans_a)), cupy.asarray(stored(b, trans_b)), trans_a=trans_a,
             trans_b=trans_b, alpha=alpha, beta=beta, c=cupy.asarray(c),
         )  # fmt: skip
@@ -108,11 +111,11 @@ def test_bits_depend_on_nothing_but_sizes_and_order(trans_a, trans_b):
         for extra, offset in ((0, 0), (0, 0), (3, 1), (4, 4), (1, 2)):
             (ga, _), (gb, _) = (padded(x, extra, offset) for x in (a, b))
             out, _ = padded(np.zeros((m, n), np.float32), extra, offset)
-            results.append(gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b))
-            results.append(gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b, out=out).copy())
+            results.append(ieee(ga, gb, trans_a=trans_a, trans_b=trans_b))
+            results.append(ieee(ga, gb, trans_a=trans_a, trans_b=trans_b, out=out).copy())
         with cupy.cuda.Stream(non_blocking=True) as stream:
             stream.wait_event(cupy.cuda.Stream.null.record())
-            results.append(gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b))
+            results.append(ieee(ga, gb, trans_a=trans_a, trans_b=trans_b))
             stream.synchronize()
         # Columns that are no neighbours, with k in slices, are the documented exception.
         same = results[::2] if n == 1 and k > 100_000 else results
@@ -126,7 +129,7 @@ def test_thin_products_have_the_bits_of_the_tiled_kernel():
     for k in (1, 5, 12):
         a, b = (cupy.asarray(rng.standard_normal(shape).astype(np.float32))
                 for shape in ((1000, k), (k, 1001)))  # fmt: skip
-        thin, tiled = gemm.gemm(a, b), gemm.gemm(a, b, config="small")
+        thin, tiled = ieee(a, b), ieee(a, b, config="small")
         assert bool((thin.view(cupy.uint32) == tiled.view(cupy.uint32)).all())
 
 
@@ -136,9 +139,9 @@ def test_thin_products_have_the_bits_of_the_tiled_kernel():
 def test_what_is_multiplied_by_zero_is_never_read(m, n, k):
     ones = [cupy.ones(shape, np.float32) for shape in ((m, k), (k, n), (m, n))]
     nans = [cupy.full_like(x, np.nan) for x in ones]
-    result = gemm.gemm(ones[0], ones[1], beta=0, c=nans[2])
+    result = ieee(ones[0], ones[1], beta=0, c=nans[2])
     assert_exact(result, np.full((m, n), float(k)), "beta 0")
-    result = gemm.gemm(nans[0], nans[1], alpha=0, beta=3, c=ones[2], partial=nans[2])
+    result = ieee(nans[0], nans[1], alpha=0, beta=3, c=ones[2], partial=nans[2])
     assert_exact(result, np.full((m, n), 3.0), "alpha 0")
 
 
@@ -150,7 +153,7 @@ def test_every_order_is_read_as_it_is(trans_a, trans_b, monkeypatch):
         a, b = integers(rng, m, k), integers(rng, k, n)
         for order_a, order_b, order_d in itertools.product("CF", repeat=3):
             out = cupy.empty((m, n), np.float32, order=order_d)
-            gemm.gemm(
+            ieee(
                 cupy.asarray(stored(a, trans_a), order=order_a),
                 cupy.asarray(stored(b, trans_b), order=order_b),
                 trans_a=trans_a, trans_b=trans_b, out=out,
@@ -171,7 +174,7 @@ def test_stacks_broadcast(left, right, trans_a, trans_b):
         gb, _ = padded(stored(b, trans_b), 1, offset=1)
         c = integers(rng, m, n)
         shape = (*np.broadcast_shapes(left, right), m, n)
-        result = gemm.gemm(ga, gb, trans_a=trans_a, trans_b=trans_b, beta=2,
+        result = ieee(ga, gb, trans_a=trans_a, trans_b=trans_b, beta=2,
                              c=cupy.broadcast_to(cupy.asarray(c), shape))  # fmt: skip
         assert_exact(result, a.astype(float) @ b + 2 * c, f"{left} {right} {m=} {n=} {k=}")
 
@@ -184,7 +187,7 @@ def test_infinities_and_nans_spread_as_in_ieee():
         for flags in itertools.product((False, True), repeat=2):
             with np.errstate(invalid="ignore"):
                 expected = a.astype(float) @ b.astype(float)
-            result = gemm.gemm(*(cupy.asarray(stored(x, t)) for x, t in zip((a, b), flags,
+            result = ieee(*(cupy.asarray(stored(x, t)) for x, t in zip((a, b), flags,
                                  strict=True)), trans_a=flags[0], trans_b=flags[1])  # fmt: skip
             np.testing.assert_array_equal(cupy.asnumpy(result), expected)
 
@@ -196,10 +199,10 @@ def test_subnormals_are_kept():
         a[:, :2] = 2.0**-130
         tiny, half = cupy.asarray(a), cupy.asarray(b)
         for flag in (False, True):
-            result = gemm.gemm(cupy.asarray(stored(a, flag)), half, trans_a=flag)
+            result = ieee(cupy.asarray(stored(a, flag)), half, trans_a=flag)
             assert (cupy.asnumpy(result) == 2.0**-130).all()
         c = cupy.asarray(np.ones((m, n), np.float32))
-        result = gemm.gemm(tiny, half, beta=2.0**-131, c=c)
+        result = ieee(tiny, half, beta=2.0**-131, c=c)
         assert (cupy.asnumpy(result) == 1.5 * 2.0**-130).all()
 
 
@@ -211,9 +214,9 @@ def test_rows_2_to_31_elements_apart():
     far[...] = cupy.asarray(values)
     near = integers(np.random.default_rng(31), 2000, 3)
     exact = values.astype(float) @ near
-    assert_exact(gemm.gemm(far, cupy.asarray(near)), exact, "along k")
+    assert_exact(ieee(far, cupy.asarray(near)), exact, "along k")
     tall = cupy.asarray(integers(np.random.default_rng(37), 800, 3))
-    assert_exact(gemm.gemm(tall, far), cupy.asnumpy(tall).astype(float) @ values, "thin")
+    assert_exact(ieee(tall, far), cupy.asnumpy(tall).astype(float) @ values, "thin")
 
 
 def test_a_captured_product_runs_again_with_other_values():
@@ -222,10 +225,10 @@ def test_a_captured_product_runs_again_with_other_values():
         a, b = (cupy.asarray(integers(rng, *shape)) for shape in ((m, k), (k, n)))
         out = cupy.zeros((m, n), np.float32)
         with cupy.cuda.Stream(non_blocking=True) as stream:
-            gemm.gemm(a, b, out=out)  # compiled outside of the capture
+            ieee(a, b, out=out)  # compiled outside of the capture
             stream.synchronize()
             stream.begin_capture()
-            gemm.gemm(a, b, out=out)
+            ieee(a, b, out=out)
             graph = stream.end_capture()
             a[...] = cupy.asarray(integers(rng, m, k))
             for _ in range(2):

@@ -10,9 +10,8 @@ import pytest
 from gpu_arrays import assert_exact, pack_tiles, padded
 from wgmma_model import wgmma_model
 
-from multimm.gpu.emulated.configs import split_slices
-from multimm.gpu.emulated.multiply import multiply
-from multimm.gpu.emulated.selection import SPLIT_REGISTRY
+from multimm.gpu.emulated.configs import SPLIT_REGISTRY, split_slices
+from multimm.gpu.product import gemm
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -63,7 +62,7 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(entry):
             ({"alpha": -1, "partial": gp}, -(exact + p)),
         ):
             context = f"{entry.name} {m=} {n=} {k=} {list(options)}"
-            result = multiply(*operands, out=canvas, config=entry.name, **options)
+            result = gemm(*operands, out=canvas, config=entry.name, **options)
             assert result is canvas
             assert_exact(result, expected, context)
             canvas[...] = CANARY
@@ -73,11 +72,11 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(entry):
 def test_what_is_multiplied_by_zero_is_never_read():
     a, b = both(np.ones((70, 200), np.float32), np.ones((200, 90), np.float32))
     c, nan = cupy.ones((70, 90), np.float32), cupy.full((70, 90), np.nan, np.float32)
-    assert_exact(multiply(a, b, beta=0, c=nan), np.full((70, 90), 200.0), "beta 0")
+    assert_exact(gemm(a, b, beta=0, c=nan), np.full((70, 90), 200.0), "beta 0")
     broken = [replace(x, tiles=cupy.full_like(x.tiles, np.nan)) for x in (a, b)]
-    result = multiply(*broken, alpha=0, beta=3, c=c, partial=nan)
+    result = gemm(*broken, alpha=0, beta=3, c=c, partial=nan)
     assert_exact(result, np.full((70, 90), 3.0), "alpha 0")
-    assert_exact(multiply(*broken, alpha=0), np.zeros((70, 90)), "alpha 0, no C")
+    assert_exact(gemm(*broken, alpha=0), np.zeros((70, 90)), "alpha 0, no C")
 
 
 def multiprocessors() -> int:
@@ -96,10 +95,10 @@ def test_long_sums_are_exact(m, n, k, sliced, parts):
     rng = np.random.default_rng(5)
     a, b, c, p, exact = case(rng, m, n, k)
     operands = both(a, b, parts)
-    assert_exact(multiply(*operands), exact, "alone")
+    assert_exact(gemm(*operands), exact, "alone")
     canvas, whole = padded(c, 3, 1, CANARY)
     canvas[...] = np.nan
-    multiply(*operands, alpha=2, beta=-1, c=cupy.asarray(c), partial=cupy.asarray(p), out=canvas)
+    gemm(*operands, alpha=2, beta=-1, c=cupy.asarray(c), partial=cupy.asarray(p), out=canvas)
     assert_exact(canvas, 2 * (exact + p) - c, "with C and P")
     canvas[...] = CANARY
     assert bool((whole == CANARY).all())
@@ -121,7 +120,7 @@ def drawn(name: str, rng, *shape: int):
 def test_float32_is_as_accurate_as_promised_and_cublas(name, k):
     rng = cupy.random.default_rng(7)
     a, b = drawn(name, rng, 1024, k), drawn(name, rng, k, 1024)
-    result = multiply(packed(a, "a"), packed(b, "b")).astype(np.float64)
+    result = gemm(packed(a, "a"), packed(b, "b")).astype(np.float64)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     bound = abs(a).astype(np.float64) @ abs(b).astype(np.float64)
     error, theirs = abs(result - exact), abs((a @ b).astype(np.float64) - exact)
@@ -136,7 +135,7 @@ def test_float32_is_as_accurate_as_promised_and_cublas(name, k):
 def test_tf32_meets_its_bound(name, k):
     rng = cupy.random.default_rng(11)
     a, b = drawn(name, rng, 200, k), drawn(name, rng, k, 300)
-    result = multiply(packed(a, "a", "tf32"), packed(b, "b", "tf32"))
+    result = gemm(packed(a, "a", "tf32"), packed(b, "b", "tf32"))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     bound = (2.0**-9 + 2 * k * U) * (abs(a).astype(np.float64) @ abs(b).astype(np.float64))
     assert bool((abs(result - exact) <= bound).all())
@@ -153,7 +152,7 @@ def test_tf32_is_as_accurate_as_cublas(name, k):
     theirs = cupy.empty((1024, 1024), np.float32)
     library = Cublas(cupy.cuda.get_current_stream())
     library.gemm_ex(Case(1024, 1024, k), a, b, theirs, COMPUTE_TF32)()
-    result = multiply(packed(a, "a", "tf32"), packed(b, "b", "tf32"))
+    result = gemm(packed(a, "a", "tf32"), packed(b, "b", "tf32"))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     rms, their_rms = (float(cupy.sqrt(((x - exact) ** 2).mean())) for x in (result, theirs))
     assert 0 < rms <= their_rms, f"{rms / their_rms} of cuBLAS TF32's"
@@ -176,7 +175,7 @@ def test_every_bit_is_the_models(parts, k, specific):
         if (entry.config.parts, entry.config.specific) == (parts, specific)
     )
     operands = both(a, np.ascontiguousarray(b.T), parts)
-    result = multiply(*operands, config=config)[-rows:, -cols:]
+    result = gemm(*operands, config=config)[-rows:, -cols:]
     expected = wgmma_model(a[-rows:], b[-cols:], parts=parts)
     np.testing.assert_array_equal(cupy.asnumpy(result).view(np.uint32), expected.view(np.uint32))
 
@@ -187,10 +186,10 @@ def test_every_configuration_stream_and_run_gives_the_same_bits(parts):
     a, b = rng.standard_normal((500, 9000)), rng.standard_normal((9000, 700))
     operands = both(a.astype(np.float32), b.astype(np.float32), parts)
     names = [entry.name for entry in SPLIT_REGISTRY if entry.config.parts == parts]
-    results = [multiply(*operands, config=name) for name in names for _ in range(3)]
+    results = [gemm(*operands, config=name) for name in names for _ in range(3)]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.wait_event(cupy.cuda.Stream.null.record())
-        results.append(multiply(*operands))
+        results.append(gemm(*operands))
         stream.synchronize()
     first = results[0].view(cupy.uint32)
     for other in results[1:]:
@@ -206,7 +205,7 @@ def test_scales_reach_over_all_of_float32():
     left, right = left.astype(np.float32), right.astype(np.float32)
     with np.errstate(over="ignore", under="ignore"):
         expected = np.ldexp(exact, down[:, None] + across[None, :]).astype(np.float32)
-    result = cupy.asnumpy(multiply(*both(left, right)))
+    result = cupy.asnumpy(gemm(*both(left, right)))
     normal = (abs(expected) >= 2.0**-126) | (expected == 0)
     np.testing.assert_array_equal(result[normal], expected[normal])
     # Below, the two factors may round twice.
@@ -219,7 +218,7 @@ def test_a_result_in_columns():
     rng = np.random.default_rng(23)
     a, b, c, p, exact = case(rng, 65, 40, 133)
     out = cupy.empty((65, 40), np.float32, order="F")
-    multiply(*both(a, b), beta=2, c=cupy.asarray(c), partial=cupy.asarray(p, order="F"), out=out)
+    gemm(*both(a, b), beta=2, c=cupy.asarray(c), partial=cupy.asarray(p, order="F"), out=out)
     assert_exact(out, exact + p + 2 * c, "F order")
 
 
@@ -232,7 +231,7 @@ def test_a_product_can_be_captured_in_a_graph():
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        multiply(*operands, out=out)
+        gemm(*operands, out=out)
         graph = stream.end_capture()
         for _ in range(2):
             out[...] = 0
@@ -247,6 +246,6 @@ def test_result_of_more_than_2_to_31_elements():
         pytest.skip("needs 26 GB of free GPU memory")
     a = cupy.arange(m * k, dtype=np.float32).reshape(m, k) % 17
     b = cupy.arange(k * n, dtype=np.float32).reshape(k, n) % 13
-    result = multiply(packed(a, "a"), packed(b, "b"))
+    result = gemm(packed(a, "a"), packed(b, "b"))
     for rows in (slice(0, 300), slice(m - 300, m)):
         assert bool((result[rows] == a[rows] @ b).all())

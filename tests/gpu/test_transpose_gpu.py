@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from multimm.errors import ShapeError
-from multimm.gpu.elementwise.transpose import transpose
-from multimm.gpu.elementwise.transpose_configs import TransposeConfig, config_for
+from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from multimm.gpu.emulated.selection import mma_gflops, precisions_that_pay
+from multimm.gpu.emulated.configs import mma_gflops, precisions_that_pay
 from multimm.planning.devices import H200, DeviceSpec
 
 #: Sustained float32 GFLOP/s of one CPU core in a block product; arbitrary (a core with

@@ -1,18 +1,104 @@
-"""How the products of packed operands cut their work: kernels/sgemm_split.cu, sgemm_split_mma.cu.
+"""How packed operands are laid out, how kernels cut the work of packing and multiplying them, which
+configuration a product runs with, and how long it takes: kernels/split_pack.cu, sgemm_split.cu,
+sgemm_split_mma.cu.
 
-Pure arithmetic: nothing in this module knows of CUDA, CuPy or a device.
+Pure arithmetic: nothing in this module launches anything. Figures of packing are what was fastest
+on an H200.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from multimm.gpu.arch import RESERVED_BYTES, ArchLimits, tiles_of
-from multimm.gpu.config import Rules, check, defines
-from multimm.gpu.elementwise.reduce_configs import MAX_PARTS
-from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP, SLAB
+from multimm.errors import KernelError
+from multimm.gpu.arch import (
+    MAX_PARTS,
+    RESERVED_BYTES,
+    RESIDUAL_CAP,
+    ArchLimits,
+    Device,
+    Rules,
+    check,
+    defines,
+    limits_for,
+    tiles_of,
+)
+from multimm.gpu.simt.configs import CLOCKS_PER_SECOND as H200_CLOCK
+from multimm.gpu.simt.configs import MAX_SUMS, entry_named, predicted_seconds
+from multimm.gpu.strides import GemmSizes
+
+logger = logging.getLogger(__name__)
+
+SLAB = 64  #: of k; tiles are as high as they are wide
+ROW_ALIGN = 128  #: rows are padded to a multiple
+#: How many FP16 numbers stand for a float32, by precision.
+PARTS = {"float32": 2, "tf32": 1}
+PANEL = 64  #: rows
+#: The bound of the split kernel's error is below that of an FP32 dot product from here on.
+SPLIT_K = 256
+#: Thread blocks that share a multiprocessor, and the float32 tiles that each may hold: more blocks
+#: of fewer tiles are slower.
+BLOCKS, MOST_HELD = 2, 6
+#: Shared memory for a tile, and for all else, in bytes.
+_TILE_BYTES, _OTHER_BYTES = 4 * SLAB * SLAB, 4 * 9 * SLAB
+#: Times that a block looks for the others' maxima, about 1 ms, before it finds them alone, which
+#: takes 0.2 ms by an estimate. Of large squares 95 of 100 blocks wait for 8 us or less (H200).
+PATIENCE = 2**10
+
+
+def held_on(limits: ArchLimits) -> int:
+    """How many tiles a block holds on a GPU."""
+    room = limits.shared_bytes // BLOCKS - RESERVED_BYTES - _OTHER_BYTES
+    return max(1, min(MOST_HELD, room // _TILE_BYTES))
+
+
+def pack_shared_bytes(held: int) -> int:
+    """Dynamic shared memory of a block that holds so many tiles."""
+    return held * _TILE_BYTES + _OTHER_BYTES
+
+
+def pack_defines(parts: int, held: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_pack.cu."""
+    return (("PARTS", parts), ("BLOCKS", BLOCKS), ("HELD", held), ("CAP", RESIDUAL_CAP))
+
+
+def residual_defines(parts: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_residuals.cu."""
+    return (("PARTS", parts), ("CAP", RESIDUAL_CAP))
+
+
+def tiles_for(rows: int, k: int) -> tuple[int, int]:
+    """Panels of 64 rows, padded to pairs, and slabs of 64 k."""
+    return -(-rows // ROW_ALIGN) * (ROW_ALIGN // PANEL), -(-k // SLAB)
+
+
+class Cut(NamedTuple):
+    """How kernels/split_pack.cu cuts an operand into tasks."""
+
+    run: int  #: slabs that one block packs
+    tasks: int
+    at_once: bool  #: whether the blocks of a panel run at one time: no launch has to find maxima
+
+
+@functools.lru_cache(maxsize=1024)
+def cut_for(rows: int, k: int, held: int, multiprocessors: int) -> Cut:
+    """Return how an operand of that size is cut on a GPU.
+
+    Every multiprocessor has something to do if that is possible. Half of the blocks that run at one
+    time may share a panel: the others copy or write while these wait.
+    """
+    panels, slabs = tiles_for(rows, k)
+    if not panels or not slabs:
+        return Cut(1, 0, True)
+    places = multiprocessors * BLOCKS
+    run = max(1, min(held, -(-panels * slabs // places)))
+    blocks = -(-slabs // run)
+    return Cut(run, panels * blocks, blocks <= places // 2)
+
 
 #: Rows of a packed tile, and its bytes of float16.
 TILE_ROWS = SLAB
@@ -218,3 +304,252 @@ def stretch_of(m: int, n: int, k: int) -> int:
     least = max(LONG, -(-m * n // max(1, m + n)))
     count = min(k // least, m * n * k // MANY) or 1
     return min(k, -(-k // (count * GRAIN)) * GRAIN)
+
+
+#: Products of the tensor cores, by the precision that they are for.
+PRODUCTS = {"float32": 3, "tf32": 1}
+
+
+class SplitEntry(NamedTuple):
+    """A configuration with a name, what was measured of it, and why it is in the table."""
+
+    name: str
+    config: SplitConfig
+    clocks: int  #: of a block, per slab, on an H200
+    long_clocks: int  #: the same where all blocks take longer than `LONG_SECONDS`
+    why: str
+
+
+#: Clocks before the first slab of a tile and after its last one, estimated from small products.
+TILE_CLOCKS = 3000
+#: Clocks in a second when all multiprocessors are busy: the power limit lowers it to 1.4e9 in long
+#: products. Measured at 8192 or estimated, in seconds: packing an element; adding slices of k,
+#: once and for each byte that is moved.
+CLOCK, PACK_SECONDS = 1.6e9, 2.4e-12
+#: What a call takes besides, in seconds: zeros for packing, and four launches of which the last two
+#: mostly find nothing to do. From products of 1024.
+LAUNCH_SECONDS = 16e-6
+ADD_SECONDS, BYTE_SECONDS = 4e-6, 0.3e-12
+
+#: Sums of slices have at most `MAX_SUMS` values, or one for so many elements of the operands, whose
+#: packed parts have 2 or 4 bytes each: what plans reckon with (`multimm.planning.cost.memory`).
+SUMS_SHARE = 16
+#: Fewer slices that are predicted to take so many times the least are as good.
+ENOUGH = 1.01
+
+#: A product that takes longer meets the power limit, where narrow tiles, whose operands travel
+#: more, lose more than wide ones: arbitrary. The more multiprocessors are at work, the lower it
+#: makes their clock: with a share of them, a slab takes share^0.4 of its long clocks, and no less
+#: than without a limit. From 157 products, of which it is off by 4 % (root mean square).
+LONG_SECONDS, POWER, UNLIMITED = 1e-3, 0.4, 0.68
+
+# Clocks are from products on an H200. Long ones are those where all multiprocessors have a tile in
+# every turn, held for 0.5 s: triangles of 512 to 6144 and squares of 1024 to 3072, k of 2^17 to
+# 2^21. What every PROMOTE slabs of tf32 costs is spread over them.
+SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
+    SplitEntry("split_wide", WgmmaConfig(3, 128, 6, 8), 1745, 2340, "least traffic per product"),
+    SplitEntry("split_narrow", WgmmaConfig(3, 64, 9, 8), 960, 1640, "D of few tiles"),
+    SplitEntry("tf32_wide", WgmmaConfig(1, 256, 4, 12), 1263, 1400, "least traffic per product"),
+    SplitEntry("tf32_narrow", WgmmaConfig(1, 128, 7, 12), 660, 735, "D of few tiles"),
+    SplitEntry("mma_wide", MmaConfig(3, 128, 3, 8), 3850, 3850, "least traffic per product"),
+    SplitEntry("mma_narrow", MmaConfig(3, 64, 4, 8), 2300, 2300, "D of few tiles"),
+    SplitEntry("tf32_mma_wide", MmaConfig(1, 256, 4, 8), 2750, 2750, "least traffic per product"),
+    SplitEntry("tf32_mma_narrow", MmaConfig(1, 128, 6, 8), 1680, 1680, "D of few tiles"),
+)
+
+#: FP16 multiply-adds with FP32 sums per clock and multiprocessor that mma does, by compute
+#: capability: NVIDIA's whitepapers of GA100 and, of chips that exist with the full and with half
+#: the rate, the lower one of GA102, AD102 and GB202. Of Hopper's, what makes the clocks above
+#: comparable: peaks of mma there are not published, nor those of sm_100.
+MMA_RATES = {80: 1024, 86: 256, 87: 512, 89: 256, 90: 1024, 100: 1024, 120: 256}
+MMA_RATE = MMA_RATES[90]
+
+
+def entries_for(limits: ArchLimits, products: int | None = None) -> tuple[SplitEntry, ...]:
+    """Return what runs on a GPU, of so many products or of any; only the best kind of kernel."""
+    able = [
+        entry
+        for entry in SPLIT_REGISTRY
+        if entry.config.runs_on(limits) and products in (None, entry.config.products)
+    ]
+    specific = [entry for entry in able if entry.config.specific]
+    return tuple(specific or able)
+
+
+def split_config_named(name: str) -> SplitConfig:
+    """Return the configuration of a name.
+
+    Raises
+    ------
+    KernelError
+        If the name is unknown; the message lists the known ones.
+    """
+    config: SplitConfig = entry_named(SPLIT_REGISTRY, name).config
+    return config
+
+
+@functools.lru_cache(maxsize=1024)
+def slices_of(
+    m: int, n: int, k: int, products: int, device: Device, lower: bool = False
+) -> tuple[int, int]:
+    """Return into how many slices k is cut, each summed on its own, and the slabs of each.
+
+    As many as take about the least time, where that is long, or only the `lower` triangle of a
+    square D is computed: tiles of D are seldom a multiple of the multiprocessors, of which some
+    have nothing to do in the last turn. Else see `split_slices`. The sums of all slices take a
+    part of the memory of the packed operands, or little.
+    """
+    if not lower:
+        few = split_slices(m, n, k, device.multiprocessors)
+        if _fastest(m, n, few, products, device)[1] <= LONG_SECONDS * CLOCK:
+            return few
+    slabs = -(-k // SLAB)
+    values = max(MAX_SUMS, (m if lower else m + n) * k // SUMS_SHARE)
+    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, values // max(1, m * n)))
+    cuts = [even_slices(slabs, wanted) for wanted in range(1, most + 1)]
+
+    def seconds(cut: tuple[int, int]) -> float:
+        _, clocks = _fastest(m, n, cut, products, device, lower)
+        return clocks / CLOCK + _adding_seconds(m, n, cut[0])
+
+    times = [seconds(cut) for cut in cuts]
+    return next(cut for cut, time in zip(cuts, times, strict=True) if time <= ENOUGH * min(times))
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_split(
+    m: int, n: int, k: int, products: int, device: Device, lower: bool = False
+) -> tuple[SplitConfig, str]:
+    """Return the configuration with the least predicted time for a product, and why.
+
+    The busiest multiprocessor computes ``ceil(tiles / multiprocessors)`` whole tiles, padding
+    included. The first of equals wins.
+
+    Parameters
+    ----------
+    m, n, k : int
+    products : int
+        3 for ``float32``, 1 for ``tf32``.
+    device : Device
+    lower : bool
+        Only tiles that reach the diagonal of a square D are computed.
+
+    Returns
+    -------
+    config : SplitConfig
+    reason : str
+        One line.
+
+    Raises
+    ------
+    KernelError
+        If no configuration makes that many products.
+    """
+    cut = slices_of(m, n, k, products, device, lower)
+    best, _ = _fastest(m, n, cut, products, device, lower)
+    reason = (
+        f"{best.name}: {best.config.tiles(m, n, lower)} tiles of {TILE_M}x{best.config.tile_n} on "
+        f"{device.multiprocessors} multiprocessors ({best.why})"
+    )
+    if cut[0] > 1:
+        reason += f", k cut into {cut[0]} slices"
+    logger.debug("m=%d n=%d k=%d: %s", m, n, k, reason)
+    return best.config, reason
+
+
+def split_seconds(m: int, n: int, k: int, products: int, device: Device) -> float:
+    """Return the predicted time of a call that packs both operands and multiplies them.
+
+    Parameters
+    ----------
+    m, n, k, products, device
+        As for `choose_split`.
+    """
+    cut = slices_of(m, n, k, products, device)
+    _, clocks = _fastest(m, n, cut, products, device)
+    seconds = clocks / CLOCK + LAUNCH_SECONDS + (m + n) * k * PACK_SECONDS
+    return seconds + _adding_seconds(m, n, cut[0])
+
+
+def _adding_seconds(m: int, n: int, slices: int) -> float:
+    return (slices > 1) * (ADD_SECONDS + (slices + 1) * m * n * BYTE_SECONDS * 4)
+
+
+@functools.lru_cache
+def pays(products: int, device: Device) -> bool:
+    """Whether large products are faster than FP32 multiply-adds, as far as models tell."""
+    size = 8192
+    if not entries_for(device.limits, products):
+        return False
+    plain = predicted_seconds(GemmSizes(size, size, size), device)
+    return split_seconds(size, size, size, products, device) < plain
+
+
+def precisions_that_pay(capability: int, multiprocessors: int) -> tuple[str, ...]:
+    """Return those for which operands are packed on a GPU; none on one that is too old for all."""
+    if capability < MMA:
+        return ()
+    device = Device(limits_for(capability), multiprocessors)
+    return tuple(precision for precision, products in PRODUCTS.items() if pays(products, device))
+
+
+def mma_gflops(
+    capability: int, multiprocessors: int, clock: float
+) -> tuple[tuple[str, float], ...]:
+    """Return predicted rates of large products of packed operands, by precision.
+
+    In GFLOP/s, and only where they pay and sgemm_split_mma computes them: that was never measured.
+
+    Parameters
+    ----------
+    capability, multiprocessors : int
+    clock : float
+        The GPU's highest, in Hz.
+    """
+    if capability == WGMMA or capability < MMA:
+        return ()
+    limits = limits_for(capability)
+    rate = multiprocessors * CLOCK * clock / H200_CLOCK * _mma_rate(capability) / MMA_RATE / 1e9
+    return tuple(
+        (precision, rate * max(map(_flops_of_a_clock, entries_for(limits, PRODUCTS[precision]))))
+        for precision in precisions_that_pay(capability, multiprocessors)
+    )
+
+
+def _flops_of_a_clock(entry: SplitEntry) -> float:
+    """Operations of a multiprocessor in a long product on an H200."""
+    return 2 * TILE_M * entry.config.tile_n * SLAB / entry.long_clocks
+
+
+def _fastest(
+    m: int, n: int, cut: tuple[int, int], products: int, device: Device, lower: bool = False
+) -> tuple[SplitEntry, float]:
+    """The entry with the least clocks of the busiest multiprocessor, and these."""
+    slices, length = cut
+
+    def clocks(entry: SplitEntry) -> float:
+        tiles = entry.config.tiles(m, n, lower) * slices
+        turns = -(-tiles // device.multiprocessors)
+        slower = 1.0 if entry.config.specific else MMA_RATE / _mma_rate(device.limits.capability)
+        short = turns * (length * entry.clocks * slower + TILE_CLOCKS)
+        if short <= LONG_SECONDS * CLOCK:
+            return short
+        share: float = (tiles / (turns * device.multiprocessors)) ** POWER
+        limited = max(UNLIMITED, share) if entry.config.specific else 1.0
+        return turns * (length * entry.long_clocks * limited * slower + TILE_CLOCKS)
+
+    if products not in (1, 3):
+        raise KernelError(f"{products} products were asked for: 3 (float32) or 1 (tf32) are made")
+    able = entries_for(device.limits, products)
+    if not able:
+        raise KernelError(
+            f"tensor-core products need a GPU of compute capability {MMA / 10} or newer, this one "
+            f"has {device.limits.capability / 10}: use precision='ieee'"
+        )
+    best = min(able, key=clocks)
+    return best, clocks(best)
+
+
+def _mma_rate(capability: int) -> int:
+    """Of a GPU, or of the nearest older one that is known."""
+    return MMA_RATES[max(known for known in MMA_RATES if known <= capability)]

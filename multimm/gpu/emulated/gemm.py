@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from multimm.gpu.emulated import multiply as emulated_multiply
-from multimm.gpu.emulated import outliers, pack
+from multimm.gpu.arch import RESIDUAL_CAP
+from multimm.gpu.emulated import multiply, outliers, pack
+from multimm.gpu.emulated.configs import PARTS
 from multimm.gpu.emulated.outliers import Adding, Lists
-from multimm.gpu.emulated.pack import Packing, Source, source_of
-from multimm.gpu.emulated.pack_configs import PARTS, RESIDUAL_CAP
+from multimm.gpu.emulated.pack import Packing, Source
+from multimm.gpu.emulated.packed import why_refused
 from multimm.gpu.kernel_selection import FFMA, Choice, note
+from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.driver_launch import capturing, copy, fill
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import workspace
 from multimm.gpu.simt import gemm
-from multimm.gpu.simt.split_k import Operands
-from multimm.gpu.strides import ProductShape
 
 logger = logging.getLogger(__name__)
 
@@ -43,55 +44,40 @@ _ALIGNMENT = 256  # of everything in the workspace, in bytes
 KEPT_BYTES = 2**20
 
 
-def prepared(
-    operands: Operands,
-    trans: tuple[bool, bool],
-    shape: ProductShape,
-    alpha: float,
-    beta: float,
-    choice: Choice,
-    tuned: bool,
-    lower: bool = False,
-    gram: bool = False,
-) -> Run:
-    """Return what computes products of operands like these.
+def prepared(problem: Problem, choice: Choice, tuned: bool) -> Run:
+    """Return what computes products like this one.
 
     Parameters
     ----------
-    operands : sequence of (cupy.ndarray of float32 or None, Stack)
-        A, B, C, P and D, single matrices, as `launch.addressable` returns them; neither A nor B
-        repeats elements.
-    trans : (bool, bool)
-        Whether A and B are used transposed.
-    shape : ProductShape
-        Not empty.
-    alpha, beta : float
-        alpha is not 0.
+    problem : Problem
+        A single one, addressable and not empty; neither A nor B repeats elements, and alpha is
+        not 0. An array and its transpose are packed once where half of D is asked for.
     choice : Choice
         Its precision is what operands are packed for.
-    tuned, lower : bool
-        As for `launch.gemm`.
-    gram : bool
-        A and B are the same elements, one of them used transposed: they are packed once.
+    tuned : bool
+        As for `simt.gemm.prepared`.
 
     Returns
     -------
     callable
-        Takes the addresses of the operands, and launches on the current stream. It notes what
+        Takes the addresses of A, B, C, P and D, and launches on the current stream. It notes what
         ran.
     """
-    (a, _), (b, _), *addends = operands
-    packed = list(zip((a, b), "ab", trans, strict=True))[: 1 if gram else 2]
-    sources = [source_of(x, side, flag)[1] for x, side, flag in packed]
-    sizes, scheme, device = (shape.m, shape.n, shape.k), choice.precision, a.device.id
+    sources = [
+        Source.of(side, flag, x.shape, stack)
+        for x, stack, side, flag in zip(
+            problem.arrays, problem.stacks, "ab", problem.trans, strict=False
+        )
+    ][: 1 if problem.symmetric else 2]
+    scheme = choice.precision
     return _Product(
-        device,
+        problem.device,
         choice,
-        pack.prepared(sources, scheme, device),
+        pack.prepared(sources, scheme, problem.device),
         _Room.of(sources, scheme),
-        emulated_multiply.prepared(sizes, PARTS[scheme], device, alpha, beta, addends, lower=lower),
-        outliers.prepared(*sizes, scheme, device, alpha, addends[2][1].ld),
-        gemm.prepared(operands, trans, shape, alpha, beta, None, tuned, if_refused=True),
+        multiply.prepared(problem, PARTS[scheme]),
+        outliers.prepared(problem, scheme),
+        gemm.prepared(problem, None, tuned, if_refused=True),
     )
 
 
@@ -105,7 +91,7 @@ class _Room(NamedTuple):
     def of(cls, sources: Sequence[Source], scheme: str) -> _Room:
         offsets, end = [], 0
         for source in sources:
-            tiles = int(np.prod(source.tile_shape(scheme), dtype=np.int64)) * 2
+            tiles = math.prod(source.tile_shape(scheme)) * 2
             exponents = end + _up(tiles)
             offsets.append((end, exponents))
             end = exponents + _up(source.height * 4)
@@ -188,12 +174,3 @@ def _why_refused(counted: Array, stream: Any) -> str | None:
     with counted.device, stream:
         counts = counted[:8].get(stream=stream).view(np.uint64)
     return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
-
-
-def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
-    """Return why an operand with so many elements of these kinds is not packed, or None."""
-    if nonfinite:
-        return f"operand {side} has {nonfinite} elements that are not finite"
-    if uncarried > RESIDUAL_CAP:
-        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
-    return None

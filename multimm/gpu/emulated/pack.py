@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import OptionError, ShapeError
-from multimm.gpu.emulated.pack_configs import (
+from multimm.gpu.arch import RESIDUAL_CAP
+from multimm.gpu.emulated.configs import (
     PANEL,
     PARTS,
     PATIENCE,
-    RESIDUAL_CAP,
     SLAB,
+    SPLIT_K,
     cut_for,
     held_on,
     pack_defines,
@@ -28,12 +29,12 @@ from multimm.gpu.emulated.pack_configs import (
     tiles_for,
 )
 from multimm.gpu.emulated.packed import PackedBlock, Residuals, register_with_dask
-from multimm.gpu.kernel_selection import SPLIT_K
+from multimm.gpu.problem import is_broadcast, operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
-from multimm.gpu.runtime.workspace import copied
-from multimm.gpu.strides import Stack, stack_of
-from multimm.gpu.validate import check_arrays, describe, is_broadcast
+from multimm.gpu.strides import Stack
+from multimm.gpu.validate import check_arrays
+from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,13 @@ class Source(NamedTuple):
     stack: Stack
     along_k: bool  #: whether neighbours in memory are neighbours along k
     turned: bool  #: whether the array is rows x k or, turned, k x rows
+
+    @classmethod
+    def of(cls, side: str, trans: bool, shape: Shape, stack: Stack) -> Source:
+        """A matrix that is used transposed, or as it is."""
+        turned = (side == "b") != bool(trans)
+        rows, k = shape[::-1] if turned else shape
+        return cls(side, rows, k, stack, stack.transposed == turned, turned)
 
     def members(self) -> tuple[int, ...]:
         """Members of the kernel's struct: how it reads."""
@@ -143,7 +151,7 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
     -------
     PackedBlock
         Of op(a), on the device of `a`. It holds no reference to `a`; one with elements that the
-        parts cannot stand for, or for "float32" one of a k that is shorter than `choice.SPLIT_K`,
+        parts cannot stand for, or for "float32" one of a k that is shorter than `configs.SPLIT_K`,
         holds a copy of it. The current stream is synchronised.
 
     Raises
@@ -201,14 +209,8 @@ def _check(x: Array, side: str) -> None:
 
 def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     """Return an operand that the kernel can read, a copy if need be, and how it lies."""
-    stack = describe(x)
-    if isinstance(stack, str):
-        x = copied(x)
-        stack = stack_of(x.data.ptr, x.shape, x.strides, x.itemsize)
-        assert isinstance(stack, Stack), "a C-contiguous array has contiguous rows"
-    turned = (side == "b") != bool(trans)
-    rows, k = x.shape[::-1] if turned else x.shape
-    return x, Source(side, rows, k, stack, stack.transposed == turned, turned)
+    x, stack = walkable(operand(x))
+    return x, Source.of(side, trans, x.shape, stack)
 
 
 def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import ArrayTypeError, OptionError, ShapeError
+from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.emulated.pack_configs import PARTS, RESIDUAL_CAP, ROW_ALIGN, SLAB
+from multimm.gpu.emulated.configs import PARTS, ROW_ALIGN, SLAB, SPLIT_K
 from multimm.gpu.runtime.launch import kernel_for
 from multimm.shapes import check_operands
 
@@ -107,6 +108,24 @@ class PackedBlock:
         return {name: x for name, x in given.items() if x is not None}
 
     @property
+    def refused(self) -> str | None:
+        """Why it keeps its source, or None."""
+        if self.raw is None:
+            return None
+        why = why_refused(self.side, self.nonfinite, self.uncarried)
+        return why or f"k = {self.k} is shorter than {SPLIT_K}"
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        """Tiles, exponents, places and values of residuals; None for what is not there."""
+        return (self.tiles, self.exponents, *(self.residuals or (None, None)))
+
+    @property
+    def header(self) -> tuple[Any, ...]:
+        """What is known of a block besides its arrays."""
+        return (self.rows, self.k, self.side, self.scheme, self.nonfinite, self.uncarried)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Of op(A) or op(B)."""
         return (self.rows, self.k) if self.side == "a" else (self.k, self.rows)
@@ -164,6 +183,15 @@ class PackedBlock:
         defines = (("PARTS", PARTS[self.scheme]),)
         kernel = kernel_for(self.device_id, "split_unpack.cu", entry, defines)
         kernel((blocks, 1, 1), (_THREADS, 1, 1), arguments)
+
+
+def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
+    """Return why an operand with so many elements of these kinds is not packed, or None."""
+    if nonfinite:
+        return f"operand {side} has {nonfinite} elements that are not finite"
+    if uncarried > RESIDUAL_CAP:
+        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
+    return None
 
 
 def check_pair(a: Any, b: Any) -> None:

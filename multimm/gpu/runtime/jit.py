@@ -112,7 +112,7 @@ def target_for(capability: int, *, specific: bool = False) -> str:
 
 
 def compile_text(text: str, target: str, options: Sequence[str] = ()) -> Compiled:
-    """Compile complete kernel text, as `source.kernel_text` returns it.
+    """Compile complete kernel text, as `kernel_source.kernel_text` returns it.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def _version() -> str:
 def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a file with the machine code of a text, compiled now or at an earlier time.
 
-    Kept in `cache.directory()` under a hash of the text, the options and the compiler, and a
+    Kept in `file_cache.directory()` under a hash of the text, the options and the compiler, and a
     hash of the content: a damaged file is compiled again. Where nothing can be kept, or what is
     kept is not this user's alone, the file exists as long as the context.
 

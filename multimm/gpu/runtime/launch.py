@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import STATIC_SHARED_BYTES, limits_for
-from multimm.gpu.emulated.pack_configs import RESIDUAL_CAP
+from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, limits_for
 from multimm.gpu.runtime.driver_launch import Kernel
 from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, target_for
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import Device
 from multimm.gpu.strides import Axis, Stack, batch_strides, collapse
 from multimm.shapes import Shape
 
@@ -42,21 +40,12 @@ GEMM_SIGNATURE = (*(int,) * 4, np.float32, np.float32, *_MATRIX * 5)
 #: The parameter types of transpose, in their order.
 TRANSPOSE_SIGNATURE = (int, int, *_MATRIX * 2)
 
-Guard = tuple[tuple[str, int], ...]
-#: Compile a kernel so that it does nothing unless an operand is refused, or if one is: its last
-#: argument is the address of what packing has counted. See common/refused.cuh.
-IF_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 1))
-UNLESS_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 0))
-
-#: Compile a kernel of products so that it leaves out tiles above the diagonal of a square D.
-LOWER: Guard = (("LOWER", 1),)
-
 _loading = threading.Lock()
 
 
 @functools.cache
 def device_of(device: int) -> Device:
-    """Return what `registry.choose` needs to know about a device."""
+    """Return what `simt.configs.choose` needs to know about a device."""
     import cupy
 
     chip = cupy.cuda.Device(device)

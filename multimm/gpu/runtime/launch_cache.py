@@ -80,6 +80,16 @@ def product(a: Any, b: Any, precision: str) -> Array | None:
     return out
 
 
+def product_kind(
+    precision: str, a: Any, b: Any, c: Any, partial: Any, out: Any, trans_a: bool, trans_b: bool,
+    alpha: float, beta: float, tuned: bool, lower: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the arguments of `again` for a product: for a plain one, what `product` looks for."""
+    known = (precision, (a, b, c, partial), out, trans_a, trans_b)
+    plain = alpha == 1 and tuned and not lower and c is partial is out is None
+    return known if plain else (*known, alpha, beta, tuned, lower, lower and a is b)
+
+
 def again(verb: str, operands: Sequence[Any], out: Any, *scalars: Hashable) -> Array | None:
     """Compute by what was kept for calls of this kind, or return None: then decide.
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from multimm.gpu.arch import STRIP
-from multimm.gpu.simt.configs import GemmSizes
-from multimm.gpu.strides import Axis, ProductShape, Stack
+from multimm.gpu.strides import Axis, GemmSizes, ProductShape, Stack
 
 Loads = dict[str, int]
 

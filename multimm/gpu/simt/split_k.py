@@ -13,18 +13,16 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from multimm.gpu.arch import STRIP
+from multimm.gpu.arch import IF_REFUSED, STRIP, Guard
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.runtime.launch import IF_REFUSED, Guard, Launches
+from multimm.gpu.problem import Problem
+from multimm.gpu.runtime.launch import Launches
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import workspace
 from multimm.gpu.strides import ABSENT, Axis, ProductShape, Stack
 
 logger = logging.getLogger(__name__)
 
-Array = Any
-#: Some of A, B, C, P and D: arrays, or None, and where they lie.
-Operands = Sequence[tuple[Array, Stack]]
 #: Prepares the launches of a kernel from the arguments before the operands, where these lie, and
 #: the axes of the stack.
 Prepare = Callable[[tuple[float, ...], Sequence[Stack], Sequence[Axis]], Launches]
@@ -33,7 +31,7 @@ Products = Callable[[Sequence[int], int], None]
 
 
 class _Sums(NamedTuple):
-    """Those of a slice, as far as `add.prepared_sum` looks at an array: there is none yet."""
+    """Those of a slice, as far as `reduce.prepared_sum` looks at an array: there is none yet."""
 
     shape: tuple[int, int]
     strides: tuple[int, int]
@@ -41,12 +39,12 @@ class _Sums(NamedTuple):
     data: Any = SimpleNamespace(ptr=0)  #: at the beginning of the workspace, or aligned as that
 
 
-def can_be_added(shape: ProductShape, addends: Operands) -> bool:
-    """Whether slices can be added: along rows, which no column of a wider array has.
-
-    `addends` are C, P and D.
-    """
-    return shape.n != 1 or all(x is None or stack.ld == 1 for x, stack in addends)
+def can_be_added(problem: Problem) -> bool:
+    """Whether slices can be added: along rows, which no column of a wider array has."""
+    return problem.shape.n != 1 or all(
+        x is None or stack.ld == 1
+        for x, stack in zip(problem.arrays[2:], problem.stacks[2:], strict=True)
+    )
 
 
 def slice_step(shape: ProductShape) -> int:
@@ -55,30 +53,19 @@ def slice_step(shape: ProductShape) -> int:
 
 
 def in_slices(
-    prepare: Prepare,
-    device: int,
-    operands: Operands,
-    shape: ProductShape,
-    slices: int,
-    length: int,
-    alpha: float,
-    beta: float,
-    sides: tuple[bool, bool],
+    prepare: Prepare, problem: Problem, slices: int, length: int, sides: tuple[bool, bool],
     guard: Guard = (),
-) -> Run:
-    """Return what computes D = alpha * (op(A) op(B) + P) + beta * C in slices of k.
+) -> Run:  # fmt: skip
+    """Return what computes a product in slices of k.
 
     Parameters
     ----------
     prepare : callable
         Of the kernel that sums a slice; the grid's z numbers the slices.
-    device : int
-    operands : sequence of (cupy.ndarray of float32 or None, Stack)
-        A, B, C, P and D; a stack has one product.
-    shape : ProductShape
+    problem : Problem
+        Its stack has one product.
     slices, length : int
         How many, and the length of all but the last.
-    alpha, beta : float
     sides : (bool, bool)
         Whether A and B are stored as the transposes of op(A) and op(B).
     guard : Guard, optional
@@ -87,38 +74,29 @@ def in_slices(
     Returns
     -------
     callable
-        Takes the addresses of the operands, and launches on the current stream. It may be called
-        again for other operands of the same kind.
+        Takes the addresses of A, B, C, P and D, and launches on the current stream. It may be
+        called again for other operands of the same kind.
     """
-    m, n, k = shape.m, shape.n, shape.k
-    (_, a), (_, b), *addends = operands
-    step = slice_step(shape)
+    _, m, n, k = problem.shape
+    a, b, *_ = stacks = problem.stacks
+    step = slice_step(problem.shape)
     steps = (length * (a.ld if sides[0] else 1), length * (1 if sides[1] else b.ld), 0, 0, step)
     sums = Stack(0, m, n, n, False, ())
     launches = prepare(
         (m, n, k, length, 1.0, 0.0), (a, b, ABSENT, ABSENT, sums), [Axis(slices, steps)]
     )
-    stacks, alone = [stack for _, stack in operands], [Axis(1, (0,) * len(operands))]
-    whole = functools.partial(prepare, (m, n, k, 0, alpha, beta), stacks, alone)
+    whole = functools.partial(prepare, problem.head, stacks, [Axis(1, (0,) * len(stacks))])
 
     def products(pointers: Sequence[int], to: int) -> None:
         launches((*pointers[:2], 0, 0, to, *pointers[5:]))
 
-    return summed(products, whole, device, addends, 2, shape, slices, alpha, beta, guard)
+    return summed(products, whole, problem, 2, slices, guard)
 
 
 def summed(
-    products: Products,
-    whole: Callable[[], Run],
-    device: int,
-    addends: Operands,
-    first: int,
-    shape: ProductShape,
-    slices: int,
-    alpha: float,
-    beta: float,
+    products: Products, whole: Callable[[], Run], problem: Problem, first: int, slices: int,
     guard: Guard = (),
-) -> Run:
+) -> Run:  # fmt: skip
     """Return what computes slices into a workspace, and D = alpha * (their sum + P) + beta * C.
 
     Parameters
@@ -126,22 +104,22 @@ def summed(
     products : callable
     whole : callable
         Returns what computes D in one piece, where no memory is left for the workspace.
-    device : int
-    addends : sequence of (cupy.ndarray of float32 or None, Stack)
-        C, P and D. A stack has one product.
+    problem, slices, guard
+        As for `in_slices`.
     first : int
         Which of the addresses that what is returned takes is that of C; those of P, D and, with a
         guard, of what packing has counted follow.
-    shape, slices, alpha, beta, guard
-        As for `in_slices`.
     """
+    shape, device = problem.shape, problem.device
     size = slices, slice_step(shape)
-    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x, _ in addends)
-    given = {first + 1: partial, first: None if beta == 0 else c, first + 2: out}
+    c, partial, out = (x if x is None else x[(0,) * (x.ndim - 2)] for x in problem.arrays[2:])
+    given = {first + 1: partial, first: c, first + 2: out}
     places = [i for i, x in given.items() if x is not None]
     sums = [_Sums((shape.m, shape.n), (4 * shape.n, 4))] * slices
-    scalar = beta if first in places else 0.0
-    adding = reduce.prepared_sum([*sums, *(given[i] for i in places)], (0, 1), alpha, scalar, guard)
+    beta = 0.0 if c is None else problem.beta
+    adding = reduce.prepared_sum(
+        [*sums, *(given[i] for i in places)], (0, 1), problem.alpha, beta, guard
+    )
     offsets = [4 * size[1] * i for i in range(slices)]
     places += [first + 3] * bool(guard)
 

@@ -147,7 +147,7 @@ def all_to_device(blocks: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
 
 
 def _entry(target: Any, source: tuple[np.ndarray[Any, Any], int]) -> tuple[int, ...]:
-    """What the loop is told of an array: see `lanes.Loops`."""
+    """What the loop is told of an array: see `loops.Loops`."""
     block, row = source
     size = block.nbytes
     step, stride = (PIECE, size) if row == size else (PIECE // row * row, block.strides[0])

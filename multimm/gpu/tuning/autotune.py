@@ -1,6 +1,6 @@
 """Which configuration was fastest on this GPU, found by `multimm tune`, kept between runs.
 
-A winner is only ever a configuration with the very bits of the one that `registry.choose` takes:
+A winner is only ever a configuration with the bits of the one that `simt.configs.choose` takes:
 tuning changes the time of a product and nothing else, so that no result depends on what lies in
 somebody's cache. It holds for the sizes that it was timed at, for one GPU model and for the
 kernels as they are now; whatever does not match is ignored.
@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from multimm.gpu.arch import STRIP, TileConfig
+from multimm.gpu.arch import STRIP, Device
 from multimm.gpu.runtime import file_cache, launch_cache
-from multimm.gpu.simt.configs import REGISTRY, Device, GemmSizes, config_named
+from multimm.gpu.simt.configs import REGISTRY, TileConfig, config_named
+from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Case(NamedTuple):
 
     @property
     def sizes(self) -> GemmSizes:
-        """As `registry.choose` sees it, of operands in C order that are aligned to 16 bytes."""
+        """As `simt.configs.choose` sees it, of operands in C order that are aligned to 16 bytes."""
         return GemmSizes(
             self.m, self.n, self.k, 1,
             scattered_a=not self.trans_a, scattered_b=self.trans_b,
@@ -90,7 +91,7 @@ class Outcome(NamedTuple):
 
 
 class Bench(Protocol):
-    """A case on a GPU; `timing.GpuBench` is the real one."""
+    """A case on a GPU; `bench.GpuBench` is the real one."""
 
     def wrong(self, name: str) -> str:
         """Why a configuration must not be used; empty if its result is right."""
@@ -254,7 +255,7 @@ def lookup(device: int, sizes: GemmSizes, trans_a: bool, trans_b: bool) -> TileC
     Returns
     -------
     TileConfig or None
-        None where nothing was tuned: `registry.choose` decides.
+        None where nothing was tuned: `simt.configs.choose` decides.
     """
     case = Case(sizes.m, sizes.n, sizes.k, trans_a, trans_b)
     name = winners_on(device).get(case)

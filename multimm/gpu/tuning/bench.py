@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.gpu.arch import TileConfig
-from multimm.gpu.simt import gemm
+from multimm.gpu import product
+from multimm.gpu.simt.configs import TileConfig
 from multimm.gpu.tuning.autotune import Case
 
 Array = Any
@@ -60,7 +60,7 @@ class GpuBench:
     def _default(self) -> Array:
         """The first configuration's result, held against float64."""
         config = next(iter(self._configs.values()))
-        expected = gemm.gemm(self._a, self._b, **self._sides, config=config)
+        expected = product.gemm(self._a, self._b, **self._sides, config=config)
         a, b = self._sided()
         wide = b.astype(np.float64)
         rows = max(1, _STRIP_ELEMENTS // max(self._case.n, self._case.k, 1))
@@ -75,7 +75,7 @@ class GpuBench:
 
     def _launch(self, name: str) -> None:
         config = self._configs[name]
-        gemm.gemm(self._a, self._b, **self._sides, out=self._out, config=config)
+        product.gemm(self._a, self._b, **self._sides, out=self._out, config=config)
 
     @property
     def _sides(self) -> dict[str, Any]:

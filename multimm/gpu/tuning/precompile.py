@@ -11,16 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import NamedTuple
 
-from multimm.gpu.arch import ArchLimits, limits_for
+from multimm.gpu.arch import IF_REFUSED, LOWER, UNLESS_REFUSED, ArchLimits, limits_for
 from multimm.gpu.elementwise.batched_copy import DEFINES
-from multimm.gpu.elementwise.reduce_configs import CAPACITIES
-from multimm.gpu.elementwise.reduce_configs import config_for as sum_config
-from multimm.gpu.elementwise.transpose_configs import config_for as transpose_config
-from multimm.gpu.emulated.pack_configs import PARTS, held_on, pack_defines, residual_defines
-from multimm.gpu.emulated.selection import PRODUCTS, entries_for, precisions_that_pay
+from multimm.gpu.elementwise.reduce import CAPACITIES
+from multimm.gpu.elementwise.reduce import config_for as sum_config
+from multimm.gpu.elementwise.transpose import config_for as transpose_config
+from multimm.gpu.emulated.configs import (
+    PARTS,
+    PRODUCTS,
+    entries_for,
+    held_on,
+    pack_defines,
+    precisions_that_pay,
+    residual_defines,
+)
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.runtime.launch import IF_REFUSED, LOWER, UNLESS_REFUSED, file_for
+from multimm.gpu.runtime.launch import file_for
 from multimm.gpu.simt.configs import INSTEAD, config_named
 from multimm.gpu.simt.load_paths import alike, widest
 
