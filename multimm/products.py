@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.inspect.cluster_spec import described, listed_with
+from multimm.cluster.describe import described
+from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
 from multimm.errors import OptionError
 from multimm.gpu import library_gemm

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.certificates import check_certificates
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
+from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
 from multimm.cluster.plugins import pool_memory
 from multimm.cluster.scratch import private_scratch
@@ -38,17 +39,6 @@ MAIN_GUARD = (
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
-)
-OPEN_LISTENERS = (
-    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
-    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
-)
-
-#: What doctor says of the default.
-SHARED_HOST = (
-    "start() listens on the loopback interface, unencrypted: every user of this host can connect "
-    "to the scheduler, and run code as you. On a host that others log in to, use "
-    "start(security=distributed.Security.temporary())."
 )
 
 

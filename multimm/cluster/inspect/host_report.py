@@ -19,7 +19,6 @@ from multimm.cluster.inspect.devices import (
     nvml_handle,
     visible_gpus,
 )
-from multimm.cluster.start import OPEN_LISTENERS
 
 Version = tuple[int, ...]
 
@@ -43,6 +42,16 @@ GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda", "ucxx", "distributed-u
 #: dask-cuda release -> the only dask and distributed that it accepts.
 DASK_FOR_DASK_CUDA: dict[Version, str] = {(26, 10): "2026.7.1"}
 BROKEN_CUPY = "14.1.0"
+OPEN_LISTENERS = (
+    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
+    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
+)
+#: What `doctor` says of the default.
+SHARED_HOST = (
+    "start() listens on the loopback interface, unencrypted: every user of this host can connect "
+    "to the scheduler, and run code as you. On a host that others log in to, use "
+    "start(security=distributed.Security.temporary())."
+)
 
 
 @dataclass(frozen=True, slots=True)
