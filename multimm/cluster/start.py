@@ -52,6 +52,7 @@ def start(
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
     dashboard_address: str | None = None,
+    seldom_collect_garbage: bool | None = None,
 ) -> Client:
     """Start a cluster on this host and return a client that owns it.
 
@@ -62,9 +63,7 @@ def start(
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
     Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
-    libraries' tasks (`overlap`). A full collection of garbage halts the scheduler,
-    which runs in this process: until the client is closed Python looks for garbage a tenth as
-    often. ``dask.config.set({"multimm.seldom-collect-garbage": False})`` leaves it as it is.
+    libraries' tasks (`overlap`).
 
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
@@ -106,6 +105,12 @@ def start(
     dashboard_address : str, optional
         ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
         ``"host:8787"`` on that address. Default: no dashboard.
+    seldom_collect_garbage : bool, optional
+        A full collection of garbage halts the scheduler, which runs in this process. True: until
+        the last cluster that was started so is closed, Python looks for garbage a tenth as often
+        (`gc.set_threshold`); then the thresholds are what they were. False: the collector is left
+        alone, as by `connect`. Default: ``multimm.seldom-collect-garbage`` of Dask's
+        configuration, or True.
 
     Returns
     -------
@@ -131,8 +136,9 @@ def start(
         _require_gpu_packages(options.protocol)
         _require_memory(options)
     from multimm.cluster.client import ClusterClient, set_up_cluster
-    from multimm.cluster.plugins.gc_policy import fewer_messages
+    from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
+    seldom_garbage = is_wanted(seldom_collect_garbage)
     missing = _missing_variables()
     try:
         with fewer_messages(), private_scratch():
@@ -157,7 +163,7 @@ def start(
     # A nanny that starts a worker again writes them into this process's environment again.
     client.borrowed = missing
     try:
-        set_up_cluster(client, overlap=True)
+        set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
     except BaseException:
         client.close()
         raise
