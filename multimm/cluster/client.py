@@ -29,6 +29,9 @@ class ClusterClient(Client):
     #: Of this process's environment, what goes when the client is closed.
     borrowed: tuple[str, ...] = ()
 
+    def __init__(self, address: Any, *, timeout: float, security: Any) -> None:
+        super().__init__(address, timeout=timeout, security=security)
+
     async def _start(self, timeout: Any = None, **kwargs: Any) -> Any:
         # distributed bounds the connection but not the handshake that follows: a listener
         # that accepts and stays silent would be waited for without end.
