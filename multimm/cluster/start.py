@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.certificates import check_certificates
@@ -17,8 +19,8 @@ from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_com
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
 from multimm.cluster.plugins import pool_memory
-from multimm.cluster.scratch import private_scratch
 from multimm.errors import ClusterError
+from multimm.gpu.runtime.trusted_files import open_folder
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -268,6 +270,27 @@ def _leave_lost_workers_to_their_nannies(cluster: Any) -> None:
     from distributed.deploy.cluster import Cluster
 
     cluster._update_worker_status = partial(Cluster._update_worker_status, cluster)
+
+
+@contextmanager
+def private_scratch() -> Iterator[None]:
+    """Have nodes that are started inside take a folder of this user's alone.
+
+    Dask would take /tmp/dask-scratch-space, whoever made it: workers load from there what they
+    have spilled, and import modules that lie there. This one has the name that Dask gives it where
+    another user was first, so that what a killed worker left is removed by the next one.
+    """
+    import dask
+
+    base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir())
+    mine = base / f"dask-scratch-space-{os.geteuid()}"
+    try:
+        os.close(open_folder(mine, create=True))
+        folder = str(mine)
+    except OSError:
+        folder = tempfile.mkdtemp(prefix="dask-scratch-space-", dir=base)
+    with dask.config.set({"temporary-directory": folder}):
+        yield
 
 
 def _missing_variables() -> tuple[str, ...]:

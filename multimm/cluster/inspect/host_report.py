@@ -56,36 +56,19 @@ SHARED_HOST = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found.
-
-    Parameters
-    ----------
-    python, system : str
-        Versions of Python and of the operating system.
-    cores : int
-    memory_bytes : int
-    gpus : tuple of Gpu
-        Those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
-    driver : str or None
-        Version of the NVIDIA driver.
-    cuda : tuple of int or None
-        Newest CUDA version that the driver runs.
-    nvlinks : mapping of (int, int) to int
-        Active NVLink connections by pair of `gpus`. A switch joins all: each GPU's own
-        number of links then stands for its pairs.
-    packages : mapping of str to tuple of (str, str)
-        By name in `PACKAGES`: the installed distributions and their versions.
-    """
+    """What was found."""
 
     python: str
     system: str
     cores: int
     memory_bytes: int
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]  #: those that ``CUDA_VISIBLE_DEVICES`` leaves visible
     driver: str | None
-    cuda: tuple[int, int] | None
+    cuda: tuple[int, int] | None  #: newest version that the driver runs
+    #: Active connections by pair of `gpus`. A switch joins all: each GPU's own number of links
+    #: then stands for its pairs.
     nvlinks: Mapping[tuple[int, int], int]
-    packages: Mapping[str, tuple[tuple[str, str], ...]]
+    packages: Mapping[str, tuple[tuple[str, str], ...]]  #: distributions and their versions
 
 
 @dataclass(frozen=True, slots=True)
