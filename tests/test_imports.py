@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch", "gpu", "io"},
-    "dispatch": {"api", "decorated", "operands"},
+    "dispatch": {"api", "operands"},
     "api": {"operands", "products", "result_chunks", "graph", "planning", "gpu"},
     "result_chunks": {"operands", "planning", "shapes"},
     "products": {"operands", "result_chunks", "shapes", "graph", "cluster", "planning", "gpu"},
@@ -42,7 +42,6 @@ ALLOWED: dict[str, set[str]] = {
     "blocks": set(),
     "failures": set(),
     "shapes": set(),
-    "decorated": set(),
     "errors": set(),
 }
 #: Folder inside of a part -> the folders beside it that it may import. The modules that a part has
