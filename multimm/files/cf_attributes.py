@@ -38,18 +38,7 @@ def check_meaning(
 ) -> np.dtype[Any]:
     """The dtype that is meant; warn where some numbers may stand for none.
 
-    Parameters
-    ----------
-    place : Location
-    dtype : numpy.dtype
-        As stored.
-    attributes : Mapping
-        Of h5py or Zarr: those of other names are not read.
-
-    Returns
-    -------
-    numpy.dtype
-        As stored, or bool where xarray has written booleans as integers.
+    It is the stored one, or bool where xarray has written booleans as integers.
 
     Raises
     ------
@@ -95,13 +84,9 @@ def warn(text: str) -> None:
 def _level() -> int:
     """Frames from the caller of this to whoever calls multimm."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("multimm."):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _ours(name: str) -> bool:
-    return name.partition(".")[0] == "multimm"
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
