@@ -5,7 +5,6 @@ Knows NumPy, Dask arrays and, by name only, CuPy; knows no plans and no kernels.
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import sys
@@ -135,13 +134,8 @@ def _converted(x: Any, name: str) -> Array:
 
 def is_dask(x: Any) -> bool:
     """Whether `x` is a Dask array, of either of Dask's two kinds."""
-    return _is_dask_type(type(x))  # type: ignore[arg-type]  # types are hashable
-
-
-@functools.cache
-def _is_dask_type(kind: type) -> bool:
-    return issubclass(kind, da.Array) or (
-        kind.__module__.startswith("dask.array") and hasattr(kind, "__dask_graph__")
+    return isinstance(x, da.Array) or (
+        type(x).__module__.startswith("dask.array") and hasattr(x, "__dask_graph__")
     )
 
 
@@ -200,12 +194,7 @@ def _made_dense(block: Any, name: str, lazy: bool) -> str:
 
 
 def _library(x: Any) -> str:
-    return _library_of(type(x))  # type: ignore[arg-type]  # types are hashable
-
-
-@functools.cache
-def _library_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return type(x).__module__.partition(".")[0]
 
 
 def on_gpu(x: Array) -> bool:

@@ -16,14 +16,7 @@ logger = logging.getLogger(__name__)
 class ClusterClient(Client):
     """A `distributed.Client` that takes its own cluster down and leaves no thread behind.
 
-    Parameters
-    ----------
-    address : str or distributed cluster
-        Where the scheduler is. A cluster object is owned: closing the client closes it.
-    timeout : float
-        Seconds to wait for the scheduler.
-    security : distributed.Security or None
-        TLS credentials.
+    A cluster object in place of an address is owned: closing the client closes it.
     """
 
     #: Of this process's environment, what goes when the client is closed.
@@ -64,22 +57,11 @@ class ClusterClient(Client):
 def set_up_cluster(
     client: Client, *, overlap: bool = False, seldom_garbage: bool | None = None
 ) -> None:
-    """Install multimm's plugins on the cluster; a second call changes nothing.
+    """Install multimm's plugins on the cluster, or raise `ClusterError`; again changes nothing.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    overlap : bool
-        Also change how UCXX waits before transfers, let all pairs of workers meet, and compile
-        kernels; returns when that is done.
-    seldom_garbage : bool, optional
-        Look for garbage less often in this process, for a cluster that the client owns. Default:
-        as Dask's configuration says.
-
-    Raises
-    ------
-    ClusterError
-        Where the scheduler or a worker cannot load them, or is lost meanwhile.
+    With `overlap` UCXX waits otherwise before transfers, all pairs of workers meet and kernels are
+    compiled when this returns; and this process looks for garbage less often, if it owns the
+    cluster and `seldom_garbage`, or by default Dask's configuration, says so.
     """
     from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
     from multimm.cluster.plugins.peer_memory import PeerMemory

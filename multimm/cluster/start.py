@@ -19,7 +19,7 @@ from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_com
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
 from multimm.cluster.plugins import pool_memory
-from multimm.errors import ClusterError
+from multimm.errors import ClusterError, cause
 from multimm.gpu.runtime.trusted_files import open_folder
 
 if TYPE_CHECKING:
@@ -325,4 +325,4 @@ def _root(error: BaseException) -> str:
     """The first cause, in one line: distributed wraps what went wrong several times."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return cause(error)

@@ -41,17 +41,9 @@ FORGET_SECONDS = 5.0
 
 
 def measure_rates(client: Client) -> Rates:
-    """The rates of a client's workers.
+    """The rates of a client's workers, which must be idle.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client whose workers are idle.
-
-    Returns
-    -------
-    Rates
-        Without a link where there is one worker, or where all are threads of one process.
+    Without a link where there is one worker, or where all are threads of one process.
 
     Raises
     ------

@@ -81,12 +81,7 @@ def silent(client: Client, workers: Mapping[str, Any]) -> list[str]:
 def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> ClusterSpec:
     """The spec of workers as the scheduler lists them, with what they said themselves.
 
-    Parameters
-    ----------
-    workers : mapping
-        By address, as in ``client.scheduler_info()["workers"]``; at least one.
-    answers : mapping
-        By address; a worker without an answer is judged by the scheduler's list alone.
+    A worker without an answer is judged by the scheduler's list alone; there is at least one.
     """
     neighbours = Counter(worker["host"] for worker in workers.values())
     addresses = tuple(sorted(workers))
@@ -115,8 +110,11 @@ def _device(
 ) -> DeviceSpec:
     if answer is not None and answer.gpu is not None:
         return replace(answer.gpu, name=printable(answer.gpu.name))
-    if answer is None and _looks_like_gpu(address, worker):
-        return _unknown_gpu(worker)
+    # "gpu" alone only says that the host has one.
+    if answer is None and address.startswith("ucx") and (gpu := worker.get("gpu")):
+        # Rates of another chip: they cancel out in comparisons between plans for equal workers.
+        memory, rates = int(gpu["memory-total"]), (H200.gflops, H200.copy_gbps)
+        return DeviceSpec(printable(gpu["name"]), "gpu", memory, *rates)
     limit = worker["memory_limit"]
     if limit:
         memory = int(limit)
@@ -131,19 +129,6 @@ def _device(
     # A nanny ends a worker for all that its process holds; workers in threads have no nanny.
     process = PROCESS_BYTES if limit and worker.get("nanny") else 0
     return cpu_device(memory, cores, spills=bool(limit), process_bytes=process)
-
-
-def _looks_like_gpu(address: str, worker: Mapping[str, Any]) -> bool:
-    # "gpu" alone only says that the host has one.
-    return address.startswith("ucx") and bool(worker.get("gpu"))
-
-
-def _unknown_gpu(worker: Mapping[str, Any]) -> DeviceSpec:
-    # Rates of another chip: they cancel out in comparisons between plans for equal workers.
-    gpu = worker["gpu"]
-    return DeviceSpec(
-        printable(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
-    )
 
 
 def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:
