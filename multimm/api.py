@@ -1,4 +1,4 @@
-"""matmul, gemm, transpose and plan: validate, plan, build the graph, return an array."""
+"""matmul, gemm, transpose and plan: what each promises, and the call of `multimm.products`."""
 
 from __future__ import annotations
 
@@ -7,33 +7,20 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from multimm import products
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import library_gemm
-from multimm.gpu.dtypes import gemm_dtype
 from multimm.gpu.emulated.packed import check_promise
 from multimm.gpu.kernel_selection import check_precision
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.validate import check_beta
 from multimm.graph.tasks import multiply
-from multimm.operands import (
-    Array,
-    arrays,
-    as_array,
-    check_added,
-    check_same_device,
-    is_dask,
-    matrices,
-    named_dtype,
-    pair,
-    plain_scalar,
-)
+from multimm.operands import Array, as_array, is_dask, plain_scalar
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.products import Scalar
-from multimm.result_chunks import AUTO, asked_for
-from multimm.shapes import check_operands
+from multimm.products import Scalar, checked
+from multimm.result_chunks import AUTO
 
 
 def matmul(
@@ -115,36 +102,14 @@ def matmul(
            [14, 50]])
     """
     check_precision(precision)
-    options = products.options(blocks, slabs, p_k)
-    nothing_fixed = options is products.NOTHING_FIXED and chunks is AUTO
+    nothing_fixed = blocks is None and slabs is None and p_k is None and chunks is AUTO
     if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
+    options = Options(blocks, slabs, p_k)
     if check_promise(a, b, precision):
         return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))
-    a, b = pair(a, b)
-    matrix_a, matrix_b = _as_matrices(a, b)
-    check_operands(a.shape, b.shape)
-    dtype = library_gemm.result_dtype(a.dtype, b.dtype)
-    wanted = asked_for(chunks, a, b, dtype)
-    result = products.product(
-        matrix_a, matrix_b, None, products.step(a.dtype, b.dtype, dtype, precision), options, wanted
-    )
-    if a.ndim == 1:
-        result = result[..., 0, :]
-    if b.ndim == 1:
-        result = result[..., 0]
-    # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
-    return result if result.ndim else result[()]
-
-
-def _as_matrices(a: Array, b: Array) -> tuple[Array, Array]:
-    """A vector on the left as a row, one on the right as a column."""
-    if not (a.shape and b.shape):
-        raise ShapeError(
-            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
-            "multiply by a scalar with *"
-        )
-    return a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
+    product = checked(a, b, stacks=True, precision=precision, options=options, chunks=chunks)
+    return product.result()
 
 
 def gemm(
@@ -202,21 +167,14 @@ def gemm(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    options = products.options(blocks, slabs, p_k)
+    options = Options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
-    a, b, c = arrays(a=a, b=b, c=c)
-    shape_a, shape_b = matrices(a, b, trans_a, trans_b)
-    check_beta(beta, c)
-    check_operands(a.shape, b.shape, trans_a, trans_b)
-    check_added(c, shape_a, shape_b)
-    check_same_device(a=a, b=b, c=c)
-    dtype = gemm_dtype(
-        alpha, library_gemm.result_dtype(a.dtype, b.dtype), beta, None if c is None else c.dtype
-    )
-    wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
-    step = products.step(a.dtype, b.dtype, dtype, precision, trans_a, trans_b, alpha, beta)
-    return products.product(a, b, c if beta != 0 else None, step, options, wanted)
+    product = checked(
+        a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
+        stacks=False, precision=precision, options=options, chunks=chunks,
+    )  # fmt: skip
+    return product.result()
 
 
 def _packed_gemm(
@@ -317,24 +275,10 @@ def plan(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    check_beta(beta, c)
-    a, b, c = products.as_multiplied(a, b, c)
-    given_a, given_b = a, b
-    asked = a.shape, b.shape
-    if trans_a or trans_b or alpha != 1 or c is not None:  # `gemm`, which has no stacks
-        shapes = matrices(a, b, trans_a, trans_b)
-    else:
-        a, b = _as_matrices(a, b)
-        shapes = a.shape, b.shape
-    check_operands(*asked, trans_a, trans_b)
-    check_added(c, *shapes)
-    given = {"a": a, "b": b, "c": c}
-    check_same_device(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
-    dtypes = [named_dtype(str(x.dtype)) for x in (a, b)]
-    added = None if c is None else named_dtype(str(c.dtype))
-    dtype = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
-    wanted = asked_for(chunks, given_a, given_b, dtype, trans_a, trans_b)
-    step = products.step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
-    options = products.options(blocks, slabs, p_k)
-    operands = products.Operands.of(a, b, step)
-    return products.planned(operands, options, cluster, c if beta != 0 else None, wanted)
+    options = Options(blocks, slabs, p_k)
+    as_gemm = trans_a or trans_b or alpha != 1 or c is not None
+    product = checked(
+        a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
+        stacks=not as_gemm, precision=precision, options=options, chunks=chunks,
+    )  # fmt: skip
+    return product.plan(cluster)

@@ -7,7 +7,6 @@ something else (a mask, units), and is refused, like what is no dense array at a
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -21,24 +20,16 @@ ALIKE = (np.matrix, np.memmap, np.recarray)
 def is_dense(x: Any) -> bool:
     """Whether it is an array of NumPy or CuPy itself, and of no subclass."""
     kind = type(x)
-    return kind is np.ndarray or _is_cupy_itself(kind)  # type: ignore[arg-type]  # types hash
+    if kind is np.ndarray:
+        return True
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def plain(block: Any, of: str = "a block of an operand", advice: str = "") -> Any:
     """The dense array that a block is, without a copy.
 
-    Parameters
-    ----------
-    block : array
-    of : str
-        What it is, for messages.
-    advice : str
-        What to do about another kind. Default: what the task that makes the block is to do.
-
-    Raises
-    ------
-    ArrayTypeError
-        For anything whose arithmetic is not that of an ndarray: masks, units, sparse matrices.
+    Raises `ArrayTypeError` for anything whose arithmetic is not that of an ndarray: masks, units,
+    sparse matrices. `advice` says what to do, by default what the task that makes the block is to.
     """
     if is_dense(block):
         return block
@@ -75,8 +66,3 @@ def is_sparse(x: Any) -> bool:
 def dense_method(x: Any) -> str:
     """The method that makes a dense array of a sparse one."""
     return "todense" if type(x).__module__.startswith("sparse.") else "toarray"
-
-
-@functools.cache
-def _is_cupy_itself(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"

@@ -14,14 +14,16 @@ tasks get Dask's own product even while the wrappers are in place.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import dask.array as da
@@ -29,11 +31,12 @@ from dask.array import routines
 from dask.array.core import Array as ClassicArray
 
 from multimm.api import matmul
-from multimm.decorated import decorated
-from multimm.errors import ArrayTypeError, DTypeError
+from multimm.errors import ArrayTypeError, DTypeError, OptionError
 from multimm.operands import as_array, is_dask
 
 logger = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
 
 #: Where products are looked up: owner, attribute.
 ENTRIES: tuple[tuple[Any, str], ...] = (
@@ -62,6 +65,16 @@ class Session:
             )
         PATCH.acquire()
         return cls(SESSION.get())
+
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[Session]:
+        """A session for one call of a function, all of whose steps are inside."""
+        session = cls.begin()
+        try:
+            yield session
+        finally:
+            session.close()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -143,7 +156,7 @@ class Acceleration(AbstractContextManager[None]):
 
     def __call__(self, func: Any) -> Any:
         """The function, each of whose calls is inside."""
-        return decorated(func, Session.begin, "multimm.accelerate()")
+        return decorated(func)
 
 
 def accelerate() -> Acceleration:
@@ -203,6 +216,114 @@ def accelerate() -> Acceleration:
     True
     """
     return Acceleration()
+
+
+def decorated(func: Any) -> Any:
+    """A function that does the same as another one, in a session of its own for each call.
+
+    A generator or a coroutine runs in steps, and between two of them its caller does. So the
+    session is entered for each step, and stays open until the last one.
+
+    Raises
+    ------
+    OptionError
+        For a class, and for what cannot be called.
+    """
+    if isinstance(func, classmethod | staticmethod):
+        return type(func)(decorated(func.__func__))
+    if isinstance(func, type) or not callable(func):
+        name = "multimm.accelerate()"
+        raise OptionError(
+            f"@{name} decorates functions and methods, got {func!r}: decorate the methods of a "
+            f"class, or use `with {name}:` inside"
+        )
+    kinds = (
+        (inspect.iscoroutinefunction, _coroutine_function),
+        (inspect.isasyncgenfunction, _async_generator_function),
+        (inspect.isgeneratorfunction, _generator_function),
+    )
+    made = next((make for is_one, make in kinds if is_one(func)), _function)
+    return wraps(func)(made(func))
+
+
+def _function(func: Function) -> Function:
+    """What it returns runs inside, too, if it runs in steps."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with Session.opened() as session, session.inside():
+            made = func(*args, **kwargs)
+        kinds = (
+            (inspect.iscoroutine, _coroutine_function),
+            (inspect.isasyncgen, _async_generator_function),
+            (inspect.isgenerator, _generator_function),
+        )
+        return next((make(lambda: made)() for is_one, make in kinds if is_one(made)), made)
+
+    return wrapper
+
+
+def _coroutine_function(func: Function) -> Function:
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with Session.opened() as session:
+            return await _awaited(func(*args, **kwargs), session)
+
+    return wrapper
+
+
+def _generator_function(func: Function) -> Function:
+    """The session of each generator begins with its first step."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with Session.opened() as session:
+            return (yield from _steps(func(*args, **kwargs), session))
+
+    return wrapper
+
+
+def _async_generator_function(func: Function) -> Function:
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with Session.opened() as session:
+            inner = func(*args, **kwargs)
+            step = inner.asend(None)
+            while True:
+                try:
+                    out = await _awaited(step, session)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step = inner.asend((yield out))
+                except GeneratorExit:
+                    await _awaited(inner.aclose(), session)
+                    raise
+                except BaseException as error:  # thrown in: the function may catch it
+                    step = inner.athrow(error)
+
+    return wrapper
+
+
+def _steps(inner: Any, session: Session) -> Generator[Any, Any, Any]:
+    """What a generator or a coroutine yields, takes and returns, each step inside."""
+    step = partial(inner.send, None)
+    while True:
+        try:
+            with session.inside():
+                out = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            step = partial(inner.send, (yield out))
+        except GeneratorExit:
+            with session.inside():
+                inner.close()
+            raise
+        except BaseException as error:  # thrown in: the function may catch it
+            step = partial(inner.throw, error)
+
+
+@types.coroutine
+def _awaited(inner: Any, session: Session) -> Generator[Any, Any, Any]:
+    """The result of a coroutine, or of a step of an asynchronous generator."""
+    return (yield from _steps(inner, session))
 
 
 def accelerated() -> bool:

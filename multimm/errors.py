@@ -7,6 +7,7 @@ derives from the built-in that a NumPy user would expect to catch.
 from __future__ import annotations
 
 import operator
+import sys
 import unicodedata
 from typing import Any
 
@@ -59,6 +60,26 @@ def integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without line breaks, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def cause(error: BaseException) -> str:
+    """An error's type and text, without line breaks."""
+    text, kind = one_line(error), type(error).__name__
+    return kind if text == kind else f"{kind}: {text}"
+
+
+def callers_level() -> int:
+    """The `stacklevel` of the first frame outside multimm and Dask, for a warning one above."""
+    frame, level = sys._getframe(1), 1
+    ours = "multimm.", "dask."
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(ours):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 #: Characters that turn the direction of text, so that it reads as something else than it is.

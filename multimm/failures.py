@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from multimm.errors import cause
+
 Key = Any  #: of Dask: a string, or a tuple that begins with one
 
 Given = ParamSpec("Given")
@@ -22,12 +24,6 @@ NAMED = 4
 ENDED_FOR_MEMORY = "worker-restart-memory"
 #: What is said of a task whose workers died, and of these where Dask's nannies ended them.
 GIVEN_UP, ENDED = " was given up", "Dask ended workers"
-
-
-def cause(error: BaseException) -> str:
-    """An error's type and text, without line breaks."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def told(error: BaseException) -> str:

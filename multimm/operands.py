@@ -5,7 +5,6 @@ Knows NumPy, Dask arrays and, by name only, CuPy; knows no plans and no kernels.
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import sys
@@ -19,7 +18,6 @@ from dask.base import is_dask_collection
 from multimm import sources
 from multimm.blocks import ALIKE, dense_method, is_dense, is_sparse, kind_of, plain
 from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
-from multimm.shapes import check_result
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
@@ -65,15 +63,10 @@ def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:
     raise ArrayTypeError(f"{name} is a {kind_of(x)}: pass a NumPy, CuPy or Dask array")
 
 
-def arrays(**given: Any) -> list[Any]:
-    """Operands of one call as arrays, by name: beside a Dask array nothing is read or computed.
-
-    A `c` of None stays None.
-    """
+def arrays(**given: Any) -> dict[str, Array]:
+    """Operands of one call as arrays, by name: beside a Dask array nothing is read or computed."""
     lazily = any(map(is_lazy, given.values()))
-    left_out = given.get("c", given) is None
-    made = {n: as_array(x, n, lazily=lazily) for n, x in given.items() if n != "c" or not left_out}
-    return [made.get(name) for name in given]
+    return {name: as_array(x, name, lazily=lazily) for name, x in given.items()}
 
 
 def is_lazy(x: Any) -> bool:
@@ -141,13 +134,8 @@ def _converted(x: Any, name: str) -> Array:
 
 def is_dask(x: Any) -> bool:
     """Whether `x` is a Dask array, of either of Dask's two kinds."""
-    return _is_dask_type(type(x))  # type: ignore[arg-type]  # types are hashable
-
-
-@functools.cache
-def _is_dask_type(kind: type) -> bool:
-    return issubclass(kind, da.Array) or (
-        kind.__module__.startswith("dask.array") and hasattr(kind, "__dask_graph__")
+    return isinstance(x, da.Array) or (
+        type(x).__module__.startswith("dask.array") and hasattr(x, "__dask_graph__")
     )
 
 
@@ -206,12 +194,7 @@ def _made_dense(block: Any, name: str, lazy: bool) -> str:
 
 
 def _library(x: Any) -> str:
-    return _library_of(type(x))  # type: ignore[arg-type]  # types are hashable
-
-
-@functools.cache
-def _library_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return type(x).__module__.partition(".")[0]
 
 
 def on_gpu(x: Array) -> bool:
@@ -233,29 +216,6 @@ def check_same_device(**operands: Array | None) -> None:
 def as_dask(x: Array) -> Any:
     """A Dask array of the operand; see `multimm.sources` for blocks of an array in memory."""
     return x if is_dask(x) else sources.in_memory(x)
-
-
-def pair(a: Any, b: Any) -> tuple[Array, Array]:
-    """Both operands as arrays: the checks that need no shapes and no dtypes."""
-    a, b = arrays(a=a, b=b)
-    if type(a) is not type(b) or is_dask(a):
-        check_same_device(a=a, b=b)
-    return a, b
-
-
-def matrices(
-    a: Any, b: Any, trans_a: bool, trans_b: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of op(A) and op(B) of `gemm`."""
-    if len(a.shape) != 2 or len(b.shape) != 2:
-        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
-    return a.shape[:: -1 if trans_a else 1], b.shape[:: -1 if trans_b else 1]
-
-
-def check_added(c: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
-    """Raise `ShapeError` unless C, if there is one, has the shape of the product."""
-    if c is not None:
-        check_result("c", c.shape, (shape_a[0], shape_b[1]))
 
 
 def plain_scalar(scalar: Any) -> complex:

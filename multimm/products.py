@@ -1,4 +1,4 @@
-"""From checked operands to a plan and a lazy product: what `matmul`, `gemm` and `plan` share."""
+"""A product from the call to its plan or its result: what `matmul`, `gemm` and `plan` share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from multimm.cluster.inspect.cluster_spec import described, listed_with
+from multimm.cluster.describe import described
+from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
-from multimm.errors import OptionError
+from multimm.errors import OptionError, ShapeError
 from multimm.gpu import library_gemm
-from multimm.gpu.dtypes import on_devices
+from multimm.gpu.dtypes import gemm_dtype, on_devices
+from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
 from multimm.graph.lowering.operand import peel, reader_of, storage_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import is_narrow, scheme_of
 from multimm.graph.tasks.host_offload import below_download
-from multimm.operands import Array, arrays, as_dask, current_client, is_dask, named_dtype, on_gpu
+from multimm.operands import (
+    Array,
+    arrays,
+    as_dask,
+    check_same_device,
+    current_client,
+    is_dask,
+    named_dtype,
+    on_gpu,
+)
 from multimm.planning.choice import in_one_task, plan_matmul
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -28,70 +39,113 @@ from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import Blocks
+from multimm.result_chunks import asked_for
+from multimm.shapes import check_operands, check_result
 
 Scalar = complex
+Given = Any  #: an operand: an array, or a `MatrixSpec`
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.
 Held = Mapping[str, Sequence[Sequence[str]]]
-NOTHING_FIXED = Options()
 #: Of a product's seconds otherwise, what one task that also copies may take: nothing runs beside
 #: the copies then. Arbitrary.
 IN_ONE = 0.9
 
 
 @dataclass(frozen=True)
-class Operands:
-    """A and B as they are stored, lazy transposes taken off, and what a task does to them.
+class Product:
+    """alpha op(A) op(B) + beta C of operands that fit together: see `checked`."""
 
-    Parameters
-    ----------
-    a, b : array or MatrixSpec
-    step : Step
-        `trans_a` and `trans_b` say what op() is.
-    gram : bool
-        op(B) is the transpose of op(A): one array, transposed on one side.
-    """
-
-    a: Array | MatrixSpec
-    b: Array | MatrixSpec
+    a: Given  #: as stored: lazy transposes are in `step`; of a vector a matrix
+    b: Given
+    c: Given  #: None where it is not read
     step: multiply.Step
-    gram: bool
-
-    @classmethod
-    def of(cls, a: Array | MatrixSpec, b: Array | MatrixSpec, step: multiply.Step) -> Operands:
-        """Peel transposes off Dask arrays, and see whether both are the same array."""
-        (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
-        if flip_a or flip_b:
-            step = replace(step, trans_a=step.trans_a != flip_a, trans_b=step.trans_b != flip_b)
-        return cls(a, b, step, gram=_same(a, b) and step.trans_a != step.trans_b)
+    options: Options
+    chunks: tuple[Blocks, ...]  #: that the result is to come in; empty: those of the plan
+    vectors: tuple[bool, bool]  #: A is a vector, B is one: the result has a dimension less
 
     @property
-    def arrays(self) -> list[Array]:
-        """Those that are more than a spec."""
+    def gram(self) -> bool:
+        """op(B) is the transpose of op(A): one array, transposed on one side."""
+        a, b = self.a, self.b
+        alike = a.name == b.name if is_dask(a) and is_dask(b) else a is b
+        return alike and self.step.trans_a != self.step.trans_b
+
+    @property
+    def _arrays(self) -> list[Array]:
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def hosted(self, c: Array | MatrixSpec | None, cluster: ClusterSpec) -> bool:
+    def result(self) -> Array:
+        """Lazy if one operand is, else computed."""
+        if is_dask(self.a):
+            made = self._lazy()
+        else:
+            made = multiply.gemm(self.a, self.b, c=self.c, step=self.step)
+        if self.vectors[0]:
+            made = made[..., 0, :]
+        if self.vectors[1]:
+            made = made[..., 0]
+        # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
+        return made if made.ndim else made[()]
+
+    def _lazy(self) -> Array:
+        shape = np.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
+        meta = np.empty_like(self.a._meta, shape=(0,) * (len(shape) + 2), dtype=self.step.dtype)
+        plan = self.plan()
+        if (client := current_client()) is not None:
+            from multimm.graph.scheduler.install import install
+
+            install(client)
+        return build(plan, self.a, self.b, self.c, self.step, meta)
+
+    def plan(self, cluster: ClusterSpec | None = None) -> MatmulPlan:
+        """The plan for some workers, by default those of the current client, or this process."""
+        if cluster is not None and not isinstance(cluster, ClusterSpec):
+            raise OptionError(
+                f"cluster={cluster!r}: give a ClusterSpec, such as multimm.cluster.describe(client)"
+                ", multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
+            )
+        gpu = any(map(on_gpu, self._arrays))
+        added = [] if self.c is None or isinstance(self.c, MatrixSpec) else [self.c]
+        found, held = _workers(cluster, self._arrays + added)
+        on = found or local(gpu=gpu)
+        # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
+        hosted = self._hosted(on)
+        pack = self._pack_scheme(on, gpu or hosted or not self._arrays)
+        problem = self._problem(pack, on, held, hosted=hosted)
+        plan = partial(plan_matmul, cluster=on, precision=self.step.precision, options=self.options)
+        made = [plan(problem)]
+        if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
+            # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
+            made.append(plan(replace(problem, rereadable=(True, True), from_host=True)))
+        best = min(made, key=_rank)
+        if self.options.given or not hosted:
+            return best
+        alone = in_one_task(problem, on, self.step.precision)
+        too_large, seconds = _rank(alone)
+        return alone if (too_large, seconds / IN_ONE) < _rank(best) else best
+
+    def _hosted(self, cluster: ClusterSpec) -> bool:
         """Whether blocks lie in the host memory of workers that multiply them on GPUs."""
-        given = [x for x in (self.a, self.b, c) if x is not None]
+        given = [x for x in (self.a, self.b, self.c) if x is not None]
         return (
             cluster.on_gpus
             and any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
-            and not any(map(on_gpu, self.arrays))
+            and not any(map(on_gpu, self._arrays))
             and all(on_devices(named_dtype(str(x.dtype))) for x in (*given, self.step))
         )
 
-    def problem(
-        self,
-        c: Array | MatrixSpec | None,
-        pack: str,
-        cluster: ClusterSpec,
-        held: Held,
-        *,
-        hosted: bool,
-        chunks: tuple[Blocks, ...],
-    ) -> Problem:
-        """What is to be planned, for operands that may lie on workers of that cluster."""
+    def _pack_scheme(self, cluster: ClusterSpec, gpu: bool) -> str:
+        """The precision for which operand blocks are packed, empty where they never are."""
+        step = self.step
+        dtypes = (self.a.dtype, self.b.dtype, step.dtype)
+        narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
+        scheme = scheme_of(step.precision, self.a.dtype, self.b.dtype)
+        able = gpu and all(scheme in device.packs for device in cluster.devices)
+        return scheme if able and narrow else ""
+
+    def _problem(self, pack: str, cluster: ClusterSpec, held: Held, *, hosted: bool) -> Problem:
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
-        given = {"a": self.a, "b": self.b, "c": c}
+        given = {"a": self.a, "b": self.b, "c": self.c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
             a=a.T if self.step.trans_a else a,
@@ -100,88 +154,73 @@ class Operands:
             accumulate=self.step.accumulate,
             out_bytes=named_dtype(self.step.dtype).itemsize,
             sum_bytes=named_dtype(self.step.accumulate).itemsize,
-            c=None if c is None else _spec(c, cluster, held),
+            c=None if self.c is None else _spec(self.c, cluster, held),
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
             gram=self.gram,
             awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),
             downloaded=hosted,
-            chunks=chunks,
+            chunks=self.chunks,
         )
 
 
-def product(
-    a: Array,
-    b: Array,
-    c: Array | None,
-    step: multiply.Step,
+def checked(
+    a: Given,
+    b: Given,
+    c: Given = None,
+    *,
+    alpha: Scalar = 1,
+    beta: Scalar = 0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    stacks: bool,
+    precision: str,
     options: Options,
-    chunks: tuple[Blocks, ...] = (),
-) -> Array:
-    """alpha op(A) op(B) + beta C of checked operands: lazy if one is, else computed."""
-    if not (is_dask(a) or is_dask(b) or is_dask(c)):
-        return multiply.gemm(a, b, c=c, step=step)
-    left = as_dask(a)
-    operands = Operands.of(left, left if b is a else as_dask(b), step)
-    a, b = operands.a, operands.b
-    c = None if c is None else as_dask(c)
-    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    meta = np.empty_like(a._meta, shape=(0,) * (len(shape) + 2), dtype=step.dtype)
-    made = planned(operands, options, None, c, chunks)
-    if (client := current_client()) is not None:
-        from multimm.graph.scheduler.install import install
-
-        install(client)
-    return build(made, a, b, c, operands.step, meta)
-
-
-def as_multiplied(*given: Array | MatrixSpec | None) -> list[Any]:
-    """A, B and C: those that are more than a spec as `product` would multiply them."""
-    named = dict(zip("abc", given, strict=True))
-    given_arrays = {n: x for n, x in named.items() if not isinstance(x, MatrixSpec | None)}
-    made = dict(zip(given_arrays, arrays(**given_arrays), strict=True))
+    chunks: Any,
+) -> Product:
+    """What `matmul` (with vectors and `stacks`), `gemm` and `plan` were asked for, or an error."""
+    check_beta(beta, c)
+    given = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    made = arrays(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
+    a, b, c = (made.get(name, x) for name, x in zip("abc", (a, b, c), strict=True))
+    if not stacks and not len(a.shape) == len(b.shape) == 2:
+        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
+    if not (a.shape and b.shape):
+        raise ShapeError(
+            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
+            "multiply by a scalar with *"
+        )
+    check_operands(a.shape, b.shape, trans_a, trans_b)
+    if c is not None:
+        rows, columns = a.shape[-1 if trans_a else -2], b.shape[-2 if trans_b else -1]
+        check_result("c", c.shape, (rows, columns))
+    check_same_device(**made)
+    dtypes = [_dtype(x) for x in (a, b)]
+    added = None if c is None else _dtype(c)
+    dtype = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
+    wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
+    step = _step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
     if any(map(is_dask, made.values())):
-        made = {name: as_dask(x) for name, x in made.items()}
-    return list((named | made).values())
+        same = a is b
+        a, b, c = (as_dask(x) if n in made else x for n, x in zip("abc", (a, b, c), strict=True))
+        b = a if same else b  # of a large array each call makes another name
+    vectors = len(a.shape) == 1, len(b.shape) == 1
+    (a, flip_a), (b, flip_b) = _peeled(_matrix(a, 0)), _peeled(_matrix(b, 1))
+    if flip_a or flip_b:
+        step = replace(step, trans_a=trans_a != flip_a, trans_b=trans_b != flip_b)
+    return Product(a, b, c if beta != 0 else None, step, options, wanted, vectors)
 
 
-def planned(
-    operands: Operands,
-    options: Options,
-    cluster: ClusterSpec | None,
-    c: Array | MatrixSpec | None,
-    chunks: tuple[Blocks, ...] = (),
-) -> MatmulPlan:
-    """The plan for some workers, by default those of the current client, or this process.
+def _dtype(x: Given) -> np.dtype[Any]:
+    return named_dtype(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
 
-    `c` is what is added; None where it is not read. `chunks` are those that the result is to come
-    in; empty: the plan's.
-    """
-    if cluster is not None and not isinstance(cluster, ClusterSpec):
-        raise OptionError(
-            f"cluster={cluster!r}: give a ClusterSpec, such as multimm.cluster.describe(client), "
-            "multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
-        )
-    gpu = any(map(on_gpu, operands.arrays))
-    added = [] if c is None or isinstance(c, MatrixSpec) else [c]
-    found, held = _workers(cluster, operands.arrays + added)
-    on = found or local(gpu=gpu)
-    # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
-    hosted = operands.hosted(c, on)
-    pack = _pack_scheme(operands, on, gpu or hosted or not operands.arrays)
-    problem = operands.problem(c, pack, on, held, hosted=hosted, chunks=chunks)
-    plan = partial(plan_matmul, cluster=on, precision=operands.step.precision, options=options)
-    made = [plan(problem)]
-    if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
-        # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
-        made.append(plan(replace(problem, rereadable=(True, True), from_host=True)))
-    best = min(made, key=_rank)
-    if options.given or not hosted:
-        return best
-    alone = in_one_task(problem, on, operands.step.precision)
-    too_large, seconds = _rank(alone)
-    return alone if (too_large, seconds / IN_ONE) < _rank(best) else best
+
+def _matrix(x: Given, axis: int) -> Given:
+    """A vector as a row, on the left, or as a column."""
+    if len(x.shape) != 1:
+        return x
+    return x[:, None] if axis else x[None, :]
 
 
 def _rank(plan: MatmulPlan) -> tuple[bool, float]:
@@ -189,47 +228,36 @@ def _rank(plan: MatmulPlan) -> tuple[bool, float]:
     return plan.peak_bytes > plan.budget_bytes, plan.seconds
 
 
-def _peeled(x: Array | MatrixSpec) -> tuple[Array | MatrixSpec, bool]:
-    return peel(x) if is_dask(x) else (x, False)  # type: ignore[arg-type]  # no spec is
+def _peeled(x: Given) -> tuple[Given, bool]:
+    return peel(x) if is_dask(x) else (x, False)
 
 
-def _same(a: Array | MatrixSpec, b: Array | MatrixSpec) -> bool:
-    """One and the same array, or one spec given twice."""
-    if isinstance(a, MatrixSpec) or isinstance(b, MatrixSpec):
-        return a is b
-    return is_dask(a) and is_dask(b) and bool(a.name == b.name)
-
-
-def _spec(x: Array | MatrixSpec, cluster: ClusterSpec, held: Held) -> MatrixSpec:
+def _spec(x: Given, cluster: ClusterSpec, held: Held) -> MatrixSpec:
     if isinstance(x, MatrixSpec):
         return x
     if not is_dask(x):
         return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize)
-    owners = _owners(x, cluster, held)
+    if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
+        owners = cluster.ranks(addresses)
+    else:
+        owners = where_blocks_lie(held.get(x.name, ()), cluster.addresses)
     dtype, stored = x.dtype, storage_of(x)
     return MatrixSpec(x.shape, str(dtype), dtype.itemsize, x.chunks, owners, storage=stored)
 
 
-def _owners(x: Array, cluster: ClusterSpec, held: Held) -> tuple[int, ...]:
-    """The workers of an operand's blocks: of a product that is still lazy, or of data in memory."""
-    if owners := owners_of(x, cluster.workers):
-        return cluster.ranks(owners)
-    return where_blocks_lie(held.get(x.name, ()), cluster.addresses)
-
-
-def _made(x: Array | MatrixSpec) -> bool:
+def _made(x: Given) -> bool:
     """Whether it is a product that is still lazy, made on the GPUs and then brought to the host."""
-    return not isinstance(x, MatrixSpec) and is_dask(x) and below_download(x) is not x
+    return is_dask(x) and below_download(x) is not x
 
 
-def _rereadable(x: Array | MatrixSpec) -> bool:
+def _rereadable(x: Given) -> bool:
     return is_dask(x) and reader_of(x) is not None
 
 
 # Names of dtypes and the checks of a new value cost more than a small product on a GPU.
 # Typed, because 2 and 2.0 are the same key and, to integers, different scalars.
 @lru_cache(maxsize=1024, typed=True)
-def step(
+def _step(
     dtype_a: np.dtype[Any],
     dtype_b: np.dtype[Any],
     dtype: np.dtype[Any],
@@ -242,22 +270,6 @@ def step(
     """What each task does, for operands and a result of these dtypes."""
     accumulate = str(library_gemm.accumulate_dtype(dtype_a, dtype_b))
     return multiply.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
-
-
-def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
-    """What the caller fixed."""
-    nothing_given = blocks is None and slabs is None and p_k is None
-    return NOTHING_FIXED if nothing_given else Options(blocks, slabs, p_k)
-
-
-def _pack_scheme(operands: Operands, cluster: ClusterSpec, gpu: bool) -> str:
-    """The precision for which operand blocks are packed, empty where they never are."""
-    step = operands.step
-    dtypes = (operands.a.dtype, operands.b.dtype, step.dtype)
-    narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
-    scheme = scheme_of(step.precision, operands.a.dtype, operands.b.dtype)
-    able = gpu and all(scheme in device.packs for device in cluster.devices)
-    return scheme if able and narrow else ""
 
 
 def _workers(cluster: ClusterSpec | None, arrays: list[Array]) -> tuple[ClusterSpec | None, Held]:

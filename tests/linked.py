@@ -13,7 +13,7 @@ from distributed import WorkerPlugin
 from distributed.core import Status
 
 from multimm import products
-from multimm.cluster.inspect.cluster_spec import described
+from multimm.cluster.describe import described
 from multimm.gpu.transfer import pinned_copy as copies
 from multimm.graph.tasks import host_offload
 from multimm.planning.spec import H200

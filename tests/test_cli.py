@@ -23,7 +23,7 @@ from small import integers
 
 import multimm
 from multimm import io
-from multimm.cli import Commands, failed, main
+from multimm.cli import Commands, main
 from multimm.cli import run as cli_run
 from multimm.errors import KernelError, MultimmError
 
@@ -276,7 +276,7 @@ def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         multimm.cluster.start(workers=1, memory_limit="300MB") as client,
-        pytest.raises(failed.RunError) as caught,
+        pytest.raises(cli_run.RunError) as caught,
     ):
         cli_run.compute(client, da.ones(1, chunks=1).map_blocks(full, dtype=float), "x")
     found = re.findall(r"([0-9.]+) ([MG])B of its 300 MB|held ([0-9.]+) ([MG])B", str(caught.value))
@@ -429,8 +429,8 @@ def test_a_cancelled_task_is_waited_for(address):
 def test_a_run_whose_workers_take_no_tasks_is_given_up(
     operands, tmp_path, cli, monkeypatch, during, how
 ):
-    monkeypatch.setattr(failed, "NO_WORKERS_SECONDS", 0.5)
-    monkeypatch.setattr(failed, "PAUSED_SECONDS", 0.5)
+    monkeypatch.setattr(cli_run, "NO_WORKERS_SECONDS", 0.5)
+    monkeypatch.setattr(cli_run, "PAUSED_SECONDS", 0.5)
     of = import_module("multimm.cli.matmul") if during == "compute" else multimm
     go_on = getattr(of, during)
     with in_process(workers=1, memory_limit=0) as cluster:

@@ -6,28 +6,42 @@ import gc
 import subprocess
 import sys
 import weakref
+from itertools import permutations
 
 import dask
 import pytest
+from distributed import LocalCluster
 
 import multimm.cluster as mc
+from multimm.cluster.client import ClusterClient
 from multimm.cluster.plugins import gc_policy
-from multimm.cluster.plugins.gc_policy import MESSAGES, MESSAGES_KEPT, SELDOM, SPARED
+from multimm.cluster.plugins.gc_policy import (
+    MESSAGES,
+    MESSAGES_KEPT,
+    SELDOM,
+    SPARED,
+    SeldomGarbage,
+)
+from multimm.errors import OptionError
 
 GIB = 2**30
-
-
-class Client:
-    """Something that may be dropped."""
 
 
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch):
     """No cluster of another test's is open, and what is set here does not last."""
-    monkeypatch.setattr(gc_policy, "_open", set())
+    monkeypatch.setattr(gc_policy, "_open", 0)
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
+
+
+def small_cluster() -> ClusterClient:
+    """A scheduler in this process, without workers, as `start` leaves it."""
+    cluster = LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", protocol="tcp")
+    client = ClusterClient(cluster, timeout=30, security=None)
+    client.register_plugin(SeldomGarbage())
+    return client
 
 
 @pytest.mark.parametrize(("set_to", "kept"), [(1000, MESSAGES), (7, 7)])
@@ -93,39 +107,90 @@ def test_thresholds_come_back_where_the_cluster_is_closed_and_not_the_client():
         assert gc.get_threshold() == usual
 
 
-def test_thresholds_come_back_with_the_last_of_several_clusters():
-    usual, clients = gc.get_threshold(), [Client(), Client()]
-    for client in clients:
-        gc_policy.spare_products(client)
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_thresholds_come_back_with_the_last_of_several_clusters(order):
+    usual, clients = gc.get_threshold(), []
+    for _ in order:
+        clients.append(small_cluster())
         assert gc.get_threshold()[0] == SELDOM * usual[0], "never raised twice"
-    gc_policy.as_usual(clients[0])
-    assert gc.get_threshold()[0] == SELDOM * usual[0]
-    for client in (clients[0], *clients):  # whoever is closed again
-        gc_policy.as_usual(client)
+    for which in order:
+        assert gc.get_threshold()[0] == SELDOM * usual[0]
+        clients[which].close()
+        clients[which].close()  # again does nothing
     assert gc.get_threshold() == usual
 
 
-def test_a_cluster_that_is_dropped_counts_as_closed():
-    usual, client = gc.get_threshold(), Client()
-    gc_policy.spare_products(client)
-    assert gc.get_threshold() != usual
-    del client
-    gc.collect()
+def test_thresholds_come_back_after_an_error():
+    def fail():
+        with mc.start(workers=1, memory_limit=GIB):
+            assert gc.get_threshold() != usual
+            raise ZeroDivisionError
+
+    usual = gc.get_threshold()
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert gc.get_threshold() == usual
+
+
+def test_thresholds_come_back_where_the_workers_do_not_get_ready(monkeypatch):
+    def fail(client):
+        assert gc.get_threshold() != usual
+        raise ZeroDivisionError
+
+    usual = gc.get_threshold()
+    monkeypatch.setattr("multimm.cluster.plugins.warmup.wait_until_warm", fail)
+    with pytest.raises(ZeroDivisionError):
+        mc.start(workers=1, memory_limit=GIB)
+    assert gc.get_threshold() == usual
+
+
+def test_thresholds_come_back_where_the_client_cannot_be_closed(monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError
+
+    usual, client = gc.get_threshold(), small_cluster()
+    with monkeypatch.context() as broken:
+        broken.setattr("distributed.Client.close", fail)
+        with pytest.raises(ZeroDivisionError):
+            client.close()
+    assert gc.get_threshold() == usual
+    client.close()
 
 
 def test_thresholds_that_the_user_sets_meanwhile_stay():
-    client = Client()
-    gc_policy.spare_products(client)
-    gc.set_threshold(123, 4, 5)
-    gc_policy.as_usual(client)
-    assert gc.get_threshold() == (123, 4, 5)
+    client = small_cluster()
+    gc.set_threshold(1234, 9, 8)
+    other = small_cluster()
+    client.close()
+    other.close()
+    assert gc.get_threshold() == (1234, 9, 8)
+
+
+def test_a_collector_that_is_switched_off_stays_so():
+    gc.disable()
+    try:
+        small_cluster().close()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "seldom"),
+    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
+)
+def test_whether_the_collector_is_left_alone_is_said_by_the_option_or_the_configuration(
+    asked, configured, seldom
+):
+    with dask.config.set({SPARED: configured}):
+        assert gc_policy.is_wanted(asked) is seldom
 
 
 def test_the_collector_is_left_alone_where_the_user_says_so():
-    usual, client = gc.get_threshold(), Client()
-    with dask.config.set({SPARED: False}):
-        gc_policy.spare_products(client)
-    assert gc.get_threshold() == usual
-    gc_policy.as_usual(client)
-    assert gc.get_threshold() == usual
+    usual = gc.get_threshold()
+    with mc.start(workers=1, memory_limit=GIB, seldom_collect_garbage=False) as client:
+        assert gc.get_threshold() == usual
+        with mc.connect(client.scheduler.address, overlap=True):
+            assert gc.get_threshold() == usual
+    with pytest.raises(OptionError, match="seldom_collect_garbage='no'"):
+        mc.start(workers=1, memory_limit=GIB, seldom_collect_garbage="no")

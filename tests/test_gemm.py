@@ -282,6 +282,14 @@ def test_plan_is_what_gemm_does(dtype, alpha, beta, added, gram, made):
         assert plan.peak_bytes > without.peak_bytes
 
 
+def test_plan_is_what_gemm_does_with_large_arrays_in_memory(made):
+    a, c = np.ones((2100, 1100)), da.ones((2100, 2100), chunks=1000)
+    options = {"trans_b": True, "chunks": "operands"}
+    multimm.gemm(1, a, a, 1, c, **options)
+    plan = multimm.plan(a, a, beta=1, c=c, **options)
+    assert made == [plan]
+
+
 @pytest.mark.parametrize("lazy", list(itertools.product((False, True), repeat=3)))
 def test_plan_cuts_arrays_in_memory_as_gemm_does(lazy, made):
     rng = np.random.default_rng(4)

@@ -19,7 +19,7 @@ from stand_in import GPUArray
 
 import multimm
 from multimm.checks import operands, tasks
-from multimm.cluster.inspect.cluster_spec import describe
+from multimm.cluster.describe import describe
 from multimm.gpu.transfer import pinned_copy as link
 from multimm.graph.tasks import host_offload
 from multimm.planning.spec import H200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import ismodule
@@ -25,25 +26,65 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
     "__init__": {"api", "checks", "cluster", "dispatch", "gpu", "io"},
-    "dispatch": {"api", "decorated", "operands"},
-    "api": {"operands", "products", "result_chunks", "shapes", "graph", "planning", "gpu"},
+    "dispatch": {"api", "operands"},
+    "api": {"operands", "products", "result_chunks", "graph", "planning", "gpu"},
     "result_chunks": {"operands", "planning", "shapes"},
-    "products": {"operands", "graph", "cluster", "planning", "gpu"},
+    "products": {"operands", "result_chunks", "shapes", "graph", "cluster", "planning", "gpu"},
     "checks": {"blocks", "failures", "operands", "shapes", "sources", "gpu", "graph", "cluster"},
     "io": {"files", "operands", "planning"},
     "files": {"failures", "gpu", "graph", "planning", "shapes"},
     "cluster": {"graph", "gpu", "planning"},
     "graph": {"blocks", "failures", "shapes", "planning", "gpu"},
     "gpu": {"blocks", "shapes"},
-    "operands": {"blocks", "shapes", "sources"},
+    "operands": {"blocks", "sources"},
     "sources": {"blocks", "shapes"},
     "planning": {"shapes"},
     "blocks": set(),
     "failures": set(),
     "shapes": set(),
-    "decorated": set(),
     "errors": set(),
 }
+#: Folder inside of a part -> the folders beside it that it may import. The modules that a part has
+#: beside its folders are free to use them, and to be used: the circles below bound that.
+INSIDE: dict[str, set[str]] = {
+    "cluster.inspect": set(),
+    "cluster.calibration": {"inspect"},
+    "cluster.plugins": {"inspect"},
+    "files.output": set(),
+    "graph.tasks": set(),
+    "graph.lowering": {"tasks"},
+    "graph.scheduler": set(),
+    "gpu.runtime": set(),
+    "gpu.transfer": set(),
+    "gpu.elementwise": {"runtime"},
+    "gpu.simt": {"runtime", "elementwise"},
+    "gpu.emulated": {"runtime", "elementwise", "simt"},
+    "gpu.tuning": {"runtime", "elementwise", "simt", "emulated"},
+    "planning.tiling": set(),
+    "planning.layouts": {"tiling"},
+    "planning.cost": {"tiling", "layouts"},
+    "planning.candidates": {"tiling", "layouts", "cost"},
+}
+#: Imports between folders that point the other way: to be mended, none to be added.
+UPWARDS = {
+    ("gpu.runtime.launch", "gpu.emulated.pack_configs"),
+    ("gpu.runtime.launch", "gpu.simt.configs"),
+    ("gpu.simt.gemm", "gpu.tuning.autotune"),
+    ("graph.tasks.host_offload", "graph.lowering.sub_blocks"),
+    ("graph.tasks.partial_products", "graph.lowering.sub_blocks"),
+    ("planning.layouts.cyclic", "planning.candidates.block_order"),
+    ("planning.tiling.blocking", "planning.cost.memory"),
+    ("planning.tiling.blocking", "planning.layouts.cyclic"),
+    ("planning.tiling.blocking", "planning.layouts.symmetric"),
+    ("planning.tiling.cutting", "planning.layouts.rechunk"),
+}
+#: Modules that import each other in a circle: to be mended, none to be added.
+CIRCLES = [
+    {"gpu.emulated.packed", "gpu.emulated.serialization"},
+    {"planning.advice", "planning.choice", "planning.plan"},
+]
+#: A folder with more is one that nobody can look over.
+MOST_MODULES = 16
 #: What Dask and distributed offer to everybody. Their other modules may change with any release.
 PUBLIC = {
     *("dask", "dask.array", "dask.array.core", "dask.base", "dask.sizeof", "dask.utils"),
@@ -64,6 +105,11 @@ MODULES = sorted(path for path in ROOT.rglob("*.py") if "cuda" not in path.parts
 def module_name(path: Path) -> str:
     names = ("multimm", *path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(names)
+
+
+def short_name(path: Path) -> str:
+    """Of a module as others import it: files/__init__.py -> files."""
+    return module_name(path).removeprefix("multimm.").removesuffix(".__init__")
 
 
 def part_of(dotted: str) -> str:
@@ -88,6 +134,48 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def ours(path: Path) -> set[str]:
     """What a module imports of multimm."""
     return {name for name in imports(ast.parse(path.read_text())) if name.startswith("multimm")}
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """Module -> the modules of multimm that it imports when it runs, in functions too."""
+    known = {short_name(path): path for path in MODULES}
+    found = {}
+    for name, path in known.items():
+        used = set()
+        for node in ast.walk(_WithoutTyping().visit(ast.parse(path.read_text()))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                package = node.module.removeprefix("multimm").strip(".")
+                taken = {f"{package}.{alias.name}".strip(".") for alias in node.names}
+                used |= {one if one in known else package for one in taken}
+            elif isinstance(node, ast.Import):
+                used |= {alias.name.removeprefix("multimm.") for alias in node.names}
+        found[name] = used & known.keys() - {name}
+    return found
+
+
+class _WithoutTyping(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+
+def folder_of(name: str) -> str:
+    """The folder inside of a part that a module lies in: gpu.simt.gemm -> gpu.simt."""
+    inside = ".".join(name.split(".")[:2])
+    return inside if inside in INSIDE else ""
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The largest sets of modules each of which imports all others, through any number of them."""
+    reached = {}
+    for start in graph:
+        seen, ahead = set(), [start]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        reached[start] = seen
+    found = {frozenset(x for x in reached[one] if one in reached[x]) for one in graph}
+    return [set(one) for one in sorted(found, key=sorted) if one]
 
 
 def of_dask(tree: ast.AST) -> Iterator[str]:
@@ -130,6 +218,37 @@ def test_every_import_that_is_allowed_exists():
     assert not any(unused.values()), {part: names for part, names in unused.items() if names}
 
 
+def test_no_module_imports_itself_through_others():
+    assert circles(imported_modules()) == CIRCLES, "take out what is mended, and add none"
+
+
+def test_a_circle_is_found_in_whichever_order_it_is_met():
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set(), "e": {"a"}}
+    assert circles(graph) == [{"b", "c"}]
+
+
+def test_folders_of_a_part_import_those_below_them():
+    upwards = set()
+    for name, used in imported_modules().items():
+        own = folder_of(name)
+        part = own.partition(".")[0]
+        below = {own, *(f"{part}.{folder}" for folder in INSIDE.get(own, ()))}
+        beside = {other for other in used if own and folder_of(other).startswith(f"{part}.")}
+        upwards |= {(name, other) for other in beside if folder_of(other) not in below}
+    assert upwards == UPWARDS, "take out what is mended, and add none"
+
+
+def test_every_folder_of_a_part_has_its_place():
+    folders = {f"{path.parent.parent.name}.{path.parent.name}" for path in MODULES
+               if path.parent.parent.parent == ROOT}  # fmt: skip
+    assert folders == INSIDE.keys()
+
+
+def test_no_folder_has_more_modules_than_can_be_looked_over():
+    counts = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    assert {str(at): n for at, n in counts.items() if n > MOST_MODULES} == {}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_graph_and_cluster_alone_know_the_internals_of_dask(path):
     name = module_name(path)
@@ -145,7 +264,7 @@ def test_optional_packages_are_imported_inside_functions(path):
 
 
 def test_planning_knows_neither_dask_nor_numpy_nor_cuda():
-    for path in (ROOT / "planning").glob("*.py"):
+    for path in (ROOT / "planning").rglob("*.py"):
         names = {name.split(".")[0] for name in imports(ast.parse(path.read_text()))}
         assert not names & {"dask", "distributed", "cupy", "numpy"}, path
 

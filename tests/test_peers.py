@@ -30,7 +30,7 @@ from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.records import ROOT
 from benchmarks.sweep_cases import Product
 from multimm import products
-from multimm.cluster.inspect.cluster_spec import described
+from multimm.cluster.describe import described
 from multimm.planning.spec import H200
 
 GB = 10**9

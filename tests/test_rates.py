@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,6 @@ import multimm.cluster as mc
 from multimm.cli import main
 from multimm.cluster.calibration import store
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, applied
-from multimm.cluster.inspect import cluster_spec
 from multimm.cluster.inspect.cluster_spec import spec_of
 from multimm.errors import OptionError
 from multimm.gpu.runtime import file_cache
@@ -257,21 +257,18 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch, caplog):
     assert store.stored() == ALL
 
 
-def test_uneven_hosts_are_described_by_the_rate_between_them(monkeypatch):
+def test_uneven_hosts_are_described_by_the_rate_between_them():
+    workers = {
+        f"tcp://10.0.0.{host}:{port}": {
+            "host": f"10.0.0.{host}", "nthreads": 1, "memory_limit": 2**30
+        }
+        for host, port in ((1, 1), (1, 2), (2, 1))
+    }  # fmt: skip
+
     class Listed:
         status, asynchronous = "running", True
-        cluster = None
+        cluster = SimpleNamespace(scheduler_info={"workers": workers})
 
-    monkeypatch.setattr(
-        cluster_spec,
-        "listed",
-        lambda client: {
-            f"tcp://10.0.0.{host}:{port}": {
-                "host": f"10.0.0.{host}", "nthreads": 1, "memory_limit": 2**30
-            }
-            for host, port in ((1, 1), (1, 2), (2, 1))
-        },
-    )  # fmt: skip
     name = mc.describe(Listed()).slowest.name
     assert mc.describe(Listed()).link == LOCAL_TCP
     way = LinkRates("tcp", name, False, 5.0, 5.0, 1e-4, DAY)

@@ -19,7 +19,7 @@ from foreign_files import names
 
 from multimm.cli import Commands, stop
 from multimm.cli import run as cli_run
-from multimm.cli.failed import failed_run
+from multimm.cli.run import failed_run
 from multimm.cli.stop import STOP, Stopped
 
 pytestmark = pytest.mark.alone

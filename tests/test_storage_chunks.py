@@ -92,9 +92,9 @@ def test_an_npy_file_is_mapped_few_rows_at_a_time(tmp_path, monkeypatch, order, 
     mapped = []
     map_part = npy._map
 
-    def counted(matrix, index, **options):
+    def counted(matrix, index, file):
         mapped.append(npy._window(matrix, index)[1])
-        return map_part(matrix, index, **options)
+        return map_part(matrix, index, file)
 
     monkeypatch.setattr(npy, "_map", counted)
     lazy = multimm.io.open_array(tmp_path / "x.npy", chunks=(333, 77))

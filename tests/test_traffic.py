@@ -15,7 +15,8 @@ from small import integers
 
 import multimm
 from multimm.cluster.calibration import store
-from multimm.cluster.inspect.cluster_spec import describe, listed
+from multimm.cluster.describe import describe
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 
 SIZE, BLOCK = 1024, 128  # 8 x 8 blocks

@@ -15,9 +15,9 @@ import dask
 import pytest
 
 import multimm
-from multimm.cluster import scratch
 from multimm.cluster.calibration import store
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates
+from multimm.cluster.start import private_scratch
 from multimm.errors import OptionError
 from multimm.gpu.runtime import file_cache, nvrtc
 from multimm.gpu.runtime import jit as compiling
@@ -548,7 +548,7 @@ def test_without_a_home_all_works(monkeypatch, kind):
 
 def scratch_folder():
     """Where nodes that are started now would keep what they spill."""
-    with scratch.private_scratch():
+    with private_scratch():
         return dask.config.get("temporary-directory")
 
 

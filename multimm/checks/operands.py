@@ -11,7 +11,7 @@ import numpy as np
 
 from multimm.blocks import plain
 from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
-from multimm.cluster.inspect.cluster_spec import describe
+from multimm.cluster.describe import describe
 from multimm.errors import MultimmError, OptionError, ShapeError, integer
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.operands import (

@@ -30,7 +30,7 @@ from multimm.cli.terminal import (
     say,
     stderr_held_back,
 )
-from multimm.errors import KernelError, MultimmError, printable
+from multimm.errors import KernelError, MultimmError, cause, one_line, printable
 
 #: Command -> the module in this package that holds a click command of the same name.
 COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench", "report")
@@ -131,12 +131,7 @@ def _reason(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MultimmError):
         code = FAILED_RUN if isinstance(error, KernelError) else BAD_INPUT
         return f"error: {one_line(error)}", code
-    return f"error: {type(error).__name__}: {one_line(error)} (--debug shows more)", FAILED_RUN
-
-
-def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks."""
-    return " ".join(str(error).split())
+    return f"error: {cause(error)} (--debug shows more)", FAILED_RUN
 
 
 def _version() -> str:

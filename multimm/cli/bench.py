@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from multimm.cli.checkout import find_benchmarks
-from multimm.cli.failed import RunError
 from multimm.cli.options import DEBUG
+from multimm.cli.run import RunError
 from multimm.cli.terminal import console, say
-from multimm.errors import printable
+from multimm.errors import OptionError, printable
 
 #: Characters of a line of the table, where output goes to a file.
 WIDTH = 160
@@ -67,3 +68,21 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
         say(f"recorded in {printable(path)}")
     if not close and (failed := verdict.failed(found)):
         raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")
+
+
+def find_benchmarks(command: str) -> None:
+    """Make the repository's package `benchmarks`, which nobody installs, importable."""
+    import multimm
+
+    root = Path(multimm.__file__).resolve().parents[1]
+    if (root / "benchmarks" / "report").is_dir() and str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # an editable installation shows the package multimm alone
+    try:
+        found = find_spec("benchmarks.report")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise OptionError(
+            f"multimm {command} runs from a checkout of the repository: its package 'benchmarks' "
+            "is not installed with multimm"
+        )

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.failed import RunError, failed_run
 from multimm.cli.matmul import InputFiles, described, multiply
 from multimm.cli.options import DEBUG, KIND, Workers, add
-from multimm.cli.run import compute
+from multimm.cli.run import RunError, compute, failed_run
 from multimm.cli.terminal import say
 from multimm.errors import OptionError, printable
 

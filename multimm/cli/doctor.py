@@ -26,8 +26,7 @@ def doctor() -> None:
     """
     from rich.text import Text
 
-    from multimm.cluster.inspect.host_report import findings, gather, usable
-    from multimm.cluster.start import SHARED_HOST
+    from multimm.cluster.inspect.host_report import SHARED_HOST, findings, gather, usable
     from multimm.gpu.runtime import file_cache
 
     out = console()

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multimm.cli.failed import RunError, failed_run
 from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
-from multimm.cli.run import compute
+from multimm.cli.run import RunError, compute, failed_run
 from multimm.cli.terminal import say
 from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError, printable
 

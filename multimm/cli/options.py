@@ -176,7 +176,7 @@ class Workers:
             return ClusterSpec.homogeneous(
                 H200, 1 if self.gpus is None else self.gpus, NVLINK, threads
             )
-        decided = check(self.gpus, self.workers, threads, self.memory_limit, None, None, None, None)
+        decided = check(self.gpus, self.workers, threads, self.memory_limit)
         each = max(1, cores() // decided.workers)
         device = cpu_device(decided.memory_limit, each, spills=True, process_bytes=PROCESS_BYTES)
         return ClusterSpec.homogeneous(device, decided.workers, LOCAL_TCP, threads)

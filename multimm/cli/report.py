@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from multimm.cli.checkout import find_benchmarks
+from multimm.cli.bench import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.terminal import say
 from multimm.errors import OptionError

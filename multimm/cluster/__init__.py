@@ -6,7 +6,7 @@ products need on the scheduler comes from `multimm.graph.scheduler.install`.
 """
 
 from multimm.cluster.connect import connect, prepare
-from multimm.cluster.inspect.cluster_spec import describe
+from multimm.cluster.describe import describe
 from multimm.cluster.local import local
 from multimm.cluster.start import start
 

@@ -28,22 +28,12 @@ def check_encrypts(security: Security) -> None:
 
 
 def check_certificates(security: Security, *roles: str) -> None:
-    """Read them once: distributed would try again until the timeout, and not name the file.
+    """Read those of some roles ("client", "worker", "scheduler"), or raise `OptionError`.
 
-    Parameters
-    ----------
-    security : distributed.Security
-    roles : str
-        "client", "worker", "scheduler": whose are needed.
-
-    Raises
-    ------
-    OptionError
-        Some are missing, or cannot be read.
+    distributed would try again until the timeout, and not name the file.
     """
     needed = ("tls_ca_file", *(f"tls_{role}_cert" for role in roles))
-    files = {name: getattr(security, name) for name in needed}
-    files |= {name: getattr(security, name) for name in (f"tls_{role}_key" for role in roles)}
+    files = {name: getattr(security, name) for name in (*needed, *(f"tls_{r}_key" for r in roles))}
     if missing := [name for name in needed if not files[name]]:
         whose = "a client needs" if roles == ("client",) else "each side needs"
         raise OptionError(

@@ -10,22 +10,13 @@ from typing import Any
 
 from distributed import Client
 
-from multimm.cluster.plugins.gc_policy import UntilClosed, as_usual, spare_products
-
 logger = logging.getLogger(__name__)
 
 
 class ClusterClient(Client):
     """A `distributed.Client` that takes its own cluster down and leaves no thread behind.
 
-    Parameters
-    ----------
-    address : str or distributed cluster
-        Where the scheduler is. A cluster object is owned: closing the client closes it.
-    timeout : float
-        Seconds to wait for the scheduler.
-    security : distributed.Security or None
-        TLS credentials.
+    A cluster object in place of an address is owned: closing the client closes it.
     """
 
     #: Of this process's environment, what goes when the client is closed.
@@ -54,50 +45,39 @@ class ClusterClient(Client):
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         """Close the client, then the cluster it owns."""
-        super().close(*args, **kwargs)
-        if self.cluster is not None:
-            self.cluster.close()
-            as_usual(self)
-        for name in self.borrowed:
-            os.environ.pop(name, None)
+        try:
+            super().close(*args, **kwargs)
+        finally:
+            if self.cluster is not None:
+                self.cluster.close()
+            for name in self.borrowed:
+                os.environ.pop(name, None)
 
 
-def set_up_cluster(client: Client, *, overlap: bool = False) -> None:
-    """Install multimm's plugins on the cluster; a second call changes nothing.
+def set_up_cluster(
+    client: Client, *, overlap: bool = False, seldom_garbage: bool | None = None
+) -> None:
+    """Install multimm's plugins on the cluster, or raise `ClusterError`; again changes nothing.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    overlap : bool
-        Also change how UCXX waits before transfers, let all pairs of workers meet, and compile
-        kernels; returns when that is done.
-
-    Raises
-    ------
-    ClusterError
-        Where the scheduler or a worker cannot load them, or is lost meanwhile.
+    With `overlap` UCXX waits otherwise before transfers, all pairs of workers meet and kernels are
+    compiled when this returns; and this process looks for garbage less often, if it owns the
+    cluster and `seldom_garbage`, or by default Dask's configuration, says so.
     """
+    from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
     from multimm.cluster.plugins.peer_memory import PeerMemory
     from multimm.cluster.plugins.transfer_counter import TransferCounter
-    from multimm.cluster.plugins.ucxx_overlap import Overlap
-    from multimm.cluster.plugins.warmup import WarmUp
+    from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
+    from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
     from multimm.graph.scheduler.install import install, refusal
 
-    install(client, TransferCounter(), *((Overlap(), PeerMemory(), WarmUp()) if overlap else ()))
-    if overlap:
-        try:
-            _get_ready(client)
-        except OSError as error:
-            raise refusal(error) from error
-
-
-def _get_ready(client: Client) -> None:
-    from multimm.cluster.plugins.ucxx_overlap import obstacles
-    from multimm.cluster.plugins.warmup import wait_until_warm
-
-    for reason in sorted(set(obstacles(client).values())):
-        logger.warning("blocks travel between products, not during them: %s", reason)
-    wait_until_warm(client)
-    if client.cluster is not None:
-        spare_products(client)
-        client.register_plugin(UntilClosed(client))
+    if not overlap:
+        return install(client, TransferCounter())
+    own = client.cluster is not None and is_wanted(seldom_garbage)
+    garbage = (SeldomGarbage(),) if own else ()
+    install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *garbage)
+    try:
+        for reason in sorted(set(obstacles(client).values())):
+            logger.warning("blocks travel between products, not during them: %s", reason)
+        wait_until_warm(client)
+    except OSError as error:
+        raise refusal(error) from error

@@ -151,7 +151,9 @@ def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
         return f"scheduler address {address!r}: transport {scheme!r} is not available; {hint}"
     if scheme == "tls" and _speaks_first(address):
         return f"the scheduler at {address} does not use TLS: connect to tcp://..."
-    if _closed(error):
+    from distributed.comm.core import CommClosedError
+
+    if isinstance(error, CommClosedError):  # something listens, and one side ended the connection
         return _refused(address, scheme, error)
     if isinstance(error, OSError):
         return (
@@ -171,13 +173,6 @@ def _speaks_first(address: str) -> bool:
             return bool(link.recv(1))
     except OSError:  # nothing there, or nothing said in time
         return False
-
-
-def _closed(error: BaseException) -> bool:
-    """Something listens, and it was one of the two sides that ended the connection."""
-    from distributed.comm.core import CommClosedError
-
-    return isinstance(error, CommClosedError)
 
 
 def _refused(address: str, scheme: str, error: BaseException) -> str:

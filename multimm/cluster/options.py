@@ -46,14 +46,14 @@ class StartOptions:
 
 
 def check(
-    gpus: int | None,
-    workers: int | None,
-    threads: int,
-    memory_limit: int | str | None,
-    protocol: str | None,
-    rmm_pool: float | int | str | None,
-    security: Security | None,
-    dashboard_address: str | None,
+    gpus: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    memory_limit: int | str | None = None,
+    protocol: str | None = None,
+    rmm_pool: float | int | str | None = None,
+    security: Security | None = None,
+    dashboard_address: str | None = None,
 ) -> StartOptions:
     """Turn the arguments of `multimm.cluster.start` into decisions, or refuse them."""
     for name, value, least in (("gpus", gpus, 0), ("workers", workers, 1), ("threads", threads, 1)):

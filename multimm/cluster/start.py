@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.certificates import check_certificates
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
+from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
 from multimm.cluster.plugins import pool_memory
-from multimm.cluster.scratch import private_scratch
-from multimm.errors import ClusterError
+from multimm.errors import ClusterError, cause
+from multimm.gpu.runtime.trusted_files import open_folder
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -39,17 +42,6 @@ THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
 )
-OPEN_LISTENERS = (
-    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
-    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
-)
-
-#: What doctor says of the default.
-SHARED_HOST = (
-    "start() listens on the loopback interface, unencrypted: every user of this host can connect "
-    "to the scheduler, and run code as you. On a host that others log in to, use "
-    "start(security=distributed.Security.temporary())."
-)
 
 
 def start(
@@ -62,6 +54,7 @@ def start(
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
     dashboard_address: str | None = None,
+    seldom_collect_garbage: bool | None = None,
 ) -> Client:
     """Start a cluster on this host and return a client that owns it.
 
@@ -72,9 +65,7 @@ def start(
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
     Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
-    libraries' tasks (`overlap`). A full collection of garbage halts the scheduler,
-    which runs in this process: until the client is closed Python looks for garbage a tenth as
-    often. ``dask.config.set({"multimm.seldom-collect-garbage": False})`` leaves it as it is.
+    libraries' tasks (`overlap`).
 
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
@@ -116,6 +107,12 @@ def start(
     dashboard_address : str, optional
         ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
         ``"host:8787"`` on that address. Default: no dashboard.
+    seldom_collect_garbage : bool, optional
+        A full collection of garbage halts the scheduler, which runs in this process. True: until
+        the last cluster that was started so is closed, Python looks for garbage a tenth as often
+        (`gc.set_threshold`); then the thresholds are what they were. False: the collector is left
+        alone, as by `connect`. Default: ``multimm.seldom-collect-garbage`` of Dask's
+        configuration, or True.
 
     Returns
     -------
@@ -141,8 +138,9 @@ def start(
         _require_gpu_packages(options.protocol)
         _require_memory(options)
     from multimm.cluster.client import ClusterClient, set_up_cluster
-    from multimm.cluster.plugins.gc_policy import fewer_messages
+    from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
+    seldom_garbage = is_wanted(seldom_collect_garbage)
     missing = _missing_variables()
     try:
         with fewer_messages(), private_scratch():
@@ -167,7 +165,7 @@ def start(
     # A nanny that starts a worker again writes them into this process's environment again.
     client.borrowed = missing
     try:
-        set_up_cluster(client, overlap=True)
+        set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
     except BaseException:
         client.close()
         raise
@@ -274,6 +272,27 @@ def _leave_lost_workers_to_their_nannies(cluster: Any) -> None:
     cluster._update_worker_status = partial(Cluster._update_worker_status, cluster)
 
 
+@contextmanager
+def private_scratch() -> Iterator[None]:
+    """Have nodes that are started inside take a folder of this user's alone.
+
+    Dask would take /tmp/dask-scratch-space, whoever made it: workers load from there what they
+    have spilled, and import modules that lie there. This one has the name that Dask gives it where
+    another user was first, so that what a killed worker left is removed by the next one.
+    """
+    import dask
+
+    base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir())
+    mine = base / f"dask-scratch-space-{os.geteuid()}"
+    try:
+        os.close(open_folder(mine, create=True))
+        folder = str(mine)
+    except OSError:
+        folder = tempfile.mkdtemp(prefix="dask-scratch-space-", dir=base)
+    with dask.config.set({"temporary-directory": folder}):
+        yield
+
+
 def _missing_variables() -> tuple[str, ...]:
     """Those of BLAS that nobody has set in this process's environment."""
     return tuple(name for name in BLAS_VARIABLES if name not in os.environ)
@@ -306,4 +325,4 @@ def _root(error: BaseException) -> str:
     """The first cause, in one line: distributed wraps what went wrong several times."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return cause(error)

@@ -19,26 +19,11 @@ AT_ONCE = 8_000_000
 
 
 def boxes(where: Where, unit: Sequence[int], itemsize: int, most: int = AT_ONCE) -> Iterator[Where]:
-    """Cut a rectangle at the edges of storage chunks, into boxes of few of them.
+    """Cut a rectangle at the edges of storage chunks, into boxes that cover it once, in C order.
 
-    Parameters
-    ----------
-    where : tuple of slice
-        Of step 1, within the matrix.
-    unit : sequence of int
-        A storage chunk: what is decoded as a whole.
-    itemsize : int
-        Bytes of an element.
-    most : int
-        Bytes of the chunks that a box touches, unless one alone has more.
+    `unit` is a storage chunk: what is decoded as a whole; those that a box touches have at most
+    `most` bytes, unless one alone has more.
 
-    Yields
-    ------
-    tuple of slice
-        In C order; together they cover the rectangle once.
-
-    Examples
-    --------
     >>> list(boxes((slice(1, 6),), (2,), 1, 4))
     [(slice(1, 4, None),), (slice(4, 6, None),)]
     """

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import base64
 import re
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from multimm.errors import FileFormatError, printable
+from multimm.errors import FileFormatError, callers_level, printable
 from multimm.files.stored import Location
 
 #: What changes all values -> the number that changes none.
@@ -38,18 +37,7 @@ def check_meaning(
 ) -> np.dtype[Any]:
     """The dtype that is meant; warn where some numbers may stand for none.
 
-    Parameters
-    ----------
-    place : Location
-    dtype : numpy.dtype
-        As stored.
-    attributes : Mapping
-        Of h5py or Zarr: those of other names are not read.
-
-    Returns
-    -------
-    numpy.dtype
-        As stored, or bool where xarray has written booleans as integers.
+    It is the stored one, or bool where xarray has written booleans as integers.
 
     Raises
     ------
@@ -89,19 +77,7 @@ def check_meaning(
 
 def warn(text: str) -> None:
     """Warn whoever calls multimm, in a text that may have names from files."""
-    warnings.warn(printable(text), UserWarning, stacklevel=_level())
-
-
-def _level() -> int:
-    """Frames from the caller of this to whoever calls multimm."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _ours(name: str) -> bool:
-    return name.partition(".")[0] == "multimm"
+    warnings.warn(printable(text), UserWarning, stacklevel=callers_level())
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,17 +111,10 @@ def write_block(
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The function that reads any rectangle of a stored matrix, by a tuple of slices.
-
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    gpu : bool
-        Blocks are CuPy arrays.
-    """
+    """The function that reads any rectangle of a stored matrix, by a tuple of slices."""
 
     matrix: StoredMatrix
-    gpu: bool
+    gpu: bool  #: blocks are CuPy arrays
 
     @property
     def storage(self) -> Storage | None:
@@ -140,13 +133,7 @@ class Reader:
 class ReadLayer(TaskLayer):
     """The reading tasks, with the function that reads any other rectangle as well.
 
-    Parameters
-    ----------
-    tasks : dict
-        By key.
-    reader : callable
-        From a tuple of slices to a block: a product takes its own blocks straight from the
-        file instead of cutting and joining those of the array.
+    With that a product takes its own blocks straight from the file.
     """
 
     def __init__(self, tasks: Mapping[Any, Task], reader: Callable[[Where], Any]) -> None:

@@ -75,10 +75,10 @@ def _found(place: Location) -> tuple[StoredMatrix, dict[str, Any]]:
         try:
             item, path = search.walk(file, place.path, name)
         except KeyError:
-            choose_dataset(replace(place, dataset=name), _listed(file, search))
+            choose_dataset(found, _listed(file, search))
             raise
         if not isinstance(item, h5py.Dataset):
-            choose_dataset(replace(place, dataset=name), _listed(file, search))
+            choose_dataset(found, _listed(file, search))
         _refuse_kinds(found, item)
         inside = Inside(path, item.name) if place.remote else search.dataset(item, path)
         if place.remote and (item.is_virtual or item.external):
@@ -179,8 +179,8 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
 
 def read(matrix: StoredMatrix, index: Where) -> Any:
     """A copy of one block, of the files that were opened."""
-    h5py = package("h5py")
-    inside = matrix.inside or Inside(matrix.path, matrix.dataset or "")
+    h5py, inside = package("h5py"), matrix.inside
+    assert inside is not None  # as `inspect` gives it
     check(matrix.sources)
     with ExitStack() as stack:
         content: Any = inside.path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,15 +70,15 @@ def _row(matrix: StoredMatrix) -> tuple[int, ...]:
     return (*matrix.shape[:axis], 1, *matrix.shape[axis + 1 :])
 
 
-def _map(matrix: StoredMatrix, index: Where, mode: Any, file: Any = None) -> np.ndarray[Any, Any]:
+def _map(matrix: StoredMatrix, index: Where, file: Any) -> np.ndarray[Any, Any]:
     """A view of one block that maps only the rows (or columns) it lies in."""
     offset, window, inside = _window(matrix, index)
     if math.prod(window) == 0:  # nothing can be mapped in an empty file
         return np.empty(window, matrix.dtype)[inside]
     rows: np.ndarray[Any, Any] = np.memmap(
-        file or matrix.path,
+        file,
         dtype=matrix.dtype,
-        mode=mode,
+        mode="r",
         offset=offset,
         shape=window,
         order="F" if matrix.fortran else "C",
@@ -109,7 +108,7 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
             raise FileFormatError(
                 f"{matrix.place}: its header is another than when it was opened; open it again"
             )
-        view = _received if matrix.place.remote else partial(_map, mode="r")
+        view = _received if matrix.place.remote else _map
         index = tuple(slice(*at.indices(n)) for at, n in zip(index, matrix.shape, strict=True))
         block = np.empty(
             [at.stop - at.start for at in index],
@@ -117,7 +116,7 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
             order="F" if matrix.fortran else "C",
         )
         for part in boxes(index, _row(matrix), matrix.dtype.itemsize):
-            block[within(part, index)] = view(matrix, part, file=file)
+            block[within(part, index)] = view(matrix, part, file)
         for path, before in matrix.sources:  # written to meanwhile
             same(path, before, _source(path, file).state)
     return block

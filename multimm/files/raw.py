@@ -18,16 +18,7 @@ from multimm.files.stored import StoredMatrix, Where
 
 
 def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
-    """Set one block of a matrix in C order, through a map of the rows that it lies in.
-
-    Parameters
-    ----------
-    matrix : StoredMatrix
-        Its `offset` says where in the file the first element is.
-    index : tuple of slice
-    block : numpy.ndarray
-        Converted to the dtype and the byte order of the file.
-    """
+    """Set one block of a matrix in C order, through a map of the rows that it lies in."""
     start, stop, _ = index[0].indices(matrix.shape[0])
     window = (stop - start, *matrix.shape[1:])
     if math.prod(window) == 0:  # nothing can be mapped

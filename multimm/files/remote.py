@@ -10,7 +10,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any
 
-from multimm.errors import FileFormatError
+from multimm.errors import FileFormatError, one_line
 
 #: ``s3://...``, and chains such as ``simplecache::s3://...``.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
@@ -64,17 +64,13 @@ def file_system(address: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = url_to_fs(address, use_listings_cache=False)
     except ImportError as error:
-        raise FileFormatError(f"{address}: {_sentence(error)}: {install}") from None
+        raise FileFormatError(f"{address}: {one_line(error)}: {install}") from None
     except ValueError as error:
         raise FileFormatError(
-            f"{address}: fsspec cannot use this address ({_sentence(error)}); give a local path or "
+            f"{address}: fsspec cannot use this address ({one_line(error)}); give a local path or "
             "an address such as s3://, https:// or memory://"
         ) from None
     return found
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextmanager

@@ -28,27 +28,14 @@ HOLDS = "a matrix file holds booleans, integers, floats or complex numbers"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a matrix lies, or will lie, on disk.
+    """Where a matrix lies, or will lie, on disk."""
 
-    Parameters
-    ----------
-    path : str
-        Absolute path of the file or directory, or its address (``s3://...``).
-    suffix : str
-        The format: a key of `FORMATS`. Kept apart from `path` because an unfinished output
-        does not carry its final name.
-    dataset : str or None
-        The array inside the file, for formats that hold several.
-    given : str, optional
-        What messages call the file, where that is not its path: the address ``file://...``.
-    outside : bool
-        An HDF5 file may have values read from other folders than its own.
-    """
-
-    path: str
-    suffix: str
-    dataset: str | None
+    path: str  #: absolute, of the file or directory; or its address (``s3://...``)
+    suffix: str  #: the format, a key of `FORMATS`: an unfinished output has not its final name
+    dataset: str | None  #: the array inside the file, for formats that hold several
+    #: What messages call the file, where that is not its path: the address ``file://...``.
     given: str = field(default="", compare=False)
+    #: An HDF5 file may have values read from other folders than its own.
     outside: bool = field(default=False, compare=False)
 
     @property
@@ -67,59 +54,28 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Where HDF5 has a dataset, behind all links.
+    """Where HDF5 has a dataset, behind all links."""
 
-    Parameters
-    ----------
-    path : str
-        The file that it lies in.
-    name : str
-        Its path in there.
-    raw : str
-        Folder that relative paths of its raw files begin at; empty where there are none.
-    """
-
-    path: str
-    name: str
-    raw: str = ""
+    path: str  #: the file that it lies in
+    name: str  #: its path in there
+    raw: str = ""  #: folder that relative paths of its raw files begin at; empty without such
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix on disk and how to find any block of it.
-
-    Parameters
-    ----------
-    place : Location
-    shape : tuple of int
-    dtype : numpy.dtype
-        As stored, byte order included.
-    chunks : tuple of int, optional
-        Storage chunks; a reader that takes less than one of them reads all of it.
-    offset : int
-        Bytes before the first element, where all lie in one piece (.npy, HDF5 outputs).
-    fortran : bool
-        Columns are contiguous (.npy).
-    sources : tuple of Source
-        The files that any block is read from, as they were when the matrix was opened.
-    states : mapping, optional
-        Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
-    inside : Inside, optional
-        The dataset itself (HDF5).
-    storage : Storage, optional
-        For plans, where storage chunks are decoded as a whole.
-    """
+    """A matrix on disk and how to find any block of it."""
 
     place: Location
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...] | None = None
-    offset: int = 0
-    fortran: bool = False
-    sources: tuple[Source, ...] = ()
+    dtype: np.dtype[Any]  #: as stored, byte order included
+    chunks: tuple[int, ...] | None = None  #: of storage; who reads part of one reads all of it
+    offset: int = 0  #: bytes before the first element, where all are in one piece
+    fortran: bool = False  #: columns are contiguous (.npy)
+    sources: tuple[Source, ...] = ()  #: files that any block is read from, as they were opened
+    #: Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
     states: Mapping[tuple[int, ...], int] | None = field(default=None, hash=False)
-    inside: Inside | None = None
-    storage: Storage | None = None
+    inside: Inside | None = None  #: the dataset itself (HDF5)
+    storage: Storage | None = None  #: for plans, where storage chunks are decoded as a whole
 
     @property
     def path(self) -> str:

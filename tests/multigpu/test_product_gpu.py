@@ -14,7 +14,7 @@ from distributed import wait
 
 import multimm
 from multimm import products
-from multimm.cluster.inspect.cluster_spec import described
+from multimm.cluster.describe import described
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.cluster.plugins.warmup import wait_until_warm
 

@@ -9,7 +9,6 @@ workers, and trivial tasks take another one than those of a product.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from multimm.cluster.calibration.probes import Effort, fetch_seconds, forget_blocks, product_rate
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, models, protocol
 from multimm.cluster.inspect.cluster_spec import as_shipped, listed, silent
+from multimm.cluster.inspect.workers import run_on
 from multimm.errors import ClusterError, OptionError
 from multimm.planning.devices import SHARED_MEMORY
 from multimm.planning.hardware import ClusterSpec
@@ -41,17 +41,9 @@ FORGET_SECONDS = 5.0
 
 
 def measure_rates(client: Client) -> Rates:
-    """The rates of a client's workers.
+    """The rates of a client's workers, which must be idle.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client whose workers are idle.
-
-    Returns
-    -------
-    Rates
-        Without a link where there is one worker, or where all are threads of one process.
+    Without a link where there is one worker, or where all are threads of one process.
 
     Raises
     ------
@@ -79,7 +71,7 @@ def measure_rates(client: Client) -> Rates:
         rates = Rates(_devices(client, spec), _links(client, spec, hosts))
     finally:
         with suppress(TimeoutError, OSError):  # a lost worker keeps nothing
-            _ask(client, forget_blocks, list(listed(client)), FORGET_SECONDS)
+            run_on(client, forget_blocks, list(listed(client)), FORGET_SECONDS)
     _refuse_busy(client)
     if set(listed(client)) != set(workers):
         raise ClusterError(
@@ -103,12 +95,8 @@ def _refuse_busy(client: Client) -> None:
 def _on_workers(
     client: Client, function: Callable[..., Any], addresses: Sequence[str], **arguments: Any
 ) -> dict[str, float]:
-    """What a function returns on each worker, all at the same time; not as tasks.
-
-    A task would wait for the return of a worker that is lost.
-    """
     try:
-        replies = _ask(client, function, addresses, ANSWER_SECONDS, **arguments)
+        replies = run_on(client, function, addresses, ANSWER_SECONDS, **arguments)
     except (TimeoutError, OSError) as error:
         raise ClusterError(
             f"workers did not answer while rates were measured ({error!r}): nothing was kept; "
@@ -124,31 +112,13 @@ def _on_workers(
     return replies
 
 
-def _ask(
-    client: Client,
-    function: Callable[..., Any],
-    addresses: Sequence[str],
-    limit_s: float,
-    **arguments: Any,
-) -> dict[str, Any]:
-    async def ask() -> dict[str, Any]:
-        # Workers that die meanwhile answer with their error.
-        call = client.run(function, workers=list(addresses), on_error="return", **arguments)
-        result: dict[str, Any] = await asyncio.wait_for(call, limit_s)
-        return result
-
-    replies: dict[str, Any] = client.sync(ask)
-    return replies
-
-
 def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
-    found = {"ieee": _on_workers(client, product_rate, spec.addresses, precision="ieee",
-                                 efforts=EFFORT)}  # fmt: skip
     devices = dict(zip(spec.addresses, spec.devices, strict=True))
-    for precision in sorted({precision for device in spec.devices for precision in device.packs}):
-        packing = [address for address, device in devices.items() if precision in device.packs]
+    found: dict[str, dict[str, float]] = {}
+    for precision in ["ieee", *sorted({name for device in spec.devices for name in device.packs})]:
+        able = [at for at, one in devices.items() if precision in ("ieee", *one.packs)]
         found[precision] = _on_workers(
-            client, product_rate, packing, precision=precision, efforts=EFFORT
+            client, product_rate, able, precision=precision, efforts=EFFORT
         )
     kinds: dict[tuple[str, float], list[str]] = {}
     for address, device in devices.items():

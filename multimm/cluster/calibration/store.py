@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from multimm.gpu.runtime import file_cache
 from multimm.planning.devices import LOCAL_TCP, NVLINK, RATES, DeviceSpec, Link
@@ -110,19 +110,11 @@ def forget() -> None:
     _known.clear()
 
 
-Entry = TypeVar("Entry", DeviceRates, LinkRates)
-
-
 def _joined(*several: Rates) -> Rates:
-    return Rates(
-        _merged(*(rates.devices for rates in several)), _merged(*(rates.links for rates in several))
-    )
-
-
-def _merged(*groups: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """One entry for each key, the last one."""
-    by_key: dict[Hashable, Entry] = {one.key: one for group in groups for one in group}
-    return tuple(by_key.values())
+    devices = {one.key: one for rates in several for one in rates.devices}
+    links = {one.key: one for rates in several for one in rates.links}
+    return Rates(tuple(devices.values()), tuple(links.values()))
 
 
 def _read(where: Path | None) -> Rates:
@@ -175,14 +167,8 @@ def _day(value: object) -> str:
 def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> ClusterSpec:
     """The same cluster with measured rates in place of shipped ones, where there are any.
 
-    Parameters
-    ----------
-    spec : ClusterSpec
-        As shipped.
-    rates : Rates
-    scattered : bool
-        The workers are on several hosts, and `spec` does not say where: what holds between
-        hosts then holds for all.
+    `scattered` workers are on several hosts, and `spec` does not say where: what holds between
+    hosts then holds for all.
     """
     by_device = {one.key: one for one in rates.devices}
     by_link = {one.key: one for one in rates.links}

@@ -1,4 +1,4 @@
-"""Read a running cluster into the value that plans are made from."""
+"""What a client says of its workers, as the value that plans are made from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from multimm.cluster.calibration import store
 from multimm.cluster.inspect.devices import PROCESS_BYTES, cpu_device
 from multimm.cluster.inspect.workers import Answer, ask
-from multimm.errors import OptionError, printable
+from multimm.errors import printable
 from multimm.planning.devices import (
     H200,
     LOCAL_TCP,
@@ -32,56 +31,6 @@ Holders = Mapping[Any, Sequence[str]]
 
 #: Answers by worker address: a process never changes what it is.
 _answers: WeakKeyDictionary[Client, dict[str, Answer]] = WeakKeyDictionary()
-
-
-def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
-    """Read the workers, their memory, their kind and their links from a client.
-
-    Rates of block products and links are those that were measured on workers of the same kind,
-    in this process or an earlier one of this user, and the shipped ones where none were.
-
-    Never waits for workers to arrive. A worker counts as a GPU worker where dask-cuda
-    started it; a plain worker on a host with GPUs is a CPU worker.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        An asynchronous client cannot be asked from synchronous code: what its cluster
-        object (``Client(cluster, asynchronous=True)``) knows is used, and GPU workers are
-        told by their ``ucxx`` address.
-    measure : bool
-        Measure the rates first, which takes some seconds, and keep them in the user's cache
-        (``MULTIMM_CACHE_DIR`` names another place): later plans are made from them.
-
-    Returns
-    -------
-    ClusterSpec or None
-        Workers sorted by address. None while there are no workers, after the client was
-        closed, and for an asynchronous client that was given an address only.
-
-    Raises
-    ------
-    OptionError
-        If `client` is none, or if an asynchronous one is to measure.
-    ClusterError
-        If there are no workers to measure, if they are busy, or if one is lost meanwhile.
-    """
-    if not hasattr(client, "asynchronous"):  # without importing distributed
-        raise OptionError(f"client={client!r}: give a distributed.Client, such as start() returns")
-    if measure:
-        from multimm.cluster.calibration.run import measure_rates
-
-        store.keep(measure_rates(client))
-    return described(client, listed(client))
-
-
-def described(client: Client, workers: Mapping[str, Any]) -> ClusterSpec | None:
-    """`describe` of workers that the scheduler has just listed."""
-    if not workers:
-        return None
-    spec = as_shipped(client, workers)
-    several_hosts = len({worker["host"] for worker in workers.values()}) > 1
-    return store.applied(spec, store.stored(), scattered=several_hosts and spec.per_node == 0)
 
 
 def listed(client: Client) -> Mapping[str, Any]:
@@ -132,12 +81,7 @@ def silent(client: Client, workers: Mapping[str, Any]) -> list[str]:
 def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> ClusterSpec:
     """The spec of workers as the scheduler lists them, with what they said themselves.
 
-    Parameters
-    ----------
-    workers : mapping
-        By address, as in ``client.scheduler_info()["workers"]``; at least one.
-    answers : mapping
-        By address; a worker without an answer is judged by the scheduler's list alone.
+    A worker without an answer is judged by the scheduler's list alone; there is at least one.
     """
     neighbours = Counter(worker["host"] for worker in workers.values())
     addresses = tuple(sorted(workers))
@@ -166,8 +110,11 @@ def _device(
 ) -> DeviceSpec:
     if answer is not None and answer.gpu is not None:
         return replace(answer.gpu, name=printable(answer.gpu.name))
-    if answer is None and _looks_like_gpu(address, worker):
-        return _unknown_gpu(worker)
+    # "gpu" alone only says that the host has one.
+    if answer is None and address.startswith("ucx") and (gpu := worker.get("gpu")):
+        # Rates of another chip: they cancel out in comparisons between plans for equal workers.
+        memory, rates = int(gpu["memory-total"]), (H200.gflops, H200.copy_gbps)
+        return DeviceSpec(printable(gpu["name"]), "gpu", memory, *rates)
     limit = worker["memory_limit"]
     if limit:
         memory = int(limit)
@@ -182,19 +129,6 @@ def _device(
     # A nanny ends a worker for all that its process holds; workers in threads have no nanny.
     process = PROCESS_BYTES if limit and worker.get("nanny") else 0
     return cpu_device(memory, cores, spills=bool(limit), process_bytes=process)
-
-
-def _looks_like_gpu(address: str, worker: Mapping[str, Any]) -> bool:
-    # "gpu" alone only says that the host has one.
-    return address.startswith("ucx") and bool(worker.get("gpu"))
-
-
-def _unknown_gpu(worker: Mapping[str, Any]) -> DeviceSpec:
-    # Rates of another chip: they cancel out in comparisons between plans for equal workers.
-    gpu = worker["gpu"]
-    return DeviceSpec(
-        printable(gpu["name"]), "gpu", int(gpu["memory-total"]), H200.gflops, H200.copy_gbps
-    )
 
 
 def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:

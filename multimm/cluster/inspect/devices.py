@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from multimm.gpu.emulated.configs import mma_gflops, precisions_that_pay
@@ -36,21 +37,11 @@ NARROW_MULTIPROCESSORS = ((6, 0), (7, 0), (7, 2), (7, 5), (8, 0))
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of this host.
+    """One GPU of this host."""
 
-    Parameters
-    ----------
-    ident : str
-        What ``CUDA_VISIBLE_DEVICES`` calls it: NVML's index, or a UUID.
-    name : str
-        The marketing name.
-    memory_bytes : int
-        All of its memory.
-    """
-
-    ident: str
+    ident: str  #: what ``CUDA_VISIBLE_DEVICES`` calls it: NVML's index, or a UUID
     name: str
-    memory_bytes: int
+    memory_bytes: int  #: all of its memory
 
 
 @contextmanager
@@ -73,13 +64,7 @@ def nvml() -> Iterator[Any]:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, in the order of ``CUDA_VISIBLE_DEVICES``.
-
-    Returns
-    -------
-    tuple of Gpu
-        Empty without a driver, without GPUs, or with an empty ``CUDA_VISIBLE_DEVICES``.
-    """
+    """The GPUs that this process may use, in the order of ``CUDA_VISIBLE_DEVICES``."""
     with nvml() as module:
         if module is None:
             return ()
@@ -106,13 +91,11 @@ def visible_idents(mask: str | None, count: int) -> list[str]:
     """
     if mask is None:
         return [str(index) for index in range(count)]
-    idents = []
-    for entry in (part.strip() for part in mask.split(",")):
-        known = entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < count)
-        if not known:
-            break
-        idents.append(entry)
-    return idents
+
+    def is_known(entry: str) -> bool:
+        return entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < count)
+
+    return list(takewhile(is_known, map(str.strip, mask.split(","))))
 
 
 def _gpu(module: Any, ident: str) -> Gpu:

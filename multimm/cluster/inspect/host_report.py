@@ -19,7 +19,6 @@ from multimm.cluster.inspect.devices import (
     nvml_handle,
     visible_gpus,
 )
-from multimm.cluster.start import OPEN_LISTENERS
 
 Version = tuple[int, ...]
 
@@ -43,40 +42,33 @@ GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda", "ucxx", "distributed-u
 #: dask-cuda release -> the only dask and distributed that it accepts.
 DASK_FOR_DASK_CUDA: dict[Version, str] = {(26, 10): "2026.7.1"}
 BROKEN_CUPY = "14.1.0"
+OPEN_LISTENERS = (
+    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
+    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
+)
+#: What `doctor` says of the default.
+SHARED_HOST = (
+    "start() listens on the loopback interface, unencrypted: every user of this host can connect "
+    "to the scheduler, and run code as you. On a host that others log in to, use "
+    "start(security=distributed.Security.temporary())."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found.
-
-    Parameters
-    ----------
-    python, system : str
-        Versions of Python and of the operating system.
-    cores : int
-    memory_bytes : int
-    gpus : tuple of Gpu
-        Those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
-    driver : str or None
-        Version of the NVIDIA driver.
-    cuda : tuple of int or None
-        Newest CUDA version that the driver runs.
-    nvlinks : mapping of (int, int) to int
-        Active NVLink connections by pair of `gpus`. A switch joins all: each GPU's own
-        number of links then stands for its pairs.
-    packages : mapping of str to tuple of (str, str)
-        By name in `PACKAGES`: the installed distributions and their versions.
-    """
+    """What was found."""
 
     python: str
     system: str
     cores: int
     memory_bytes: int
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]  #: those that ``CUDA_VISIBLE_DEVICES`` leaves visible
     driver: str | None
-    cuda: tuple[int, int] | None
+    cuda: tuple[int, int] | None  #: newest version that the driver runs
+    #: Active connections by pair of `gpus`. A switch joins all: each GPU's own number of links
+    #: then stands for its pairs.
     nvlinks: Mapping[tuple[int, int], int]
-    packages: Mapping[str, tuple[tuple[str, str], ...]]
+    packages: Mapping[str, tuple[tuple[str, str], ...]]  #: distributions and their versions
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.cluster.inspect.devices import current_gpu
@@ -27,19 +29,31 @@ class Answer(NamedTuple):
     host_memory: int  #: all memory of its host, bytes
 
 
-def ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
-    """The answers of workers, by address; none of those that are silent or lost."""
-    if not addresses:
-        return {}
+def run_on(
+    client: Client,
+    function: Callable[..., Any],
+    addresses: Sequence[str],
+    limit_s: float,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """What a function returns on each worker, all at the same time; not as tasks.
+
+    A task would wait for the return of a worker that is lost; here it answers with its error.
+    """
 
     async def gathered() -> dict[str, Any]:
-        # Workers that die meanwhile answer with their error.
-        call = client.run(answer, workers=addresses, on_error="return")
-        result: dict[str, Any] = await asyncio.wait_for(call, ANSWER_SECONDS)
+        call = client.run(function, workers=list(addresses), on_error="return", **arguments)
+        result: dict[str, Any] = await asyncio.wait_for(call, limit_s)
         return result
 
+    replies: dict[str, Any] = client.sync(gathered)
+    return replies
+
+
+def ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
+    """The answers of workers, by address; none of those that are silent or lost."""
     try:
-        replies = client.sync(gathered)
+        replies = run_on(client, answer, addresses, ANSWER_SECONDS) if addresses else {}
     except (TimeoutError, OSError):
         logger.warning("workers did not answer in %g s: their kind is a guess", ANSWER_SECONDS)
         return {}
@@ -48,14 +62,13 @@ def ask(client: Client, addresses: list[str]) -> dict[str, Answer]:
 
 def answer(dask_worker: Worker) -> Answer:
     """Runs on a worker: what it computes with."""
-    import os
-
     from dask.system import CPU_COUNT
     from distributed.system import memory_limit
 
     blas_threads = int(os.environ.get("OMP_NUM_THREADS") or CPU_COUNT)
     cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
-    gpu = current_gpu(spills=_spills(dask_worker)) if by_dask_cuda(dask_worker) else None
+    spills = type(dask_worker.data).__module__.partition(".")[0] == "dask_cuda"
+    gpu = current_gpu(spills=spills) if by_dask_cuda(dask_worker) else None
     return Answer(gpu, cores, memory_limit())
 
 
@@ -65,7 +78,3 @@ def by_dask_cuda(worker: Worker) -> bool:
     # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
     plugins = worker.plugins.values()
     return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)
-
-
-def _spills(worker: Worker) -> bool:
-    return type(worker.data).__module__.partition(".")[0] == "dask_cuda"

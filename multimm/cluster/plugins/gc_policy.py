@@ -13,13 +13,12 @@ the last messages to each worker, which hold tasks.
 from __future__ import annotations
 
 import gc
-import weakref
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-if TYPE_CHECKING:
-    from distributed import Client
+from multimm.errors import OptionError
 
 #: Python looks for garbage among so many times as many new objects as usual: arbitrary. 7000 of
 #: them in place of 700, which a product of hundreds of chunks makes several times.
@@ -32,9 +31,10 @@ SPARED = "multimm.seldom-collect-garbage"
 
 Thresholds = tuple[int, int, int]
 #: Clusters of this process that are open; the thresholds before the first, and as set for it.
-_open: set[int] = set()
-_before: Thresholds | None = None
-_set: Thresholds | None = None
+_lock = threading.Lock()
+_open = 0
+_before: Thresholds = (0, 0, 0)
+_set: Thresholds = (0, 0, 0)
 
 
 def fewer_messages() -> Any:
@@ -44,52 +44,42 @@ def fewer_messages() -> Any:
     return dask.config.set({MESSAGES_KEPT: min(MESSAGES, dask.config.get(MESSAGES_KEPT))})
 
 
-def spare_products(client: Client) -> None:
-    """Look for garbage less often, until the client is closed or nobody has it any more."""
-    global _before, _set
+def is_wanted(asked: bool | None) -> bool:
+    """What `start` was asked for; by default what Dask's configuration says."""
     import dask
 
-    if not dask.config.get(SPARED, True):
-        return
-    if not _open:
-        _before = gc.get_threshold()
-        _set = (SELDOM * _before[0], *_before[1:])
-        gc.set_threshold(*_set)
-    _open.add(id(client))
-    weakref.finalize(client, _as_usual, id(client)).atexit = False
+    if asked not in (None, True, False):
+        raise OptionError(
+            f"seldom_collect_garbage={asked!r}: give True, False, or None for what Dask's "
+            f"configuration says ({SPARED})"
+        )
+    return bool(dask.config.get(SPARED, True) if asked is None else asked)
 
 
-class UntilClosed(SchedulerPlugin):
-    """Has garbage looked for as usual again when a cluster is closed, and not its client.
+class SeldomGarbage(SchedulerPlugin):
+    """Python looks for garbage less often while this scheduler, in the user's process, is open.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Of a cluster whose scheduler runs in this process.
+    Of several, the first one sets thresholds, and the last one to close, whichever it is, puts
+    back what was there. Thresholds that the user sets meanwhile stay.
     """
 
     name = "multimm-garbage"
     idempotent = True
 
-    def __init__(self, client: Client) -> None:
-        self.client = id(client)
+    async def start(self, scheduler: Any) -> None:
+        """Called by the scheduler when it has the plugin."""
+        global _open, _before, _set
+        with _lock:
+            if not _open:
+                _before = gc.get_threshold()
+                _set = (SELDOM * _before[0], *_before[1:])
+                gc.set_threshold(*_set)
+            _open += 1
 
     async def close(self) -> None:
-        """Called by the scheduler when it ends."""
-        _as_usual(self.client)
-
-
-def as_usual(client: Client) -> None:
-    """Leave garbage to Python again if this was the last of such clusters; again does nothing."""
-    _as_usual(id(client))
-
-
-def _as_usual(client: int) -> None:
-    global _before, _set
-    if client not in _open:
-        return
-    _open.discard(client)
-    if not _open and _before is not None:
-        if gc.get_threshold() == _set:  # else somebody has set others meanwhile
-            gc.set_threshold(*_before)
-        _before = _set = None
+        """Called by the scheduler once, when it ends."""
+        global _open
+        with _lock:
+            _open -= 1
+            if not _open and gc.get_threshold() == _set:
+                gc.set_threshold(*_before)

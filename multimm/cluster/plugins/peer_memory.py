@@ -40,20 +40,11 @@ LOOKS = 60
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The memory pool of a worker's GPU, as other processes may open it.
-
-    Parameters
-    ----------
-    pid : int
-    started : str
-        When the process was started, in the system's ticks: its number may be used again.
-    handle : bytes
-        Of CUDA IPC.
-    """
+    """The memory pool of a worker's GPU, as other processes may open it."""
 
     pid: int
-    started: str
-    handle: bytes
+    started: str  #: in the system's ticks: a process number may be used again
+    handle: bytes  #: of CUDA IPC
 
 
 class PeerMemory(WorkerPlugin):

@@ -140,18 +140,7 @@ def _raise_limit(worker: Worker) -> Callable[[], None]:
 
 
 def obstacles(client: Client) -> dict[str, str]:
-    """Why blocks do not overlap with products, by the address of the worker.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client.
-
-    Returns
-    -------
-    dict of str to str
-        Only workers on which something is in the way.
-    """
+    """Why blocks do not overlap with products, by the address of workers where they do not."""
     reasons: dict[str, str] = client.run(_reason)
     return {address: reason for address, reason in reasons.items() if reason}
 

@@ -165,18 +165,7 @@ async def _fetch_from(address: str, dask_worker: Worker) -> None:
 
 
 def wait_until_warm(client: Client) -> dict[str, dict[str, float]]:
-    """Wait until all workers have met and have compiled.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client whose cluster has the plugin.
-
-    Returns
-    -------
-    dict of str to dict of str to float
-        Whom each worker has met, and the seconds that the first block took.
-    """
+    """Wait until all workers have compiled and met: whom, and how long the first block took."""
     client.run(_finish)
     # Only now: the last to finish has had the others fetch from it.
     met: dict[str, dict[str, float]] = client.run(_met)

@@ -116,20 +116,7 @@ def held(path: Path) -> tuple[list[str], list[str]]:
 
 
 def check_replaced(path: Path, shown: Path) -> None:
-    """Raise unless a file holds one array at most, and nothing else that would be lost with it.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        To look into; an empty file holds nothing.
-    shown : pathlib.Path
-        Its name in messages.
-
-    Raises
-    ------
-    FileFormatError
-        It holds more.
-    """
+    """Raise `FileFormatError` unless a file, `shown` in messages, holds one array at most."""
     arrays, others = held(path) if path.stat().st_size else ([], [])
     if len(arrays) > 1 or others:
         raise FileFormatError(

@@ -21,30 +21,14 @@ NPY_MAGIC = b"\x93NUMPY"
 
 @dataclass(frozen=True)
 class Target:
-    """What gets its name when all is written.
+    """What gets its name when all is written."""
 
-    Parameters
-    ----------
-    unit : pathlib.Path
-        A file, a store, or the folder of an array or group in a store: whatever is new as a whole.
-    inner : str or None
-        The array's name in there.
-    replaces : bool
-        Something has that name, and may go.
-    keeps : bool
-        The unit begins as a copy of what is there, with all that it holds (HDF5).
-    store : pathlib.Path
-        The file or store that the unit is, or is in.
-    zarr_format : int
-        Of the group that an array is added to.
-    """
-
-    unit: Path
-    inner: str | None
-    replaces: bool
-    store: Path
-    keeps: bool = False
-    zarr_format: int = 3
+    unit: Path  #: what is new as a whole: a file, a store, or the folder of an array or a group
+    inner: str | None  #: the array's name in there
+    replaces: bool  #: something has that name, and may go
+    store: Path  #: the file or store that the unit is, or is in
+    keeps: bool = False  #: it begins as a copy of what is there, with all that it holds (HDF5)
+    zarr_format: int = 3  #: of the group that an array is added to
 
     @property
     def name(self) -> Path:
@@ -69,14 +53,7 @@ class Target:
 
 
 def find(place: Location, *, overwrite: bool) -> Target:
-    """What has to be written for an array at `place`.
-
-    Parameters
-    ----------
-    place : Location
-        The dataset as the caller named it, or None.
-    overwrite : bool
-        An existing array may be replaced.
+    """What has to be written for an array at `place`; with `overwrite` one may be replaced.
 
     Raises
     ------
@@ -256,13 +233,7 @@ _FINDERS: dict[str, Callable[[Location, Path, bool], Target]] = {
 
 
 def check_replaced(target: Target, suffix: str, path: Path) -> None:
-    """Raise unless what had the target's name, and lies at `path` by now, may go.
-
-    Raises
-    ------
-    FileFormatError
-        It came meanwhile, and holds more than would be replaced.
-    """
+    """Raise unless what had the target's name, and lies at `path` by now, may go."""
     if suffix == ".npy":
         _check_npy(path, target.unit)
     elif suffix == ".zarr":

@@ -149,16 +149,13 @@ class Claim:
 
     def leftovers(self) -> list[Path]:
         """What runs have left that ended before their output had its name."""
-        name = re.escape(self.target.name)
-        ours = rf"{re.escape(self._stem)}-[0-9a-f]{{8}}\.(partial|replaced)"
-        older = rf"\.{name}\.(partial|replaced)-[0-9a-f]{{8}}"
-        known = re.compile(f"{ours}|{older}", re.DOTALL)
+        known = re.compile(rf"{re.escape(self._stem)}-[0-9a-f]{{8}}\.(partial|replaced)")
         with os.scandir(self.folder) as entries:
             return sorted(self.folder / e.name for e in entries if known.fullmatch(e.name))
 
     def _clean(self) -> None:
         for path in self.leftovers():
-            if _was_replaced(path) and not os.path.lexists(self.target):
+            if path.suffix == ".replaced" and not os.path.lexists(self.target):
                 # Killed between two renames, where the file system exchanges no names.
                 path.rename(self.target)
             else:
@@ -166,27 +163,12 @@ class Claim:
                 remove(path)
 
     def check(self) -> bool:
-        """Raise where another run writes; else remove what killed ones have left. Holds nothing.
-
-        Returns
-        -------
-        bool
-            There was something left.
-
-        Raises
-        ------
-        FileFormatError
-            As `take`.
-        """
+        """Raise where another run writes; else remove what killed ones have left, if any."""
         found = os.path.lexists(self.lock) or bool(self.leftovers())
         if found:
             with self:
                 pass
         return found
-
-
-def _was_replaced(path: Path) -> bool:
-    return path.suffix == ".replaced" or ".replaced-" in path.name[-20:]
 
 
 def _me() -> str:

@@ -138,20 +138,10 @@ def _sorted(folder: Path) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def check_replaced(folder: Path, shown: Path) -> Contents:
-    """What is in a store that holds one array at most; it may go.
+def check_replaced(folder: Path, shown: Path) -> None:
+    """Raise `FileFormatError` unless a folder, `shown` in messages, is a store that may go.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        To look into.
-    shown : pathlib.Path
-        Its name in messages.
-
-    Raises
-    ------
-    FileFormatError
-        It is no store, it holds more arrays, or files that are not Zarr's.
+    It may if it holds one array at most, and no files that are not Zarr's.
     """
     if look(folder) is None:
         what = "directory" if folder.is_dir() else "file"
@@ -172,7 +162,6 @@ def check_replaced(folder: Path, shown: Path) -> Contents:
             f"{few(found.arrays)}; name the one that is meant, as in {shown.name}:/NAME, or "
             "write to another file"
         )
-    return found
 
 
 def create(matrix: StoredMatrix, zarr_format: int = 3) -> StoredMatrix:
@@ -221,14 +210,7 @@ def _positions(index: Where, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...
 
 
 def consolidate(store: Path, folder: Path) -> None:
-    """Bring metadata up to date that tell of all below them.
-
-    Parameters
-    ----------
-    store : pathlib.Path
-    folder : pathlib.Path
-        In the store: of the array or group that was added.
-    """
+    """Bring metadata of a store up to date that tell of all below them, above a new folder."""
     above = [store / part for part in folder.relative_to(store).parents]
     for group in above:  # the innermost first
         node = look(group)

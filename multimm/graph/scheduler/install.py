@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import WorkerPlugin
 
-from multimm.errors import ClusterError
+from multimm.errors import ClusterError, callers_level
 from multimm.graph.scheduler.killed import Killed
 from multimm.graph.scheduler.lost_peers import Departed
 from multimm.graph.scheduler.plugin import BlockPlacement
@@ -52,7 +51,7 @@ def install(client: Client, *more: Any) -> None:
             "before the first product; until then results are right, but blocks are placed by "
             "Dask alone, which moves more bytes",
             RuntimeWarning,
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
     else:
         client.sync(_register, client, plugins)
@@ -76,14 +75,6 @@ def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
     _, had = _served.get(client, ("", {}))
     plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed(), Killed())}
     return scheduler, plugins | {plugin.name: plugin for plugin in more}
-
-
-def _callers_level() -> int:
-    """The `stacklevel` of the first frame outside multimm and dask, for a warning one above."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("multimm.", "dask.")):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 async def _register(client: Client, plugins: Plugins) -> None:
