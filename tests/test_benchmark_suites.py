@@ -19,6 +19,8 @@ from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
 from multimm.gpu.simt import gemm as simt_gemm
 
+pytestmark = pytest.mark.slow
+
 
 def _product(case, a, b):
     return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
