@@ -47,7 +47,6 @@ def test_the_c_of_a_product_is_added_where_it_is_made(client):
     c = multimm.matmul(a, a, **fixed)
     plan = multimm.plan(a, a, beta=1, c=c, **fixed)
     assert plan.bytes_added == 0
-    assert "of the C" not in str(plan)
     d = multimm.gemm(1, a, a, 1, c, **fixed)
     assert not cuts(d)
     np.testing.assert_array_equal(d.compute(), 2 * (x @ x))

@@ -33,13 +33,8 @@ def test_a_small_product_takes_no_longer_on_many_workers(workers):
     assert plan.bytes_bound == two.bytes_bound
 
 
-def test_the_plan_says_how_many_workers_it_uses_and_why():
-    text = str(plan_matmul(problem(*MEDIUM), gpus(8)))
-    assert "8 of NVIDIA H200, 2 of them used" in text
-    assert "because 2 workers alone take 0.0257 s, all 8 0.0367 s" in text
-    assert "next best is 1 x 2 x 1" in text
-    text = str(plan_matmul(problem(65536, 512, 512, ""), gpus(8)))
-    assert "one worker, because 1 worker alone takes 0.013 s, all 8 0.0315 s; 0 B move\n" in text
+def test_the_plan_says_how_many_workers_it_uses():
+    assert "8 of NVIDIA H200, 2 of them used" in str(plan_matmul(problem(*MEDIUM), gpus(8)))
     assert "used" not in str(plan_matmul(problem(*[65536] * 3), gpus(8)))
 
 

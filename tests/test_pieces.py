@@ -205,7 +205,6 @@ def test_a_lone_worker_cuts_operands_within_its_products(chunks, pack):
     plan = plan_matmul(Problem(a, b, pack=pack), gpus(1))
     assert not plan.layout.cut_once
     assert plan.tasks == 1
-    assert "A and B cut by every product" in str(plan)
     assert plan.memory_terms["operands being joined"] == a.nbytes + b.nbytes
     assert not plan.bytes_received
     assert not plan.bytes_recut
