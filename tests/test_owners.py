@@ -14,7 +14,7 @@ from multimm.errors import ShapeError
 from multimm.graph.data_location import owners_of
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 
-SIZE, BLOCK = 96, 12
+SIZE, BLOCK = 96, 24
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
 LIE = "used where"  # it lies, or they lie: what a plan says of such operands
 
@@ -109,33 +109,6 @@ def test_what_is_between_two_products_stays_where_the_first_left_it(client):
     for owner, index in zip(owners_of(c, 4), np.ndindex(between.numblocks), strict=True):
         assert made[(between.name, *index)].worker_restrictions == {ranks[owner]}
     np.testing.assert_array_equal(done[1].compute(), (2 * (x @ y) + 1) @ z)
-
-
-def test_the_traffic_of_a_chain_is_as_planned():
-    from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
-
-    def normal(seed):
-        return da.random.default_rng(seed).standard_normal((512, 512), chunks=64, dtype="f4")
-
-    fixed = {"blocks": 64, "slabs": 64}
-    with multimm.cluster.start(workers=4, memory_limit="1GB") as client:
-        a, b, e = (normal(seed) for seed in range(3))
-        # A worker that knows of no further task for a block drops its copy. Tasks are shorter than
-        # messages here, so on a busy machine a block may come twice; not time and again.
-        for _ in range(3):
-            c = multimm.matmul(a, b, **fixed)
-            plans = multimm.plan(a, b, **fixed), multimm.plan(c, e, **fixed)
-            reset_received_bytes(client)
-            d = multimm.matmul(c, e, **fixed).persist()
-            wait(d)
-            moved = sum(received_bytes(client).values())
-            if moved <= 1.05 * sum(plan.bytes_received for plan in plans):
-                break
-            del d
-        else:
-            pytest.fail(f"{moved} bytes moved, three times more than planned")
-        # The intermediate moves no more than any operand does.
-        assert plans[1].bytes_received == plans[1].bytes_bound
 
 
 def test_persisted_operands_are_used_where_they_lie(client):

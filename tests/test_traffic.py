@@ -155,3 +155,15 @@ def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, wh
         assert moved <= plan.bytes_moved
     else:
         assert moved == plan.bytes_moved
+
+
+@pytest.mark.parametrize("client", [4], indirect=True)
+def test_a_product_of_a_product_moves_what_both_plans_say(client):
+    """What is between the two stays where the first one leaves it."""
+    (x, a), (y, b), (z, e) = (lying(client, SQUARE, "turn", seed) for seed in range(3))
+    c = multimm.matmul(a, b, **FIXED)
+    plans = multimm.plan(a, b, **FIXED), multimm.plan(c, e, **FIXED)
+    assert plans[1].bytes_received == plans[1].bytes_bound
+    d, moved = received(client, multimm.matmul(c, e, **FIXED))
+    assert moved == sum(plan.bytes_moved for plan in plans)
+    np.testing.assert_array_equal(d.compute(), x @ y @ z)
