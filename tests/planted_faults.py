@@ -302,7 +302,7 @@ GRAPH = (
         "graph/lowering/backpressure.py",
         "for row, j in layout.behind(gate):",
         "for row, j in ():",
-        "memory -k streamed",
+        "graph -k stream",
     ),
     Fault(
         "gates are forgotten, and a lost worker has sums added up again",
