@@ -1,5 +1,7 @@
 # make demo    a first product: on the GPUs of this machine, or on CPU workers
-# make test    lint, types and all tests that this machine can run
+# make test    lint, types and the tests that a change needs: 6 minutes on two cores
+# make test-all      the same and all other tests that this machine can run: what CI does
+# make faults        plants faults, one after another, and sees that tests find them: long
 # make lint    lint and types only
 # make wheel-check   build, install the wheel elsewhere, read the kernels from there
 # make clean   remove what the commands above made
@@ -27,7 +29,7 @@ endif
 # The checkout comes first also where nothing is installed, and in worker processes.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help demo test lint wheel-check clean
+.PHONY: help demo test test-all faults lint wheel-check clean
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -41,16 +43,23 @@ ALONE := alone or gpu or multigpu
 # Files in their order, each as a whole: what its tests share is made once.
 BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-test: lint
+# What `make test` leaves out: CONTRIBUTING.md says what that is.
+test: BUT := and not slow
+
+test test-all: lint
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@if ! $(RUN) -c 'import xdist' 2>/dev/null; then set -x; exec $(RUN) -m pytest; fi; \
+	@if ! $(RUN) -c 'import xdist' 2>/dev/null; then set -x; \
+	    exec $(RUN) -m pytest $(if $(BUT),-m 'not slow'); fi; \
 	failed=0; set -x; \
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE))' || failed=1; \
-	$(RUN) -m pytest -m '$(ALONE)' || failed=1; \
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE)) $(BUT)' || failed=1; \
+	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' || failed=1; \
 	exit $$failed
 else
 	$(RUN) -m pytest $(PYTEST_ARGS)
 endif
+
+faults: $(DEV)
+	$(RUN) tests/planted_faults.py
 
 lint: $(DEV)
 	$(RUN) -m ruff check

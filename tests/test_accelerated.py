@@ -30,7 +30,7 @@ def pytest_runtest_call(item):
 pytestmark = pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2, 3, 4], ids="{} workers".format)
+@pytest.fixture(scope="module", params=[0, 1, 3], ids="{} workers".format)
 def workers(request):
     """With and without a cluster."""
     if not request.param:

@@ -19,6 +19,8 @@ from benchmarks.report import tables
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
 
+pytestmark = pytest.mark.slow
+
 
 def _product(case, a, b):
     return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray
-from clusters import counting, received, scattered
+from clusters import counting, received
 from distributed import wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -145,37 +145,6 @@ def test_squares_in_usual_chunks_are_cut_at_these_and_nothing_is_handed_out_agai
         assert is_regular(plan.chunks)
         assert plan.chunks == plan.layout.own_chunks
         assert not plan.bytes_joined
-
-
-PLACED = {
-    "slices of blocks": ((96, 96), 12, {"blocks": 24, "slabs": 24}, "operands"),
-    "joined of blocks": ((96, 96), 48, {"blocks": 24, "slabs": 24}, "operands"),
-    "across blocks": ((96, 96), 24, {"blocks": 24, "slabs": 24}, 36),
-    "one chunk": ((96, 96), 24, {"blocks": 24, "slabs": 24}, -1),
-    "rows": ((96, 96), 24, {"blocks": (24, 48), "slabs": 24}, (1, -1)),
-    "several parts of k": ((96, 96), 24, {"blocks": 24, "slabs": 24, "p_k": 2}, 36),
-    "planned": ((96, 96), 24, {}, 40),
-}
-
-
-@pytest.mark.parametrize("name", PLACED)
-@pytest.mark.parametrize("gram", [False, True])
-def test_as_many_bytes_travel_as_are_planned(client, name, gram):
-    if client is None:
-        pytest.skip("nothing travels without workers")
-    shape, edge, fixed, chunks = PLACED[name]
-    x = integers(shape, 3)
-    workers = len(client.scheduler_info()["workers"])
-    owners = [i % workers for i in range((shape[0] // edge) ** 2)]
-    a = scattered(client, x, (edge, edge), owners)
-    b = a.T if gram else scattered(client, x.T, (edge, edge), owners)
-    plan = multimm.plan(a, b, chunks=chunks, **fixed)
-    c = multimm.matmul(a, b, chunks=chunks, **fixed)
-    assert plan.chunks == c.chunks
-    c, moved = received(client, c)
-    twice = gram and not plan.layout.mirrors  # one array on both sides counts on each
-    assert moved <= plan.bytes_moved if twice else moved == plan.bytes_moved
-    np.testing.assert_array_equal(c.compute(), x @ x.T)
 
 
 def test_slices_of_blocks_stay_with_their_workers(client):

@@ -117,6 +117,7 @@ WGMMA = [entry.config for entry in SPLIT_REGISTRY if entry.config.specific]
 MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "more"),
     [
@@ -136,6 +137,7 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
     assert "C75" not in made.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "target", "more"),
     [
@@ -153,6 +155,7 @@ def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
     assert usage.registers <= 65_536 // config.threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [limits.capability for limits in ARCHITECTURES[:2]])
 def test_packing_and_what_reads_packed_operands_compile_for_old_chips_too(capability):
     for file, entry, defines in (

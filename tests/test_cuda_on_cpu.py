@@ -18,6 +18,8 @@ from cuda_on_cpu.program import KernelFault, Program
 
 from multimm.errors import KernelError
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted({variant.file for variant in TABLE})
 
 

@@ -12,6 +12,8 @@ from cuda_on_cpu.products import Tile, problems, product_case, rung
 from cuda_on_cpu.program import Buffer, KernelFault, Launch, Pointer, Struct
 from cuda_on_cpu.translate import host_text
 
+pytestmark = pytest.mark.slow
+
 COPY = """
 __device__ __forceinline__ void copy(float* to, const float* from, int bytes) {
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));

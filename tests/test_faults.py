@@ -62,7 +62,7 @@ def start_product(client, **options):
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["worker lost", "worker restarted"])
-@pytest.mark.parametrize("p_k", [1, 3])
+@pytest.mark.parametrize("p_k", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
     with workers(3) as (cluster, client):
         killer = Killer(cluster, client, [12], for_good=not restarts)
@@ -78,6 +78,7 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
         assert all(killer.victims[0] not in product.workers for product in plugin.products.values())
 
 
+@pytest.mark.slow
 def test_a_worker_killed_among_operands_in_other_chunks():
     """Bundles and joined blocks that went with it are made again."""
     with workers(3) as (cluster, client):
@@ -90,6 +91,7 @@ def test_a_worker_killed_among_operands_in_other_chunks():
         assert len(cluster.scheduler.workers) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [512, 300])
 def test_a_worker_killed_while_portions_of_c_are_made(columns):
     """What is joined of them, or added, and what they are made of, is made again."""
@@ -112,6 +114,7 @@ def test_a_worker_killed_while_portions_of_c_are_made(columns):
         assert len(cluster.scheduler.workers) == 2
 
 
+@pytest.mark.slow
 def test_workers_killed_one_after_the_other():
     with workers(4) as (cluster, client):
         killer = Killer(cluster, client, [12, 50])

@@ -14,14 +14,12 @@ import multimm
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import in_turn
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import time
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid
 
@@ -74,20 +72,6 @@ def test_the_gpu_is_waited_for_once(monkeypatch):
     assert waited[0] is result
 
 
-@pytest.mark.parametrize("gram", [True, False])
-def test_each_kind_of_slab_has_its_link(client, gram):
-    """Sides are so long that half of a block on the diagonal is left out."""
-    p_k, side = len(listed(client)), 600
-    x = np.random.default_rng(2).integers(-8, 9, (SLABS * LENGTH, side)).astype("float32")
-    homes = [0] * (SLABS // 2) + [p_k - 1] * (SLABS // 2)
-    a = scattered(client, x, LENGTH, homes)
-    b = a if gram else scattered(client, x, LENGTH, homes)
-    c = multimm.matmul(a.T, b, blocks=side, slabs=LENGTH, p_k=p_k)
-    link = symmetric.link_diagonal if gram else multiply.link
-    assert [task.kwargs["link"] for task in products(c)] == [link] * p_k
-    np.testing.assert_array_equal(c.compute(), x.T @ x)
-
-
 def laid_out(workers, rows, slabs, side=2048, gram=True, owners=None, **options):
     """A plan for a tall operand whose slabs lie with the workers in turn."""
     per = slabs // workers
@@ -105,7 +89,6 @@ def test_a_worker_s_slabs_are_one_task_where_they_take_little_memory(gram):
     assert plan.grid == Grid(1, 1, 4)
     assert plan.layout.slabs_per_task == 4
     assert plan.tasks == 4 + 1
-    assert "4 slabs multiplied by each" in str(plan)
     lone = replace(plan.layout, slabs_per_task=1)
     terms, apart = (time.seconds(x, plan.cluster, 0) for x in (plan.layout, lone))
     assert time.total_seconds(terms) < time.total_seconds(apart)
@@ -122,42 +105,6 @@ def test_what_a_task_works_on_is_held_and_never_spilled():
     slab = 2**20 * 2048 * 4
     assert plan.memory_terms["A in use"] == 4 * slab < 0.3 * plan.budget_bytes
     assert plan.spill_terms["A at home"] == 4 * slab
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"m_blocks": (1024, 1024), "n_blocks": (1024, 1024), "band": 2}, "others to go on with"),
-        ({"slabs": (2**20,) * 4}, "one slab a worker"),
-        ({"stream": True}, "read as it is needed"),
-        ({"grid": Grid(2, 1, 2)}, "blocks that arrive"),
-    ],
-)
-def test_else_there_is_a_task_for_each_slab(changed, why):
-    layout = laid_out(4, 2**22, 16).layout
-    assert layout.fusible
-    assert not replace(layout, slabs_per_task=1, **changed).fusible, why
-
-
-def test_operands_that_lie_nowhere_are_multiplied_as_they_come():
-    spec = MatrixSpec((2**22, 2048), chunks=((2**18,) * 16, (2048,)))
-    problem = Problem(spec.T, spec, gram=True, pack="float32")
-    plan = plan_matmul(problem, ClusterSpec.homogeneous(H200, 4))
-    assert plan.grid == Grid(1, 1, 4)
-    assert plan.layout.slabs_per_task == 1
-    owners = (0, 1, 2, 3) * 4
-    in_order = laid_out(4, 2**22, 16, owners=owners)
-    as_stored = laid_out(4, 2**22, 16, owners=owners, options=Options(p_k=4))
-    assert (in_order.layout.slabs_per_task, as_stored.layout.slabs_per_task) == (4, 1)
-
-
-@pytest.mark.parametrize("per_task", [1, 2, 3, 5, 9])
-def test_tasks_are_counted_part_by_part(per_task):
-    problem = Problem(MatrixSpec((8, 90)), MatrixSpec((90, 8)))
-    layout = Schedule(problem, Grid(1, 1, 2), (), (8,), (8,), (10,) * 9, band=1,
-                    slabs_per_task=per_task)  # fmt: skip
-    assert layout.tasks == -(-5 // per_task) + -(-4 // per_task) + 1
-    assert layout.links == -(-5 // per_task)
 
 
 def test_no_plan_may_fuse_what_comes_in_pieces():

@@ -22,9 +22,8 @@ from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.schedule import WINDOW, Schedule
+from multimm.planning.schedule import WINDOW
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.tiling.grid import Grid
 
 FLOAT = Step("float32", "float32")
 
@@ -47,15 +46,6 @@ def product_of(a, b, plan):
 
 def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
-
-
-def test_one_task_per_block_and_slab():
-    a = b = da.ones((60, 60), chunks=10, dtype="float32")
-    c = multimm.matmul(a, b, blocks=(20, 30), slabs=12)
-    names = [key[0].split("-")[1] for key in block_tasks(c)]
-    assert names.count("matmul") == 3 * 2
-    assert names.count("part") == 3 * 2 * (5 - 1)
-    assert len(names) == 3 * 2 * 5
 
 
 @pytest.mark.parametrize(
@@ -160,22 +150,6 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
             assert {when[name] for name in tasks[gate].dependencies} == {when[gate]}
     check_gates_are_kept(tasks, layout)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
-
-
-def test_a_read_waits_for_its_own_worker_where_there_are_fewer_block_columns_than_workers():
-    """Homes take all of a grid row's columns in turn; those with blocks of C have their own."""
-    spec = MatrixSpec((40, 80)), MatrixSpec((80, 20))
-    problem = Problem(*spec, rereadable=(True, True))
-    layout = Schedule(problem, Grid(1, 3, 1), (), (40,), (10, 10), (10,) * 8, band=1, stream=True)
-    grid, gates = layout.grid, set()
-    for slab in range(WINDOW, 8):
-        home = layout.tiles.home("a", 0, 0, slab)
-        gate = layout.gate(home, 0, slab)
-        own = grid.place(grid.rank(home)).col
-        assert gate.col == (own if own < 2 else 0)
-        assert list(layout.behind(gate)) == [(0, gate.col)]
-        gates.add((own, gate.col))
-    assert gates == {(0, 0), (1, 1), (2, 0)}
 
 
 def check_gates_are_kept(tasks, layout):

@@ -22,7 +22,7 @@ from small import integers
 import multimm
 from multimm.planning.spec import H200
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SIZE, BLOCK = 250, 50
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}

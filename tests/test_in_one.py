@@ -14,9 +14,6 @@ from multimm.gpu.transfer import pinned_copy as copies
 from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks import host_offload
 from multimm.io import open_array
-from multimm.planning.choice import in_one_task
-from multimm.planning.options import Options
-from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 client = counting_client(2)
@@ -152,21 +149,3 @@ def test_small_products_are_one_task_and_large_ones_are_not(shapes, chunks, in_o
     assert not multimm.plan(a, b, cluster=cluster, blocks=4096).layout.problem.in_one
     on_gpus = (MatrixSpec(shape) for shape in shapes)
     assert not multimm.plan(*on_gpus, cluster=cluster).layout.problem.in_one
-
-
-def test_of_many_workers_one_brings_all_of_it_there():
-    a, b = (MatrixSpec((6144, 6144), hosted=True) for _ in "ab")
-    times = []
-    for workers in (1, 8):
-        plan = multimm.plan(a, b, cluster=ClusterSpec.homogeneous(H200, workers))
-        assert plan.layout.problem.in_one
-        times.append(plan.time_terms["first blocks"])
-    assert times[0] == times[1] > 2 * 6144**2 * 4 / 30e9
-
-
-def test_what_would_do_is_found_for_the_product_as_it_was_asked_for():
-    problem = Problem(MatrixSpec((64, 64)), MatrixSpec((64, 64)), uploaded=("a", "b"))
-    plan = in_one_task(problem, ClusterSpec.homogeneous(H200, 1), "float32")
-    assert plan.layout.problem.in_one
-    assert plan.asked == (problem, Options())
-    assert in_one_task(problem, ClusterSpec.homogeneous(H200, 1), "float32") is plan

@@ -62,7 +62,7 @@ def test_nothing_is_computed_while_graphs_are_built():
     multimm.matmul(c, c.T)
     multimm.gemm(2, x, y, 3, c, trans_a=True)
     multimm.transpose(x)
-    assert "slab" in str(multimm.plan(x, y)) or str(multimm.plan(x, y))
+    assert str(multimm.plan(x, y))
     repr(c)
     with pytest.raises(multimm.errors.ShapeError):
         multimm.matmul(x, y[1:])

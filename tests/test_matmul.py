@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-
 import dask
 import dask.array as da
 import ml_dtypes
@@ -110,20 +108,22 @@ def test_random_float32_products_keep_the_contract(sizes, edges, seed):
     assert not within_contract(c, a, b)
 
 
-@pytest.mark.parametrize(("left", "right"), list(itertools.product(DTYPES, DTYPES)), ids=str)
-def test_numpy_result_dtype_whatever_the_chunks(left, right):
+@pytest.mark.parametrize("left", DTYPES, ids=str)
+def test_numpy_result_dtype_whatever_the_chunks(left):
     rng = np.random.default_rng(0)
-    a, b = integers(rng, (4, 6), left), integers(rng, (6, 5), right)
-    try:
-        both = np.matmul(a, b)
-    except TypeError:
-        with pytest.raises(multimm.errors.DTypeError):
-            multimm.matmul(da.from_array(a), b)
-        return
-    for chunks in (-1, 2):
-        c = multimm.matmul(da.from_array(a, chunks), da.from_array(b, chunks))
-        assert c.dtype == both.dtype
-        same_bits(c.compute(scheduler="sync"), both)
+    a = integers(rng, (4, 6), left)
+    for right in DTYPES:
+        b = integers(rng, (6, 5), right)
+        try:
+            both = np.matmul(a, b)
+        except TypeError:
+            with pytest.raises(multimm.errors.DTypeError):
+                multimm.matmul(da.from_array(a), b)
+            continue
+        for chunks in (-1, 2):
+            c = multimm.matmul(da.from_array(a, chunks), da.from_array(b, chunks))
+            assert c.dtype == both.dtype, right
+            same_bits(c.compute(scheduler="sync"), both)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint64"])

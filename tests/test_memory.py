@@ -16,6 +16,7 @@ from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
 from small import integers
 
+import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import block_keys, where_blocks_lie
@@ -26,9 +27,10 @@ from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
+from multimm.planning.cost.memory import download_limit
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 
 #: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
 #: which here are multiplied in milliseconds.
@@ -227,3 +229,15 @@ def test_a_product_larger_than_all_workers_says_so_beforehand():
     assert "operand blocks read slab by slab" in str(plan_matmul(read, cluster))
     roomy = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cpus(2, 10**9))
     assert "more than all workers hold" not in str(roomy)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("memory", [3, 6])
+def test_blocks_that_leave_a_gpu_have_room_beside_those_that_its_threads_make(threads, memory):
+    a = da.zeros((32768, 32768), chunks=4096, dtype="float32")
+    gpu = replace(H200, memory_bytes=memory * 10**9)
+    plan = multimm.plan(a, a, cluster=ClusterSpec.homogeneous(gpu, 1, threads=threads))
+    limit = download_limit(plan.layout, plan.used)
+    block = 4 * np.prod([max(sizes) for sizes in plan.chunks])
+    assert 0 < block <= limit
+    assert limit + threads * block <= plan.memory_terms["C coming back"]

@@ -17,6 +17,8 @@ from multimm.gpu.runtime.jit import OPTIONS
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY
 
+pytestmark = pytest.mark.slow
+
 # A few registers around the loop; one that spills inside it spills hundreds of bytes.
 SPILLED_BYTES = 96
 

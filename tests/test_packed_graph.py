@@ -97,27 +97,6 @@ def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((4096, 2048), 2048.0))
 
 
-@pytest.mark.parametrize(
-    ("change", "packs"),
-    [
-        ({}, True),
-        ({"pack": ""}, False),
-        ({"slabs": 255}, False),
-        ({"blocks": 1000}, False),
-        ({"blocks": 4096, "slabs": 4096}, False),  # one product: it packs on its own
-    ],
-    ids=str,
-)
-def test_only_large_blocks_that_are_used_again_are_packed(change, packs):
-    plan = planned((4096, 4096), (4096, 4096), **{"blocks": 1024, "slabs": 512} | change)
-    assert bool(plan.layout.operands.packed) == packs
-
-
-def test_stacks_of_matrices_are_not_packed():
-    plan = planned((3, 4096, 4096), (4096, 4096), blocks=1024, slabs=512)
-    assert not plan.layout.operands.packed
-
-
 def test_the_plan_counts_packed_blocks_and_what_they_are_filled_up_with():
     options = {"blocks": 1025, "slabs": 512}
     packed = planned((4100, 4096), (4096, 4100), **options)
@@ -144,24 +123,6 @@ def test_tf32_blocks_are_half_as_large_once_they_are_packed():
         assert half.memory_terms[name] == full.memory_terms[name] / 2
     for name in ("packed A", "packed B"):
         assert half.spill_terms[name] == full.spill_terms[name] / 2
-
-
-def test_the_plan_says_so():
-    packed, plain = (
-        planned((4096, 4096), (4096, 4096), pack=pack, blocks=1024, slabs=512)
-        for pack in ("float32", "")
-    )
-    for said in ("precision float32 on tensor cores", "A and B packed where they are kept"):
-        assert said in str(packed)
-        assert said not in str(plain)
-
-
-@pytest.mark.parametrize(("size", "tensor_cores"), [(512, False), (1024, True), (4096, True)])
-def test_the_plan_of_a_single_product_says_what_it_is_expected_to_run_on(size, tensor_cores):
-    plan = planned((size, size), (size, size), 1, blocks=size, slabs=size)
-    assert not plan.layout.operands.packed
-    for said in ("on tensor cores", f"slabs of 1 of {size}, packed by every product"):
-        assert (said in str(plan)) == tensor_cores
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -20,18 +17,16 @@ import pytest
 from clusters import in_threads
 
 import multimm
-from benchmarks import cublas, sampling
+from benchmarks import cublas
 from benchmarks.harness import WrongResultError
-from benchmarks.peers import PEERS, SYSTEMS, cupy_matmul, dask_array, ours, system, trace
 from benchmarks.peers import __main__ as group_main
+from benchmarks.peers import cupy_matmul, ours, system, trace
 from benchmarks.peers.__main__ import job
-from benchmarks.peers.base import ENOUGH_SECONDS, Machine, System, crossing, measure, normal
+from benchmarks.peers.base import Machine, System, crossing, measure, normal
 from benchmarks.peers.on_dask import OnDask, RunError, elements
-from benchmarks.records import ROOT
 from benchmarks.sweep_cases import Product
-from multimm import products
-from multimm.cluster.describe import described
-from multimm.planning.spec import H200
+
+pytestmark = pytest.mark.slow
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -99,89 +94,6 @@ def test_a_wrong_product_is_never_timed():
         with pytest.raises(WrongResultError):
             measure(toy, SQUARE, "float32", 3)
         assert toy.diary.count("multiply") == 1
-
-
-def test_what_takes_minutes_is_run_twice():
-    toy = Toy(takes=1.1 * ENOUGH_SECONDS)
-    toy.warms_up = False  # which counts in a quick sweep alone
-    assert len(measure(toy, SQUARE, "float32", 5, clock=lambda: toy.now)["seconds"]) == 2
-    assert toy.diary.count("multiply") == 3
-
-
-QUICK = replace(CPU, quick=True)
-
-
-@pytest.mark.parametrize(
-    ("takes", "warms_up", "runs", "products"),
-    [
-        (0.1, True, 5, 6),
-        (0.4, True, 3, 4),
-        (2.0, True, 1, 2),
-        (0.4, False, 3, 4),
-        (2.0, False, 1, 1),
-    ],
-)
-def test_quick_runs_are_repeated_for_a_second(monkeypatch, takes, warms_up, runs, products):
-    toy = Toy(QUICK, takes=takes)
-    monkeypatch.setattr(toy, "warms_up", warms_up, raising=False)
-    found = measure(toy, SQUARE, "float32", 5, clock=lambda: toy.now)
-    assert found["seconds"] == pytest.approx([takes] * runs)
-    assert toy.diary.count("multiply") == toy.diary.count("after") == products
-    assert toy.diary[:5] == ["operands 0", "multiply", "after", "sample", "verify"]
-
-
-def test_runs_in_a_row_are_as_many_when_quick():
-    toy, row = Toy(QUICK, takes=2.0), replace(SQUARE, repeats=20)
-    assert len(measure(toy, row, "float32", 20, clock=lambda: toy.now)["seconds"]) == 20
-
-
-def test_only_numpy_has_nothing_to_prepare_in_its_first_run():
-    assert [name for name in SYSTEMS if not system(name).warms_up] == ["numpy"]
-
-
-def test_a_quick_sample_has_an_eighth_of_the_columns():
-    wide = Product("strong", "wide", 20, 512, 2**15)
-    counts = {}
-    for machine in (CPU, QUICK):
-        toy = Toy(machine)
-        measure(toy, wide, "float32", 1)
-        counts[machine.quick] = len(toy.at.columns)
-        assert len(toy.at.rows) == sampling.ROWS
-    assert counts == {False: 512, True: 64}
-
-
-def test_operands_of_the_host_depend_on_the_seed_alone():
-    np.testing.assert_array_equal(normal(300, 7, 1), normal(300, 7, 1))
-    assert abs(normal(300, 7, 1) - normal(300, 7, 2)).min() > 0
-    assert normal(300, 300, 3).std() == pytest.approx(1, abs=0.02)
-
-
-def test_numpy_draws_the_operands_of_a_product_once():
-    one = system("numpy")(CPU)
-    first = one.operands(SQUARE, "float32", seed=0)
-    assert one.operands(SQUARE, "float32", seed=1) is first
-    other = one.operands(RECTANGLE, "float32", seed=1)
-    assert [x.shape for x in other] == [(40, 56), (56, 24)]
-
-
-def test_every_system_says_what_it_needs():
-    for name in SYSTEMS:
-        one = system(name)
-        assert set(one.needs) <= {"cpu", "gpu"}
-        for device in ("cpu", "gpu"):
-            reason = one.missing(device)
-            assert (device in one.needs) or reason == "needs an NVIDIA GPU"
-    assert system("numpy").missing("cpu") == system("dask.array").missing("cpu") == ""
-    assert PEERS[0] == "dask.array"
-
-
-def test_what_does_not_fit_is_said():
-    huge = Product("strong", "s", 10**5, 10**5, 10**5)
-    assert "needs 120 GB of its devices' memory" in system("cupy").too_large(huge, GPU)
-    assert "of the host's memory" in system("cublasxt").too_large(huge, GPU)
-    assert system("numpy").too_large(huge, GPU) == "would take about 33333 s for each run"
-    for name in ("cupy", "cublasxt", "numpy", "multimm", "dask.array"):
-        assert system(name).too_large(SQUARE, CPU) == ""
 
 
 # One by one
@@ -338,12 +250,6 @@ def test_jax_is_sharded_and_labelled(jax, name, product):
     assert one.promise == ("float32" if "highest" in name else "tf32")
 
 
-def test_jax_with_too_few_devices_is_refused(jax):
-    one = system("jax highest")(Machine("gpu", 4, GB, GB))
-    with pytest.raises(RuntimeError, match="finds 2 devices, 4 are needed"), one.opened():
-        pass
-
-
 @pytest.mark.parametrize("name", ["multimm", "dask.array"])
 def test_products_on_workers_are_placed_and_counted(name):
     one = system(name)(CPU)
@@ -389,28 +295,6 @@ def test_operands_come_in_chunks_that_lie_in_turn(name):
 
 
 HOSTED = Product("host", "h", 900, 900, 900, chunk=300, hosted=True)
-
-
-def test_products_in_host_memory_are_planned_as_numpy_blocks_on_gpus(monkeypatch):
-    """The workers have no GPU: plans take them to have one, and nothing goes up when it runs."""
-
-    def with_gpus(client, workers):
-        spec = described(client, workers)
-        return replace(spec, devices=(H200,) * spec.workers)
-
-    monkeypatch.setattr(products, "described", with_gpus)
-    one = system("multimm")(CPU)
-    with one.opened():
-        for precision in ("float32", "tf32"):
-            found = measure(one, HOSTED, precision, 1)
-            # No spec of the same chunks has such a plan.
-            assert "host      6.48 MB of A and B to the GPUs, 3.24 MB of C from" in found["plan"]
-            assert found["bytes_received"] <= found["bytes_predicted"]
-            assert found["detail"]["tasks"] >= one.least_tasks(None) > 0
-        assert "operands NumPy blocks of 300 in turn" in one.config
-        one.prepare(replace(HOSTED, hosted=False, chunk=400), "float32")
-        assert "operands in chunks of 400 in turn" in one.config
-        assert "host" not in str(one._plan)
 
 
 def test_hosted_blocks_are_numpy_also_on_gpu_workers(cupy, gpu_workers):
@@ -462,27 +346,6 @@ def gpu_workers(cupy, monkeypatch):
 
     monkeypatch.setattr(OnDask, "started", started)
     return lambda name: system(name)(GPU)
-
-
-def test_dask_moves_each_hosted_block_once(gpu_workers, monkeypatch):
-    monkeypatch.setattr(
-        "multimm.cluster.plugins.transfer_counter.reset_received_bytes", lambda client: None
-    )
-    monkeypatch.setattr(
-        "multimm.cluster.plugins.transfer_counter.received_bytes", lambda client: {}
-    )
-    one = gpu_workers("dask.array")
-    with one.opened():
-        MOVED.clear()
-        measure(one, HOSTED, "float32", 1)  # two products
-        assert (MOVED.count("up"), MOVED.count("down")) == (2 * 18, 2 * 9)
-        operands = one.operands(HOSTED, "float32", 3)
-        result = one.multiply(operands, "float32")
-        assert type(result._meta) is np.ndarray
-        assert {type(x.result()) for x in distributed.futures_of(result)} == {np.ndarray}
-        assert "NumPy blocks of at most 300 x 300, moved by map_blocks(cupy.asarray)" in one.config
-        one.operands(replace(HOSTED, hosted=False), "float32", 3)
-        assert "CuPy blocks of at most 300 x 300, 2 GPU workers" in one.config
 
 
 def _spoilt(one, product):
@@ -562,13 +425,6 @@ def test_elements_are_taken_out_of_blocks_one_task_each():
     assert not [name for name in names if name.startswith(("transpose", "getitem", "rechunk"))]
 
 
-def test_blocks_are_cut_until_every_worker_has_products():
-    edges = {w: dask_array.block_edge(Product("s", "s", *[65536] * 3), Machine("gpu", w, GB, GB))
-             for w in (1, 8, 64)}  # fmt: skip
-    assert edges == {1: 16384, 8: 16384, 64: 8192}
-    assert dask_array.block_edge(Product("s", "s", 1, 1, 1), CPU) == 1
-
-
 def test_a_block_in_flight_that_another_task_asks_for_is_one_transfer():
     plugin, sent = trace.Trace(), ("sent", 0, 0)
     plugin.setup(SimpleNamespace(state=SimpleNamespace(tasks={sent: SimpleNamespace(run_spec=1)})))
@@ -639,19 +495,3 @@ def test_a_group_says_what_went_wrong_and_ends(monkeypatch, name, last):
     assert len(said[4]["seconds"]) == 2
     assert last.items() <= said[-1].items()
     json.dumps(said)
-
-
-def test_a_group_ends_with_its_sweep():
-    """The whole group, however deep in a product it is."""
-    line = job("numpy", CPU, [(Product("strong", "s", 3000, 3000, 3000), "float32", 500)])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers"], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
-        print(line, file=process.stdin, flush=True)
-        assert json.loads(process.stdout.readline()) == {"opened": "numpy"}
-        process.stdin.close()  # as when the sweep is killed
-        began = time.monotonic()
-        assert process.wait(20) == -9
-        assert time.monotonic() - began < 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 
@@ -12,20 +11,19 @@ from click.testing import CliRunner
 from scaling_records import entry, save, swept, without_result
 
 import multimm.cli
-from benchmarks import kernels, records
+from benchmarks import records
 from benchmarks.records import INTERRUPTED
 from benchmarks.report import (
     __main__,
     blocks,
     files,
-    gallery,
 )
 from benchmarks.report.runs import Runs, origin
 
 NO_SWEEP = "No records of suite scaling from a GPU machine yet: `multimm bench`."
 
 
-pytestmark = pytest.mark.usefixtures("known_commit")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
 
 
 def _ladder(folder, second, rate, gpu="toy"):
@@ -134,19 +132,6 @@ def test_a_file_that_is_no_run_is_named(tmp_path):
 # Blocks
 
 
-@pytest.mark.parametrize("name", blocks.TABLES)
-def test_a_suite_that_was_never_run_has_a_table_that_says_so(name, tmp_path):
-    text = f"<!-- table: {name} -->\n<!-- end of table -->\n"
-    filled = blocks.render(text, Runs(tmp_path))
-    suite = blocks.TABLES[name][0]
-    module = "rehearsal" if suite == "rehearsal" else f"kernels {suite}"
-    measured = f"Not measured yet: `python -m benchmarks.{module}`."
-    said = NO_SWEEP if suite == "scaling" else measured
-    assert said in filled
-    assert blocks.render(filled, Runs(tmp_path)) == filled
-    assert suite in (*kernels.SUITES, "scaling", "rehearsal")
-
-
 def test_markers_are_filled_from_the_newest_run(tmp_path):
     text = "a\n<!-- table: ladder -->\nold\n<!-- end of table -->\nb\n"
     assert "Not measured yet" in blocks.render(text, Runs(tmp_path))
@@ -159,16 +144,6 @@ def test_markers_are_filled_from_the_newest_run(tmp_path):
     for kind in ("table", "figure"):
         with pytest.raises(ValueError, match=f"no {kind} is called 'nothing'; known are"):
             blocks.render(f"<!-- {kind}: nothing -->\n<!-- end of {kind} -->", Runs(tmp_path))
-
-
-def test_a_figure_is_linked_from_where_its_readme_lies(tmp_path):
-    text = "<!-- figure: ladder -->\n<!-- end of figure -->\n"
-    _ladder(tmp_path, 1, 1e12)
-    beside = blocks.ROOT / "kernels"
-    filled = blocks.render(text, Runs(tmp_path), beside)
-    assert re.search(r"!\[.+\]\(\.\./docs/figures/ladder\.svg\)\n", filled)
-    empty = blocks.render("<!-- figure: sizes -->\n<!-- end of figure -->", Runs(tmp_path))
-    assert f"-->\n{NO_SWEEP}\n<!--" in empty
 
 
 def test_readmes_and_figures_agree_with_the_records():
@@ -212,24 +187,6 @@ def test_what_is_outdated_is_said_and_written(readme, tmp_path, capsys):
     assert [path.name for path in drawing.parent.iterdir()] == ["ladder.svg"]
 
 
-def test_a_drawing_by_other_text_is_stale(readme, tmp_path, monkeypatch):
-    _ladder(tmp_path, 1, 1e12)
-    __main__.main([])
-    other = tmp_path / "style.py"
-    other.write_text("# another style")
-    monkeypatch.setattr(gallery.style, "__file__", str(other))
-    assert [path.name for path in files.outdated(Runs(tmp_path))] == ["ladder.svg"]
-
-
-def test_without_matplotlib_figures_are_left_alone(readme, tmp_path, monkeypatch, capsys):
-    _ladder(tmp_path, 1, 1e12)
-    monkeypatch.setattr(files, "drawable", lambda: False)
-    assert __main__.main([]) == 0
-    said = capsys.readouterr().out
-    assert "left alone, matplotlib is not installed (pip install multimm[bench])" in said
-    assert __main__.main(["--check"]) == 1
-
-
 # The command
 
 
@@ -252,31 +209,6 @@ def test_the_command_writes_a_page_tables_and_figures(tmp_path):
     assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert "| 1_naive | first |" in (out / "tables.md").read_text("utf-8")
     assert "NaN" not in (out / "report.html").read_text("utf-8")
-
-
-def test_bad_input_of_the_command_is_one_line(tmp_path, monkeypatch, capsys):
-    def error(*words):
-        with pytest.raises(SystemExit) as ended:
-            multimm.cli.main(["report", *map(str, words)])
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return ended.value.code, said
-
-    code, said = error("--results", tmp_path)
-    assert (code, "no records there; multimm bench writes some" in said) == (2, True)
-    (tmp_path / "ladder-1.json").write_text("{}")
-    code, said = error("--results", tmp_path, "-o", tmp_path / "out")
-    assert code == 2
-    assert "ladder-1.json: no run of the benchmarks" in said
-    (tmp_path / "ladder-1.json").unlink()
-    _ladder(tmp_path, 1, 1e12)
-    (tmp_path / "file").write_text("")
-    code, said = error("--results", tmp_path, "-o", tmp_path / "file" / "x")
-    assert code == 2
-    assert f"--output {tmp_path}/file/x" in said
-    monkeypatch.setattr(files, "drawable", lambda: False)
-    code, said = error("--results", tmp_path)
-    assert (code, "pip install 'multimm[bench]'" in said) == (2, True)
 
 
 def test_an_installed_package_says_that_the_report_runs_from_a_checkout(tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import records
 from benchmarks.cases import TRANSPOSES
 from benchmarks.report import tables
+
+pytestmark = pytest.mark.slow
 
 
 def _entry(case, system, ratio, **more):

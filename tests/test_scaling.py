@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-import signal
 import sys
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,16 +13,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-import multimm
 from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
 from benchmarks.agenda import Item, ask
 from benchmarks.group import Group, GroupError, OutOfTimeError
 from benchmarks.harness import U, WrongResultError
-from benchmarks.limit import QUICK_SECONDS, Limit
+from benchmarks.limit import Limit
 from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, SIZES, Product, operand_specs, products, too_large
-from benchmarks.unfinished import Unfinished
 from multimm.cli import main
 from multimm.cluster.inspect.devices import Gpu
 from multimm.errors import OptionError
@@ -37,7 +31,7 @@ CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
 
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("known_commit")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
 
 
 @pytest.fixture
@@ -50,14 +44,10 @@ def eight_gpus(monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=500 * GB))
 
 
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(agenda, "visible_gpus", tuple)
-
-
 # The whole path
 
 
+@pytest.mark.alone
 def test_a_quick_sweep_on_cpu_workers(tmp_path):
     """From the command line to the records, beside two peers."""
     arguments = ["bench", "--quick", "--workers", "2", "--cases", "strong", "--peers",
@@ -116,27 +106,6 @@ def test_too_few_gpus_are_said_before_anything_starts(eight_gpus):
     assert ask(workers="2").device == "cpu"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gpus": "1", "workers": "1"},
-        {"workers": "0"},
-        {"workers": "two"},
-        {"repeats": 0},
-        {"longest": 0.0},
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, no_gpu):
-    with pytest.raises(OptionError):
-        ask(**options)
-
-
-def test_gpus_that_are_not_there_are_refused(no_gpu):
-    with pytest.raises(OptionError, match="this host has 0"):
-        ask(gpus="1")
-    assert ask(workers="1,3,2,3").counts == (1, 2, 3)
-
-
 def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatch):
     items = agenda.agenda(ask(peers="none", cases="strong"))
     reasons = {(i.product.m, i.machine.workers): i.absent for i in items}
@@ -146,32 +115,6 @@ def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatc
     monkeypatch.setattr(agenda, "machine_of", lambda *given: tiny)
     with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
         agenda.agenda(ask(workers="1", cases="strong", peers="none"))
-
-
-def test_products_that_take_longer_than_asked_are_left_out_for_all_systems(eight_gpus):
-    items = agenda.agenda(ask(cases="strong", longest=12.0, peers="cupy"))
-    reasons = {(i.system, i.product.m, i.machine.workers): i.absent for i in items}
-    assert reasons["multimm", 65536, 1] == reasons["cupy", 65536, 1] == ""
-    assert reasons["multimm", 131072, 4] == "a run may take 21 s, more than --longest 12"
-    assert reasons["multimm", 131072, 8] == ""
-    # The first run of some peers is a longer one.
-    items = agenda.agenda(ask(cases="strong", longest=12.0, peers="jax highest,jax default"))
-    absent = {(i.system, i.product.m, i.machine.workers): bool(i.absent) for i in items}
-    assert absent["jax highest", 65536, 8] > absent["jax default", 65536, 8]
-    assert absent["jax highest", 32768, 2] > absent["jax highest", 32768, 4]
-
-
-def test_missing_gpu_packages_are_said_before_anything_starts(eight_gpus, monkeypatch):
-    monkeypatch.setattr(base, "find_spec", lambda name: None if name == "rmm" else name)
-    with pytest.raises(OptionError, match=r"^rmm not installed: multimm doctor"):
-        agenda.agenda(ask())
-
-
-def test_too_little_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
-    with pytest.raises(OptionError, match="1 MB are free"):
-        scaling.sweep(ask(workers="1", quick=True), tmp_path / "new", quiet())
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_agenda_has_every_case_for_every_count(eight_gpus):
@@ -187,23 +130,6 @@ def test_the_agenda_has_every_case_for_every_count(eight_gpus):
         assert {item.machine.workers for item in items if item.system == name} == {1}
     assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
     assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
-
-
-def test_a_quick_agenda_has_first_what_matters_and_no_size_of_its_own(eight_gpus):
-    found = agenda.agenda(ask(quick=True, gpus="1,2"))
-    groups = list(dict.fromkeys(item.group for item in found))
-    assert groups[:4] == [("multimm", 1), ("multimm", 2), ("dask.array", 1), ("dask.array", 2)]
-    assert groups[-1] == ("numpy", 1)
-    full = agenda.agenda(ask(gpus="1,2"))
-    assert list(dict.fromkeys(item.group for item in full))[:2] == [
-        *(("multimm", 1), ("dask.array", 1))
-    ]
-    for gpus, weak in (("8", False), ("1", True)):
-        alone = [i for i in agenda.agenda(ask(quick=True, gpus=gpus)) if i.system == "cupy"]
-        assert ("weak" in {item.product.kind for item in alone}) is weak
-        assert "strong" in {item.product.kind for item in alone}
-    full = [i for i in agenda.agenda(ask(gpus="8")) if i.system == "cupy"]
-    assert "weak" in {item.product.kind for item in full}
 
 
 def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
@@ -248,37 +174,6 @@ def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
     a, _ = operand_specs(wider, 4)
     assert a.chunks == ((5792,) * 181 + (224,), (5792, 2400))  # as Dask cuts it by default
     assert a.owners == (0, 1, 2, 3) * 91
-
-
-def test_operands_lie_in_host_memory_for_those_who_take_them_there(eight_gpus, monkeypatch):
-    command = {"gpus": "1", "cases": "host", "repeats": 3, "longest": 10.0}
-    asked = ask(**command, precisions="float32,tf32", peers="dask.array,cublasxt")
-    # Whole for cuBLASXt, which takes no chunks.
-    assert [(*item.key, item.absent) for item in agenda.agenda(asked)] == [
-        ("host square 32768 in 8192", system, 1, precision, "")
-        for system, precision in (("multimm", "float32"), ("multimm", "tf32"),
-                                  ("dask.array", "float32"), ("cublasxt", "float32"))
-    ]  # fmt: skip
-    for quick in (False, True):
-        found = agenda.agenda(ask(gpus="1,8", cases="host", quick=quick))
-        absent = {i.system for i in found if i.absent == "its operands do not lie in host memory"}
-        assert absent == {"jax highest", "jax default", "cupy"}
-        assert {"multimm", "dask.array", "cublasxt"} <= {i.system for i in found if not i.absent}
-    # It is the host's memory that must have room, and not the GPUs' alone.
-    monkeypatch.setattr("distributed.system.memory_limit", lambda: 21 * GB)
-    items = agenda.agenda(ask(gpus="8", cases="strong,host", peers="dask.array,cublasxt"))
-    reasons = {i.system: i.absent for i in items if i.product.hosted}
-    assert set(reasons) == {"multimm", "dask.array", "cublasxt"}
-    text = "needs 12.9 GB of the host's memory, of which 12.6 GB may be used"
-    assert set(reasons.values()) == {text}
-    there = {i.system for i in items if i.product.m == 32768 and not i.absent}
-    assert there == {"multimm", "dask.array"}
-
-
-def test_cpu_workers_have_no_case_of_their_own_for_host_memory(no_gpu):
-    assert products(SIZES["cpu", False], 2, ("host",)) == []
-    with pytest.raises(OptionError, match="measured here: cpu workers have no case of host"):
-        agenda.agenda(ask(workers="1", cases="host"))
 
 
 def test_a_gram_matrix_is_counted_once():
@@ -336,12 +231,6 @@ def command(monkeypatch):
 SAY = "import json, os, sys, time\ndef say(**m): print(json.dumps(m), flush=True)\n"
 
 
-def test_a_group_says_what_it_has_to_say(command, tmp_path):
-    command(SAY + "line = sys.stdin.readline()\nsay(heard=line.strip())\n")
-    with Group("the job", tmp_path / "log") as one:
-        assert list(one.messages()) == [{"heard": "the job"}]
-
-
 def test_a_group_that_dies_leaves_its_last_words(command, tmp_path):
     command(SAY + "say(step=0)\nraise ValueError('out of luck')")
     heard = []
@@ -356,6 +245,7 @@ def test_a_group_that_dies_leaves_its_last_words(command, tmp_path):
         list(one.messages())
 
 
+@pytest.mark.alone
 def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, monkeypatch):
     monkeypatch.setattr(group, "SETTLE", 0.2)
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -373,61 +263,6 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(pid)
-
-
-def test_a_group_whose_sweep_is_out_of_time_is_not_waited_for(command, tmp_path):
-    now = [0.0]
-    limit = Limit(60.0, clock=lambda: now[0])
-    command(SAY + "say(step=0)\ntime.sleep(60)")
-    began = time.monotonic()
-    with Group("", tmp_path / "log", limit=limit) as one:
-        messages = one.messages()
-        assert next(messages) == {"step": 0}
-        now[0] = 61.0
-        with pytest.raises(OutOfTimeError):
-            next(messages)
-    command(SAY + "say(step=0)\nos.close(1)\ntime.sleep(60)")  # it has said all, and stays
-    with (
-        Group("", tmp_path / "log", limit=Limit(1.0)) as one,
-        suppress(OutOfTimeError),  # where Python needs a second to begin
-    ):
-        list(one.messages())
-    assert time.monotonic() - began < 20 < group.GRACE
-
-
-def test_a_group_has_time_to_end(command, tmp_path):
-    ended = tmp_path / "ended"
-    command(
-        SAY + "import signal\ndef end(*_):\n"
-        "    time.sleep(0.2)\n"
-        f"    open({str(ended)!r}, 'w').close()\n"
-        "    sys.exit()\n"
-        "signal.signal(signal.SIGTERM, end)\nsay(step=0)\ntime.sleep(60)"
-    )
-    with Group("", tmp_path / "log") as one:
-        next(one.messages())
-    assert ended.exists()
-
-
-def test_the_end_of_a_group_does_not_wait_for_what_nobody_has_asked_about(command, tmp_path):
-    """A zombie of the group, whose parent has left it."""
-    command(
-        SAY + "if not os.fork():\n"
-        "    zombie = os.fork()\n"
-        "    if not zombie: os._exit(0)\n"
-        "    os.setpgid(0, 0)\n"
-        "    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)\n"
-        "    say(parent=os.getpid())\n"
-        "    os.close(1)\n"
-        "time.sleep(60)"
-    )
-    with Group("", tmp_path / "log") as one:
-        parent = next(one.messages())["parent"]
-        began = time.monotonic()
-    try:
-        assert time.monotonic() - began < group.SETTLE / 2
-    finally:
-        os.kill(parent, signal.SIGKILL)
 
 
 def running(pid):
@@ -524,12 +359,6 @@ def test_a_failed_case_and_a_dead_group_are_recorded_and_the_rest_goes_on(monkey
     assert len(verdict.failed(found)) == 2
 
 
-def test_a_group_that_never_opens_fails_with_all_its_cases(monkeypatch, tmp_path):
-    items = [item("one", "numpy"), item("two", "numpy"), item("three")]
-    found, *_ = swept(monkeypatch, tmp_path, items, [GroupError("no workers")], [OPENED, done(0)])
-    assert [r["detail"]["status"] for r in found] == ["failed", "failed", "done"]
-
-
 def test_a_group_that_ends_early_is_no_endless_loop(monkeypatch, tmp_path):
     found, *_ = swept(monkeypatch, tmp_path, [item("one"), item("two")], [OPENED], [OPENED])
     assert [r["detail"]["reason"] for r in found] == ["its process ended early"] * 2
@@ -594,16 +423,6 @@ def test_another_sweep_is_not_mixed_with_an_unfinished_one(monkeypatch, tmp_path
         swept(monkeypatch, tmp_path, items)
     found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0)], restart=True)
     assert len(found) == 1
-
-
-def test_other_cases_and_unreadable_files_are_named(tmp_path):
-    header = records.run_header({})
-    kept = Unfinished(tmp_path, header, {"kinds": ["strong"]})
-    with pytest.raises(OptionError, match=r"other cases .*strong"):
-        Unfinished(tmp_path, header, {"kinds": ["tall"]})
-    kept.path.write_text("{")
-    with pytest.raises(OptionError, match="cannot be read"):
-        Unfinished(tmp_path, header, {"kinds": ["strong"]})
 
 
 def test_runs_in_a_row_are_held_against_their_median(monkeypatch, tmp_path):
@@ -673,82 +492,6 @@ def test_a_quick_sweep_ends_when_its_time_is_up(monkeypatch, tmp_path):
     assert not (tmp_path / unfinished.NAME).exists()
 
 
-def test_no_group_begins_after_the_time_is_up(monkeypatch, tmp_path):
-    clock = Clock()
-    items = [item("one"), item("one", "numpy")]
-    said = [OPENED, done(0), clock.at(10.0)]
-    found, _, script, _ = swept(monkeypatch, tmp_path, items, said, limit=Limit(10.0, clock))
-    assert [r["detail"]["reason"] for r in found] == ["", f"not begun: {LATE}"]
-    assert len(script.jobs) == 1
-
-
-def test_a_case_that_has_failed_is_not_broken_off_as_well(monkeypatch, tmp_path):
-    clock = Clock()
-    said = [OPENED, {"failed": 0, "reason": "E: x"}, clock.at(10.0), OutOfTimeError()]
-    items = [item("one"), item("two")]
-    found, _, script, _ = swept(monkeypatch, tmp_path, items, said, limit=Limit(10.0, clock))
-    assert [r["detail"]["reason"] for r in found] == ["E: x", f"not begun: {LATE}"]
-    assert len(script.jobs) == 1
-
-
-def test_only_a_quick_sweep_has_a_limit(monkeypatch, tmp_path):
-    monkeypatch.setattr(scaling, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(scaling, "Group", script := Script([OPENED, done(0)]))
-    monkeypatch.setattr(scaling, "agenda", lambda asked: [item("one")])
-    arguments = ["bench", "--workers", "2", "--output"]
-    late = CliRunner().invoke(main, [*arguments, str(tmp_path / "quick"), "--quick"])
-    assert late.exit_code == 0, late.output
-    assert script.jobs == []
-    assert "multimm: nothing was measured" in late.output
-    assert f"{LATE}; cases not measured: 1 of 1 of multimm" in late.output
-    full = CliRunner().invoke(main, [*arguments, str(tmp_path / "full")])
-    assert full.exit_code == 0, full.output
-    assert "right in all 1 cases" in full.output
-    assert LATE not in full.output
-
-
-def test_two_minutes_have_room_for_what_comes_after_the_limit():
-    assert 90 <= QUICK_SECONDS <= 120 - group.SETTLE - 4
-
-
-def test_lines_of_a_log_begin_with_the_seconds(monkeypatch, tmp_path):
-    clock = Clock()
-    said = [clock.at(9.0), OPENED, clock.at(41.2), done(0), {"failed": 1, "reason": "E: x"}]
-    limit = Limit(1000.0, clock)
-    *_, text = swept(monkeypatch, tmp_path, [item("one"), item("two")], said, limit=limit)
-    assert "\n   9 s  x, 2 x cpu: ready after 9.0 s\n" in text
-    assert "\n  41 s  one, multimm, 2 x cpu, float32: 2 s, " in text
-    monkeypatch.setattr(Console, "is_terminal", True)  # where a bar shows the time
-    monkeypatch.setattr(scaling, "Progress", bar := Bar())
-    clock.now = 0.0
-    said = [{"step": 0}, done(0), {"step": 1}, {"step": 1}, {"failed": 1, "reason": "E: x"}]
-    *_, text = swept(monkeypatch, tmp_path / "bar", [item("one"), item("two")], said, limit=limit)
-    assert "\ntwo, multimm, 2 x cpu, float32: failed, E: x\n" in text
-    assert "one, multimm" not in text
-    assert bar.advanced == bar.total == 8  # also of what ended early
-
-
-class Bar:
-    """Stands in for a bar, and counts."""
-
-    advanced = total = 0
-
-    def __call__(self, *columns, **options):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def add_task(self, text, total):
-        self.total = total
-
-    def advance(self, task, steps):
-        self.advanced += steps
-
-
 # The command
 
 
@@ -766,28 +509,7 @@ def test_a_failed_case_of_ours_is_exit_code_1_and_a_wrong_product_too(monkeypatc
             assert text in result.output
 
 
-def test_without_a_checkout_the_command_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(multimm, "__file__", str(tmp_path / "a" / "multimm" / "__init__.py"))
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if os.path.realpath(p) != str(ROOT)])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [NoBenchmarks(), *sys.meta_path])
-    result = CliRunner().invoke(main, ["bench"])
-    assert result.exit_code == 2
-    assert "runs from a checkout of the repository" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
 ROOT = records.ROOT
-
-
-class NoBenchmarks:
-    """Finds no package of that name, wherever it is."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "benchmarks":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 # Versions of records
@@ -806,14 +528,6 @@ def test_records_without_a_version_are_of_the_first_and_unknown_ones_are_named(t
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"toy.*records of version 99; this commit reads 1 and 2"):
         records.load(path)
-
-
-def test_what_was_not_measured_has_no_figures():
-    made = records.unmeasured("c", "s", (1, 2, 3), precision="tf32", detail={"status": "failed"})
-    assert made["seconds"] == []
-    assert "median" not in made
-    with pytest.raises(ValueError, match="no key"):
-        records.unmeasured("c", "s", (1,), speed=1)
 
 
 def test_the_documentation_names_every_case_and_system():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from dataclasses import replace
 from uuid import uuid4
 
 import dask.array as da
@@ -22,71 +20,17 @@ from multimm.graph.array import build
 from multimm.graph.data_location import owners_of
 from multimm.graph.scheduler.install import install
 from multimm.graph.tasks.multiply import Step
-from multimm.planning.cost import communication, counted_transfers, time
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.search import rank_of
-from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
 
 
-def gpus(workers):
-    return ClusterSpec((H200,) * workers, NVLINK)
-
-
-def test_workers_without_a_place_count_for_nothing():
-    poor = replace(H200, gflops=H200.gflops / 9, memory_bytes=H200.memory_bytes // 9)
-    cluster = ClusterSpec((H200,) * 2 + (poor,) * 6, NVLINK)
-    asked = Problem(MatrixSpec((65536, 16384)), MatrixSpec((16384, 65536)), pack="float32")
-    layout, held = lay_out(asked, gpus(2), Grid(2, 1, 1), Options())
-    assert lay_out(asked, cluster, Grid(2, 1, 1), Options()) == (layout, held)
-    assert rank_of(layout, cluster, held) == rank_of(layout, gpus(2), held)
-
-
 # Blocks that lie with the others ---------------------------------------------------------
-
-
-def beyond(count):
-    """A of 16384 x 819 in 4 blocks, the last `count` of them on workers 4, 5, ... of 8."""
-    owners = tuple(at if at < 4 - count else at + count for at in range(4))
-    a = MatrixSpec((16384, 819), chunks=((4096,) * 4, (819,)), owners=owners)
-    cut = Options(blocks=(4096, 8192), slabs=819)
-    asked = Problem(a, MatrixSpec((819, 16384)), pack="float32")
-    return lay_out(asked, gpus(8), Grid(4, 1, 1), cut)[0]
-
-
-def test_a_block_beyond_the_grid_is_fetched_from_there():
-    home, one, two = beyond(0), beyond(1), beyond(2)
-    assert not home.lies_beyond("a")
-    assert one.lies_beyond("a")
-    assert (home.operands.elsewhere, one.operands.elsewhere) == ((), ("a",))
-    block = 4096 * 819 * 4
-    for layout, fetched in ((one, 1), (two, 2)):
-        assert (
-            communication.moved(layout, 4).total
-            == communication.moved(home, 4).total + fetched * block
-        )
-        more = Counter(counted_transfers.received(layout, 4))
-        more.subtract(counted_transfers.received(home, 4))
-        assert {rank for rank, size in more.items() if size} == set(range(4 - fetched, 4))
-    assert [one.tiles.keepers("a", 0, row)[0] for row in range(4)] == [0, 1, 2, 4]
-    assert all(home.grid.rank(one.tiles.home("a", 0, row, 0)) == row for row in range(4))
-    first = [time.seconds(x, gpus(4), 0)["first blocks"] for x in (home, one)]
-    assert first[0] < first[1]
-
-
-@pytest.mark.parametrize("owner", [0, 5])
-def test_what_is_cut_anew_travels_to_a_lone_worker_unless_it_lies_there(owner):
-    a = MatrixSpec((16384, 819), chunks=((8000, 8384), (819,)), owners=(0, owner))
-    asked = Problem(a, MatrixSpec((819, 16384)), pack="float32")
-    layout = lay_out(asked, gpus(8), Grid(1, 1, 1), Options(blocks=4096, slabs=819))[0]
-    assert layout.operands.cut_again == ("a",)
-    assert layout.operands.recut.nbytes == (a.nbytes if owner else 0)
-    assert (time.seconds(layout, gpus(1), 0)["first blocks"] > 0) == bool(owner)
 
 
 # On workers ------------------------------------------------------------------------------

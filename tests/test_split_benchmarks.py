@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,12 +19,14 @@ from wgmma_model import wgmma_model
 import multimm.gpu.emulated.pack
 import multimm.gpu.product
 from benchmarks import accuracy, records, split, xla
-from benchmarks.cases import TRANSPOSES, Case, square
+from benchmarks.cases import TRANSPOSES, Case
 from benchmarks.cublas import COMPUTE_TF32, Cublas
-from benchmarks.distributions import CARRIED, DISTRIBUTIONS, EVERY, OVER_K, draw
+from benchmarks.distributions import DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.report import split_tables
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, note
+
+pytestmark = pytest.mark.slow
 
 TOY_CAP = 40  #: elements that a toy product leaves to single updates
 
@@ -203,16 +204,6 @@ def test_wrong_products_kernels_and_packs_are_not_timed(toys):
             measured_split()
 
 
-def test_the_awkward_cases_are_those_that_must_run_split():
-    names = {case.name for case in split.CASES}
-    assert {"2039 x 2053 x 2063, NN", "2048 x 2048 x 16384, NN",
-            "4096 x 4096 x 4096, TT, ld = width + 1"} <= names  # fmt: skip
-    for case in split.CASES:
-        assert min(case.m, case.n) >= 1024, case
-        assert case.k >= 256, case
-    assert set(split.SUSTAINED) <= set(split.SQUARES)
-
-
 @pytest.mark.parametrize("letters", TRANSPOSES)
 @pytest.mark.parametrize("extra", [0, 3])
 @pytest.mark.parametrize("kind", ["f4", "f2"])
@@ -291,20 +282,6 @@ def test_errors_are_counted_where_something_is_multiplied():
 # Distributions
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_operands_are_float32_reproducible_and_of_the_shapes(name):
-    a, b = draw(np, name, 16, 12, 40)
-    assert (a.shape, b.shape) == ((16, 40), (40, 12))
-    assert a.dtype == b.dtype == np.float32
-    assert a.flags.c_contiguous
-    assert b.flags.c_contiguous
-    assert np.isfinite(a).all()
-    assert np.isfinite(b).all()
-    again = draw(np, name, 16, 12, 40)
-    np.testing.assert_array_equal(a, again[0])
-    np.testing.assert_array_equal(b, again[1])
-
-
 def test_distributions_are_what_they_are_called():
     shape = (64, 48, 500)
     a, b = draw(np, "uniform", *shape)
@@ -328,25 +305,6 @@ def test_distributions_are_what_they_are_called():
     assert 2.0**-127 < abs(a[::EVERY]).max() < 2.0**-126
     assert (a[::EVERY] < 0).mean() == pytest.approx(0.5, abs=0.05)
     assert abs(a[1]).max() > 1
-
-
-@pytest.mark.parametrize("decades", [2, 4, 6, 8])
-def test_graded_operands(decades):
-    def decade(x, axis):
-        return np.log10(np.sqrt(np.square(x.astype(np.float64)).mean(axis=axis)))
-
-    a, b = draw(np, f"graded rows 10^{decades}", 40, 50, 2000)
-    for grades in (decade(a, 1), decade(b, 0)):
-        np.testing.assert_allclose(grades, np.linspace(-decades, decades, len(grades)), atol=0.1)
-    a, b = draw(np, f"graded columns 10^{decades}", 2000, 2000, 30)
-    wanted = np.linspace(-decades, decades, 30)
-    np.testing.assert_allclose(decade(a, 0), wanted, atol=0.1)
-    np.testing.assert_allclose(decade(b, 1), -wanted, atol=0.1)
-
-
-def test_all_kinds_of_data_are_measured():
-    assert set(CARRIED) | set(OVER_K) <= set(DISTRIBUTIONS)
-    assert len(DISTRIBUTIONS) == 18
 
 
 # The suite accuracy
@@ -402,54 +360,3 @@ def test_a_broken_promise_fails_the_suite_after_all_was_measured(
         measured_accuracy()
     assert caplog.text.count("accuracy integers") >= 5
     assert message in caplog.text
-
-
-def test_xla_is_left_out_where_jax_is_not_installed(monkeypatch, caplog):
-    xla.available.cache_clear()
-    monkeypatch.setattr(xla, "find_spec", lambda name: None)
-    with caplog.at_level(logging.INFO):
-        assert xla.products(None, None, None) == {}
-        assert xla.products(None, None, None) == {}
-    assert caplog.messages == ["XLA left out: JAX is not installed"]
-    xla.available.cache_clear()
-
-
-def test_xla_multiplies_in_the_modes_that_run(monkeypatch, caplog):
-    def dot_general(x, y, dimension_numbers, precision):
-        if precision == "x6":
-            raise NotImplementedError("no such mode here\nat all")
-        return (x @ y).view(Awaited)
-
-    class Awaited(np.ndarray):
-        def block_until_ready(self):
-            return self
-
-    presets = {"BF16_BF16_F32_X3": "x3", "BF16_BF16_F32_X6": "x6", "TF32_TF32_F32_X3": "t3"}
-    lax = SimpleNamespace(dot_general=dot_general, DotAlgorithmPreset=SimpleNamespace(**presets))
-    jax = SimpleNamespace(
-        lax=lax, jit=lambda call: call, devices=lambda kind: [kind],
-        numpy=SimpleNamespace(from_dlpack=np.asarray),
-    )  # fmt: skip
-    xla.available.cache_clear()
-    xla._compiled.cache_clear()
-    monkeypatch.setattr(xla, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "jax", jax)
-    a, b = draw(np, "normal", 3, 4, 5)
-    out = np.full((3, 4), np.nan, np.float32)
-    with toy_cupy() as cupy, caplog.at_level(logging.INFO):
-        cupy.from_dlpack = np.asarray
-        calls = xla.products(a, b, out)
-        assert list(calls) == ["xla bf16 x3", "xla tf32 x3"]
-        calls["xla bf16 x3"]()
-    np.testing.assert_array_equal(out, a @ b)
-    assert caplog.messages == ["xla bf16 x6 left out: no such mode here"]
-    xla.available.cache_clear()
-    xla._compiled.cache_clear()
-
-
-def test_tables_of_quick_runs_are_drawn_too(toys):
-    bench = measured_split(squares=(square(8),), cases=(), sustained=(), packs=())
-    table = split_tables.split(loaded(bench))
-    assert table.count("|\n") == 3
-    assert "Sustained" not in table
-    assert "Awkward" not in table

@@ -215,6 +215,7 @@ def test_constant_data_is_rounded_to_one_side(k):
     assert 60 < found < 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "uniform", "lognormal 2"])
 def test_float32_keeps_its_promise_over_many_k(kind):
     a, b = operands(kind, 2, 2, 2**17)

@@ -1,0 +1,508 @@
+"""Planted faults: what a user would suffer from if planning, graph or memory were wrong.
+
+Each fault is a line of multimm changed, and tests that find it. A text that is no longer in its
+file is an error: whoever rewrites the code plants the fault anew, in the same sense.
+
+    python tests/planted_faults.py               plants all, one after another: minutes
+    python tests/planted_faults.py gates last    those whose descriptions have one of these words
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+#: Of the checkout, what tests need.
+COPIED = ("multimm", "kernels", "tests", "benchmarks", "docs", "README.md", "pyproject.toml")
+#: A fault may have tasks wait for ever: then the process is ended, which finds it, too.
+LONGEST = ("--timeout=240", "--timeout-method=thread")
+
+
+class Fault(NamedTuple):
+    """A change of one file that some test has to notice.
+
+    Parameters
+    ----------
+    what : str
+        What would be wrong.
+    file : str
+        Below multimm/.
+    old, new : str
+        A text that is there once, and what is put in its place.
+    tests : str
+        Files of tests/ by their names without ``test_``, and what else chooses tests: ``-k ...``.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of pytest."""
+        files, _, chosen = self.tests.partition(" -k ")
+        return [f"tests/test_{name}.py" for name in files.split()] + ["-k", chosen] * bool(chosen)
+
+    def planted(self, text: str) -> str:
+        """The file's text with the fault in it.
+
+        Raises
+        ------
+        ValueError
+            Where the old text is not there, or more than once.
+        """
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.what!r}: found {count} times in {self.file}: {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+PLANNING = (
+    Fault(
+        "bytes of partial sums are left out of the closed form",
+        "planning/cost/communication.py",
+        "+ sums * (grid.p_k - 1)",
+        "+ sums * (grid.p_k - 2)",
+        "planning golden -k closed_form or golden",
+    ),
+    Fault(
+        "what travels to make chunks of C of others' blocks is forgotten",
+        "planning/plan.py",
+        "self.bytes_recut + self.bytes_added + self.bytes_joined",
+        "self.bytes_recut + self.bytes_added",
+        "traffic",
+    ),
+    Fault(
+        "what a worker keeps is counted as if it travelled",
+        "planning/cost/counted_transfers.py",
+        "if lacks := together - kept.get(user, 0):",
+        "if lacks := together:",
+        "traffic",
+    ),
+    Fault(
+        "the busiest worker is taken to receive an even share",
+        "planning/cost/communication.py",
+        "return Moved(sum(counted.values()), max(counted.values(), default=0))",
+        "return Moved(sum(counted.values()), sum(counted.values()) / workers)",
+        "golden",
+    ),
+    Fault(
+        "the last block of a side is lost where it is smaller",
+        "planning/tiling/grid.py",
+        "return (block,) * full + ((rest,) if rest else ())",
+        "return (block,) * full",
+        "graph",
+    ),
+    Fault(
+        "sums of all blocks are kept by the first worker of their place",
+        "planning/tiling/grid.py",
+        "at = turn % len(group)",
+        "at = 0",
+        "planning -k merges or keepers",
+    ),
+    Fault(
+        "a tree over parts of k leaves the last one out",
+        "planning/tiling/grid.py",
+        "groups = [slots[i : i + fan_in] for i in range(0, len(slots), fan_in)]",
+        "groups = [slots[i : i + fan_in] for i in range(0, len(slots) - len(slots) % 2, fan_in)]",
+        "graph",
+    ),
+    Fault(
+        "parts of k are dealt out in turn, so that their order depends on the workers",
+        "planning/tiling/grid.py",
+        "for part, size in enumerate(even(slabs, p_k)) for _ in range(size))",
+        "for part, size in enumerate(even(slabs, p_k)[::-1]) for _ in range(size))",
+        "graph planning -k bits or contiguous",
+    ),
+    Fault(
+        "a plan with workers left out is never better",
+        "planning/choice.py",
+        "ranks = fewer or found",
+        "ranks = found",
+        "some_workers golden",
+    ),
+    Fault(
+        "a slower plan wins where it was to give way",
+        "planning/choice.py",
+        "return other if NEARLY * other.seconds < plan.seconds else plan",
+        "return other if other.seconds > NEARLY * plan.seconds else plan",
+        "golden",
+    ),
+    Fault(
+        "products of a hundred times the size are one task",
+        "planning/choice.py",
+        "return seconds <= SMALL_SECONDS and size",
+        "return seconds <= 100 * SMALL_SECONDS and size",
+        "golden",
+    ),
+    Fault(
+        "blocks are added in the order in which they are stored, whatever was planned",
+        "planning/candidates/block_order.py",
+        "return order[i] if order else i",
+        "return i",
+        "traffic",
+    ),
+    Fault(
+        "owners of a transposed operand are read as if it were not",
+        "planning/matrix.py",
+        "for owner in self.owners[start + col : start + rows * cols : cols]",
+        "for owner in self.owners[start + col * rows : start + (col + 1) * rows]",
+        "owners",
+    ),
+    Fault(
+        "a lazy product names the wrong workers for its blocks",
+        "planning/layouts/cyclic.py",
+        "return tuple(rank % workers for rank in ranks)",
+        "return tuple((rank + 1) % workers for rank in ranks)",
+        "owners",
+    ),
+    Fault(
+        "C that lies elsewhere is added for nothing",
+        "planning/layouts/cyclic.py",
+        "return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))",
+        "return False",
+        "addend",
+    ),
+    Fault(
+        "blocks of a symmetric product are computed above the diagonal, too",
+        "planning/tiling/triangle.py",
+        "yield Piece(slice(middle, end), slice(start, middle))",
+        "yield Piece(slice(start, end), slice(start, end))",
+        "gram_diagonal",
+    ),
+    Fault(
+        "what has no room is taken to be spilled for nothing",
+        "planning/cost/time.py",
+        '"spilling": 2 * spilled / SPILL_RATE[device.kind],',
+        '"spilling": 0.0 * spilled,',
+        "planning",
+    ),
+    Fault(
+        "transfers are added to what they run beside",
+        "planning/cost/time.py",
+        "longest = max(side_by_side)",
+        "longest = sum(side_by_side)",
+        "golden",
+    ),
+    Fault(
+        "absurd problems are laid out before they are refused",
+        "planning/limits.py",
+        "if needed > BEYOND * have:",
+        "if needed > 1e9 * BEYOND * have:",
+        "bounds",
+    ),
+)
+
+MEMORY = (
+    Fault(
+        "one slab in flight is planned for, where two are",
+        "planning/cost/memory.py",
+        'terms[f"{role.upper()} in flight"] = WINDOW * each * slab_bytes',
+        'terms[f"{role.upper()} in flight"] = each * slab_bytes // 2',
+        "memory",
+    ),
+    Fault(
+        "the finished blocks of C take no memory",
+        "planning/cost/memory.py",
+        '{"C finished": (result - each * layout.wave_sums) * p.out_bytes}',
+        '{"C finished": 0}',
+        "memory",
+    ),
+    Fault(
+        "partial sums of a wave take no memory",
+        "planning/cost/memory.py",
+        '"partial sums": _sums_at_once(layout, cluster) * layout.wave_sums * p.sum_bytes,',
+        '"partial sums": 0,',
+        "memory",
+    ),
+    Fault(
+        "the C that is added takes no memory",
+        "planning/cost/memory.py",
+        'terms: Terms = {"C as it comes": lying}',
+        'terms: Terms = {"C as it comes": 0}',
+        "memory -k added",
+    ),
+    Fault(
+        "more of C may be on its way from a GPU than has room",
+        "planning/cost/memory.py",
+        "// block - cluster.threads)",
+        "// block + cluster.threads)",
+        "memory -k leave_a_gpu",
+    ),
+    Fault(
+        "what must stay does not count beside what may be spilled",
+        "planning/cost/memory.py",
+        "return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)",
+        "return max(0.0, max(sum(stay.values()), sum(spill.values())) - cluster.budget_bytes)",
+        "planning golden",
+    ),
+    Fault(
+        "storage chunks that are decoded take no memory",
+        "planning/cost/reading.py",
+        "return cluster.threads * each",
+        "return 0 * each",
+        "storage_chunks",
+    ),
+    Fault(
+        "threads make operands long before these are needed",
+        "planning/candidates/read_ahead.py",
+        "if not made_by_tasks(layout) or layout.part_slabs or not _runs_ahead(layout, cluster):",
+        "if True:",
+        "read_ahead",
+    ),
+    Fault(
+        "what the process holds already is planned with",
+        "cluster/local.py",
+        "process_bytes=min(limit, -(-held // step) * step),",
+        "process_bytes=0,",
+        "cluster -k local",
+    ),
+    Fault(
+        "a limit of the address space is not seen",
+        "cluster/local.py",
+        "if bound != resource.RLIM_INFINITY and bound - own.vms < limit - held:",
+        "if False:",
+        "cluster -k local",
+    ),
+    Fault(
+        "all blocks of C may leave a GPU at once",
+        "graph/tasks/host_offload.py",
+        "if len(together) > 1 and total > min(each.limit for each in together):",
+        "if len(together) > 1 and total > max(each.limit for each in together):",
+        "leaving",
+    ),
+    Fault(
+        "memory that was freed on stream 0 is written to before its kernels are done",
+        "graph/streams.py",
+        "        if pointer.ptr:\n            self.follow_stream_0()\n",
+        "",
+        "streams",
+    ),
+    Fault(
+        "memory that a kernel still uses goes back to the pool",
+        "graph/streams.py",
+        "if self._task.running:",
+        "if not self._task.running:",
+        "streams",
+    ),
+)
+
+GRAPH = (
+    Fault(
+        "gates wait for nothing: files are read as fast as they can be",
+        "graph/lowering/backpressure.py",
+        "for row, j in layout.behind(gate):",
+        "for row, j in ():",
+        "graph -k stream",
+    ),
+    Fault(
+        "gates are forgotten, and a lost worker has sums added up again",
+        "graph/lowering/task_graph.py",
+        "if layout.stream:\n            self.gates.keep()",
+        "if False:\n            self.gates.keep()",
+        "faults -k streamed",
+    ),
+    Fault(
+        "a slice of C needs every task that a gate waits for",
+        "graph/data_location.py",
+        "if task.func is wait_for:",
+        "if task is None:",
+        "consumers",
+    ),
+    Fault(
+        "alpha is applied to every slab",
+        "graph/lowering/task_graph.py",
+        'args: dict[str, Any] = {"step": self.inner, **more}',
+        'args: dict[str, Any] = {"step": self.step, **more}',
+        "gemm",
+    ),
+    Fault(
+        "the sum begins anew with every slab",
+        "graph/lowering/task_graph.py",
+        "            previous = TaskRef(key)\n",
+        "",
+        "matmul",
+    ),
+    Fault(
+        "products with other scalars share their results",
+        "graph/array.py",
+        "layout, plan.precision, step, cluster.numbers)",
+        "layout, plan.precision, cluster.numbers)",
+        "graph lazy",
+    ),
+    Fault(
+        "the mirrored block of a symmetric product is not transposed",
+        "graph/lowering/symmetric.py",
+        "return add(block.swapaxes(-1, -2) if turned else block, c=c, step=step)",
+        "return add(block, c=c, step=step)",
+        "gram",
+    ),
+    Fault(
+        "pieces of a bundle are taken from its beginning",
+        "graph/lowering/rechunk.py",
+        "Piece(key, (ends[-1],), (slice(*span),), piece.to)",
+        "Piece(key, (ends[-1],), (slice(0, span[1] - span[0]),), piece.to)",
+        "traffic",
+    ),
+    Fault(
+        "a block of another shape than its array's chunks say is multiplied",
+        "graph/block_task.py",
+        "if found != planned:",
+        "if found is None:",
+        "failures",
+    ),
+    Fault(
+        "tasks may be stolen from their workers",
+        "graph/scheduler/pinning.py",
+        "ts.loose_restrictions = False",
+        "ts.loose_restrictions = True",
+        "placement",
+    ),
+    Fault(
+        "restrictions that the user set are overwritten",
+        "graph/scheduler/pinning.py",
+        "if mine is None and restricted:",
+        "if mine is None and not ts:",
+        "placement",
+    ),
+    Fault(
+        "tasks run in Dask's order, which holds whole panels",
+        "graph/scheduler/pinning.py",
+        "    _reorder(order)\n\n\ndef _pin(",
+        "\n\ndef _pin(",
+        "placement",
+    ),
+    Fault(
+        "what uses a block of C comes long after it",
+        "graph/scheduler/pinning.py",
+        "    _follow(list(places), order)\n",
+        "",
+        "consumers",
+    ),
+    Fault(
+        "a plugin that fails leaves tasks pinned",
+        "graph/scheduler/plugin.py",
+        "            self.release_all(scheduler)\n            tell(",
+        "            tell(",
+        "placement",
+    ),
+    Fault(
+        "a worker that joins gets nothing to do",
+        "graph/scheduler/product_state.py",
+        "if load[busiest] <= load[joined] + 1:",
+        "if load[busiest] <= load[joined] + 9:",
+        "placement",
+    ),
+    Fault(
+        "the part of a lost worker goes to its own host, which may be going",
+        "graph/scheduler/product_state.py",
+        "hosts[a] == host, a)",
+        "hosts[a] != host, a)",
+        "faults -k heirs",
+    ),
+    Fault(
+        "tasks of a lost worker wait for it for ever",
+        "graph/scheduler/failover.py",
+        'wanted[key] = "processing"',
+        "pass",
+        "faults -k killed_worker_does_not_change_the_product",
+    ),
+    Fault(
+        "blocks are fetched as early as they can be",
+        "graph/scheduler/prefetch.py",
+        "return len(self._first) < 2 or step <= self._first[1]",
+        "return True",
+        "prefetch",
+    ),
+    Fault(
+        "the last copy of a block is dropped",
+        "graph/scheduler/replicas.py",
+        "or product.address(home) == worker.address:",
+        "or False:",
+        "prefetch memory addend",
+    ),
+    Fault(
+        "copies of blocks stay until Dask looks for them",
+        "graph/scheduler/replicas.py",
+        "if copies > 1 and not",
+        "if copies > 99 and not",
+        "prefetch memory addend",
+    ),
+    Fault(
+        "Dask drops copies that a product waits for",
+        "graph/scheduler/replicas.py",
+        "if not any(place_of(user) for user in suggestion.ts.waiters or ()):",
+        "if True:",
+        "replicas",
+    ),
+)
+
+FAULTS = (*PLANNING, *MEMORY, *GRAPH)
+
+
+def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:
+    """Pytest's status in a tree, and what it said last."""
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider")
+    run = subprocess.run(
+        [*command, *LONGEST, *arguments], cwd=tree, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1",
+             "MULTIMM_TEST_CACHE": str(tree / ".cache"), "HYPOTHESIS_PROFILE": "ci"},
+    )  # fmt: skip
+    said = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return run.returncode, "; ".join(said) or run.stdout[-2000:] + run.stderr[-2000:]
+
+
+def plant(faults: list[Fault], tree: Path) -> int:
+    """Plant one fault after another in a tree; how many were not noticed."""
+    missed = 0
+    for fault in faults:
+        path = tree / "multimm" / fault.file
+        text, begun = path.read_text("utf-8"), time.monotonic()
+        path.write_text(fault.planted(text), "utf-8")
+        try:
+            status, said = run_tests(tree, fault.arguments)
+        finally:
+            path.write_text(text, "utf-8")
+        caught = status == 1  # else nothing failed, or pytest could not begin
+        missed += not caught
+        seconds = time.monotonic() - begun
+        print(f"{'caught' if caught else 'MISSED'}  {seconds:4.0f} s  {fault.what}", flush=True)
+        print(f"        {said[:160] if caught else said}", flush=True)
+    return missed
+
+
+def without(faults: list[Fault], tree: Path) -> None:
+    """See that the same tests pass without any fault: else they find nothing."""
+    for arguments in dict.fromkeys(tuple(fault.arguments) for fault in faults):
+        status, said = run_tests(tree, arguments)
+        if status:
+            raise SystemExit(f"without a fault {' '.join(arguments)} fails: {said}")
+
+
+def main(words: list[str]) -> int:
+    """From the command line; the status is 1 where a fault was missed."""
+    faults = [x for x in FAULTS if not words or any(word in x.what for word in words)]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, tree / name, symlinks=True)
+            else:
+                shutil.copy(ROOT / name, tree / name)
+        without(faults, tree)
+        missed = plant(faults, tree)
+    print(f"{len(faults) - missed} of {len(faults)} planted faults caught")
+    return int(missed > 0 or not faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,30 @@
+"""Planted faults are still where they were planted; `make faults` sees that tests find them."""
+
+from __future__ import annotations
+
+import pytest
+from planted_faults import FAULTS, ROOT, Fault
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_planted_fault_changes_the_file_that_it_is_in(fault):
+    path = ROOT / "multimm" / fault.file
+    compile(fault.planted(path.read_text("utf-8")), path, "exec")
+    for name in fault.arguments:
+        assert not name.endswith(".py") or (ROOT / name).exists(), name
+
+
+def test_there_are_forty_or_more_and_no_two_alike():
+    assert len({(x.file, x.old, x.new) for x in FAULTS}) == len(FAULTS) >= 40
+
+
+@pytest.mark.parametrize("text", ["nothing", "one one"])
+def test_a_text_that_is_not_there_once_is_an_error(text):
+    with pytest.raises(ValueError, match=r"found [02] times in a file"):
+        Fault("x", "a file", "one", "two", "graph").planted(text)
+
+
+def test_names_of_tests_are_files_of_theirs():
+    assert Fault("x", "y", "a", "b", "faults -k heirs").arguments == [
+        *("tests/test_faults.py", "-k", "heirs")
+    ]
