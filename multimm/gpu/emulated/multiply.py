@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -131,60 +131,43 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
         An unknown configuration, one for another number of parts, or a GPU without tensor cores
         for it.
     """
-    plan = _plan(problem, parts, config)
-    *_, c, partial, d = problem.stacks
-    lds = c.ld, partial.ld, d.ld
+    (_, m, n, k), lower = problem.shape, problem.lower
+    chosen, device = _config(problem, parts, config), device_of(problem.device)
+    kernel = kernel_for(
+        problem.device, chosen.file, chosen.entry, (*chosen.defines().items(), *LOWER * lower),
+        shared_bytes=chosen.shared_bytes, specific=chosen.specific,
+    )  # fmt: skip
+    slices, length = slices_of(m, n, k, chosen.products, device, lower)
+    tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB))
+    logger.debug("k=%d %s: %d tiles, %d slices of %d slabs", k, chosen, tiles, slices, length)
+    ldc, ldp, ldd = (stack.ld for stack in problem.stacks[2:])
     scalars = np.float32(problem.alpha), np.float32(problem.beta)
 
-    def run(pointers: Sequence[int]) -> None:
-        *operands, at_c, at_p, at_d, counts = pointers
-        addends = (at_c, lds[0], at_p, lds[1], at_d, lds[2])
-        plan.launch(0, scalars, operands, addends, 0, counts)
+    def launch(blocks: int, args: tuple[Any, ...]) -> None:
+        grid = (min(blocks, device.multiprocessors), 1, 1)
+        kernel(grid, (chosen.threads, 1, 1), args, shared_mem=chosen.shared_bytes)
 
-    if problem.alpha == 0 or plan.slices == 1 or not can_be_added(problem):
+    def run(pointers: Sequence[int]) -> None:
+        a, ea, b, eb, c, p, d, counts = pointers
+        operands = (a, ea, b, eb, c, ldc, p, ldp, d, ldd)
+        launch(tiles, (*sizes, 0, *scalars, *operands, 0, counts))
+
+    if problem.alpha == 0 or slices == 1 or not can_be_added(problem):
         return run
-    step, n = slice_step(problem.shape), problem.shape.n
+    step = slice_step(problem.shape)
 
     def products(pointers: Sequence[int], to: int) -> None:
-        plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
+        operands = (*pointers[:4], 0, 0, 0, 0, to, n)
+        launch(tiles * slices, (*sizes, length, *_PLAIN, *operands, step, pointers[7]))
 
-    return summed(products, lambda: run, problem, 4, plan.slices, UNLESS_REFUSED)
-
-
-class _Plan(NamedTuple):
-    """What sizes and configuration decide about a product."""
-
-    kernel: Any
-    threads: int
-    shared_bytes: int
-    sizes: tuple[int, int, int]  #: m, n and slabs
-    tiles: int
-    slices: int
-    length: int  #: of a slice, in slabs
-    multiprocessors: int
-
-    def launch(
-        self,
-        step: int,
-        scalars: tuple[Any, Any],
-        operands: Sequence[int],
-        addends: Sequence[int],
-        apart: int,
-        counts: int,
-    ) -> None:
-        """The product to D; or slices of `step` slabs to places that lie `apart` floats apart."""
-        blocks = min(self.tiles * (self.slices if step else 1), self.multiprocessors)
-        args = (*self.sizes, step, *scalars, *operands, *addends,
-                apart, counts)  # fmt: skip
-        self.kernel((blocks, 1, 1), (self.threads, 1, 1), args, shared_mem=self.shared_bytes)
+    return summed(products, lambda: run, problem, 4, slices, UNLESS_REFUSED)
 
 
-def _plan(problem: Problem, parts: int, config: object) -> _Plan:
-    (_, m, n, k), lower, ident = problem.shape, problem.lower, problem.device
-    device = device_of(ident)
-    products = 1 if parts == 1 else 3
+def _config(problem: Problem, parts: int, config: object) -> SplitConfig:
+    """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
+    device, products = device_of(problem.device), 1 if parts == 1 else 3
     if config is None:
-        config, _ = choose_split(m, n, k, products, device, lower)
+        config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
     elif isinstance(config, str):
         config = split_config_named(config)
     if not isinstance(config, SplitConfig):
@@ -196,14 +179,4 @@ def _plan(problem: Problem, parts: int, config: object) -> _Plan:
             f"{config} does not run on a GPU of compute capability "
             f"{device.limits.capability / 10}: leave the configuration out"
         )
-    kernel = kernel_for(
-        ident, config.file, config.entry, (*config.defines().items(), *LOWER * lower),
-        shared_bytes=config.shared_bytes, specific=config.specific,
-    )  # fmt: skip
-    slices, length = slices_of(m, n, k, products, device, lower)
-    plan = _Plan(
-        kernel, config.threads, config.shared_bytes, (m, n, -(-k // SLAB)),
-        config.tiles(m, n, lower), slices, length, device.multiprocessors,
-    )  # fmt: skip
-    logger.debug("k=%d %s: %s", k, config, plan)
-    return plan
+    return config
