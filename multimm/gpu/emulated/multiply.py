@@ -15,7 +15,6 @@ import numpy as np
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import LOWER, UNLESS_REFUSED
-from multimm.gpu.emulated import outliers
 from multimm.gpu.emulated.configs import (
     PARTS,
     SLAB,
@@ -24,7 +23,7 @@ from multimm.gpu.emulated.configs import (
     slices_of,
     split_config_named,
 )
-from multimm.gpu.emulated.outliers import Lists
+from multimm.gpu.emulated.outliers import add_residuals
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.problem import Problem
@@ -56,10 +55,21 @@ def gemm(
     alpha, beta, c, partial, out, lower, config
         As for `multimm.gpu.gemm`; there is a C unless beta is 0.
     """
-    operands = (*a.operands, *b.operands, c, partial)
-    known = ("packed", operands, out, a.header, b.header, alpha, beta, lower)
-    if config is None and (done := launch_cache.again(*known)) is not None:
-        return done
+    tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
+    known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
+    result = launch_cache.again(*known) if config is None else None
+    if result is None:
+        result = _decided(a, b, c, partial, out, alpha, beta, lower, config, known)
+    add_residuals(result, a, b, alpha=alpha)
+    note(choice)
+    return result
+
+
+def _decided(
+    a: PackedBlock, b: PackedBlock, c: Array, partial: Array, out: Array, alpha: float,
+    beta: float, lower: bool, config: object, known: tuple[Any, ...],
+) -> Array:  # fmt: skip
+    """The product of what the tiles carry; what was decided is kept for the next of the kind."""
     sizes = a.rows, b.rows, a.k
     problem = check_epilogue(c, partial, out, sizes, alpha, beta, lower, a.device_id)
     import cupy
@@ -67,37 +77,18 @@ def gemm(
     with cupy.cuda.Device(problem.device):
         problem = problem.with_result()
         found = problem.addressable()
-        run = _with_residuals(found, a, b, choice, config)
+        launch, turned = prepared(found, PARTS[a.scheme], config), problem.turned
+
+        def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+            ta, ea, tb, eb, *others = pointers
+            launch((*((tb, eb, ta, ea) if turned else (ta, ea, tb, eb)), *others, 0))
+
         # The copies stay referenced until everything that reads them is in the stream.
-        run([*(0 if x is None else x.data.ptr for x in operands[:-2]), *found.pointers[2:]])
+        run([*(x.data.ptr for x in known[1][:4]), *found.pointers[2:]])
         *_, result = problem.arrays
         if config is None and found.stands_for(problem):
             launch_cache.keep(*known, result=result, run=run)
     return result if out is None else out
-
-
-def _with_residuals(
-    problem: Problem, a: PackedBlock, b: PackedBlock, choice: Choice, config: object
-) -> Run:
-    """What multiplies such blocks; takes the addresses of their arrays, of C, P and D."""
-    launch = prepared(problem, PARTS[choice.precision], config)
-    odd = problem.alpha != 0 and bool(a.uncarried or b.uncarried)
-    add = outliers.prepared(problem, choice.precision) if odd else None
-    counts, turned = (a.uncarried, b.uncarried), problem.turned
-
-    def run(pointers: Sequence[int]) -> None:
-        *sides, c, partial, d = pointers
-        lists = [
-            Lists(tiles, exponents, count, *more)
-            for count, (tiles, exponents, *more) in zip(counts, (sides[:4], sides[4:]), strict=True)
-        ]
-        left, right = lists[::-1] if turned else lists
-        launch((*left[:2], *right[:2], c, partial, d, 0))
-        if add is not None:
-            add(left, right, d, 0)
-        note(choice)
-
-    return run
 
 
 def prepared(problem: Problem, parts: int, config: object = None) -> Run:
