@@ -54,11 +54,11 @@ launches: list[tuple] = []
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def kernels():
     launches.clear()
-    with standing_in():
-        monkeypatch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
-        monkeypatch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
+        patch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
         launch.device_of.cache_clear()
         yield
     launch.device_of.cache_clear()
