@@ -26,7 +26,20 @@ WITH_EXAMPLES = sorted(
     for path in (ROOT / "multimm").rglob("*.py")
     if ">>> " in path.read_text("utf-8")
 )
-PAIR = ("measurements.md", "design.md")
+#: Those that say where things are.
+EXPLAINING = [
+    *(Path("docs") / f"{name}.md" for name in ("architecture", "numerics", "memory-and-faults")),
+    *(x for x in DOCUMENTS if x.parts[:2] == ("docs", "decisions")),
+    Path("CONTRIBUTING.md"),
+    Path("kernels") / "README.md",
+]
+RECORDS = [x for x in DOCUMENTS if x.parent.name == "decisions" and x.name != "README.md"]
+#: Of all files and folders, as `/multimm/graph`.
+PATHS = sorted(
+    f"/{path.relative_to(ROOT)}"
+    for folder in (*FOLDERS, "multimm", "tests")
+    for path in (ROOT / folder, *(ROOT / folder).rglob("*"))
+)
 
 
 def headings(path: Path, marks: str = "#+") -> list[str]:
@@ -57,18 +70,23 @@ def test_links_lead_somewhere(document):
             assert place in map(anchor, headings(linked)), target
 
 
-def test_measurements_have_the_sections_of_the_design():
-    measured, explained = (headings(ROOT / "docs" / name, "##") for name in PAIR)
-    assert measured == [heading for heading in explained if heading in measured]
+@pytest.mark.parametrize("document", EXPLAINING, ids=str)
+def test_files_and_folders_that_are_named_exist(document):
+    """By their paths, or by as much of the end as tells them from others."""
+    text = (ROOT / document).read_text("utf-8")
+    for name in re.findall(r"`([\w./]+(?:\.(?:py|cuh?|jsonl)|/))`", text):
+        end = f"/{name.rstrip('/')}"
+        assert any(path.endswith(end) for path in PATHS), name
 
 
-@pytest.mark.parametrize("name", PAIR)
-def test_files_that_are_named_exist(name):
-    text = (ROOT / "docs" / name).read_text("utf-8")
-    names = re.findall(r"`([\w/]+\.(?:py|cuh?))`", text)
-    assert names
-    for name in names:
-        assert (ROOT / name).exists() or (ROOT / "multimm" / name).exists(), name
+@pytest.mark.parametrize("document", RECORDS, ids=str)
+def test_decision_records_ask_answer_and_decide(document):
+    text = (ROOT / document).read_text("utf-8")
+    _, *records = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert records
+    for record in records:
+        parts = re.findall(r"^\*\*(Question|Result|Decision)\b", record, flags=re.MULTILINE)
+        assert parts == ["Question", "Result", "Decision"], record.splitlines()[0]
 
 
 def shown(document: str, after: str) -> str:

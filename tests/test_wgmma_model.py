@@ -208,7 +208,7 @@ def test_float32_keeps_its_promise(kind, k):
 
 @pytest.mark.parametrize("k", [8192, 16384])
 def test_constant_data_is_rounded_to_one_side(k):
-    """By more than 24 u, as docs/measurements.md says, and far less than is promised."""
+    """By more than 24 u, as docs/decisions/kernels.md says, and far less than is promised."""
     rng = np.random.default_rng(0)
     a, b = ((1 + rng.random((40, 1), "f4")).repeat(k, 1) for _ in "ab")
     found = errors(wgmma_model(a, b), a, b).max()
