@@ -37,10 +37,10 @@ def test_a_launch_that_differs_is_found(monkeypatch, changed):
     assert compare() == []
     before = gemm.prepare
 
-    def other(kernel, tiles, threads, head, stacks, *rest):
+    def other(kernel, tiles, threads, head, stacks, axes, **more):
         if changed == "alpha":
             head = (*head[:4], head[4] + 1, head[5])
-        made = before(kernel, tiles + (changed == "grid"), threads, head, stacks, *rest)
+        made = before(kernel, tiles + (changed == "grid"), threads, head, stacks, axes, **more)
         return (lambda to: made([to[0] + 4, *to[1:]])) if changed == "address" else made
 
     monkeypatch.setattr(gemm, "prepare", other)

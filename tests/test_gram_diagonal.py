@@ -152,14 +152,14 @@ def packed(x):
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels():
     """Kernels that do in NumPy what the GPU's do, given the same arguments."""
     test_residuals.launches.clear()
-    with standing_in():
-        monkeypatch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
-        monkeypatch.setattr(split_k, "workspace", lambda shape, device: (
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
+        patch.setattr(split_k, "workspace", lambda shape, device: (
             gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
-        monkeypatch.setattr(
+        patch.setattr(
             outliers, "kernel_for", lambda ident, file, name, d: test_residuals.Kernel(dict(d))
         )
         launch.device_of.cache_clear()

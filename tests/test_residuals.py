@@ -13,7 +13,6 @@ from multimm.gpu.emulated import outliers
 from multimm.gpu.emulated.packed import PackedBlock, Residuals
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
-from multimm.gpu.validate import check_epilogue
 
 
 class Kernel:
@@ -55,11 +54,11 @@ launches: list[tuple] = []
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def kernels():
     launches.clear()
-    with standing_in():
-        monkeypatch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
-        monkeypatch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_loaded", lambda text, name, *_: test_split.Kernel(text, name))
+        patch.setattr(outliers, "kernel_for", lambda ident, file, entry, d: Kernel(dict(d)))
         launch.device_of.cache_clear()
         yield
     launch.device_of.cache_clear()
@@ -156,6 +155,5 @@ def test_they_are_added_on_the_device_that_holds_them(monkeypatch):
 def test_a_large_product_is_shared_by_as_many_blocks_as_run_at_a_time(monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda kernel, grid, *_: launches.append(grid))
     nothing = outliers.Lists(0, 0, 0, 0, 0)
-    problem = check_epilogue(None, None, None, (65536, 65536, 64), 1.0, 0.0, lower=False, device=0)
-    outliers.prepared(problem, "float32")(nothing, nothing, 0, 0)
+    outliers.prepared(65536, 65536, 64, "float32", 0, 1.0, 65536)(nothing, nothing, 0, 0)
     assert launches == [(8 * 132, 1, 1)]

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.problem import NOTHING, Operand, Problem, operand
+from multimm.gpu.problem import NOTHING, Operand, Problem, is_broadcast, operand
 from multimm.gpu.strides import ProductShape, Stack, may_overlap, repeats
 from multimm.shapes import Shape, check_operands, check_result
 
@@ -158,6 +158,22 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike, device: int | None =
     devices |= {name: x.device.id for name, x in given.items()}
     if len(set(devices.values())) > 1:
         raise ArrayTypeError(f"operands lie on several devices ({devices}): move them to one")
+
+
+def check_packable(x: Array, side: str) -> None:
+    """Check an array that is to be packed for a side of a product.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+    """
+    check_arrays({side: x}, np.float32)
+    if x.ndim != 2:
+        raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
+    if is_broadcast(x):
+        raise ShapeError(
+            f"{side} has strides {x.strides}: it repeats elements by broadcasting; copy it first"
+        )
 
 
 def check_beta(beta: complex, c: Any) -> None:

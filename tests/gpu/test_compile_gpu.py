@@ -119,9 +119,8 @@ def test_a_product_can_be_captured_in_a_graph():
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        product.gemm(
-            a, b, precision="ieee", out=out
-        )  # the first one of its kind: loaded while capturing
+        # The first one of its kind: loaded while capturing.
+        product.gemm(a, b, precision="ieee", out=out)
         graph = stream.end_capture()
         for _ in range(2):
             graph.launch(stream)

@@ -76,7 +76,9 @@ def prepared(problem: Problem, choice: Choice, tuned: bool) -> Run:
         pack.prepared(sources, scheme, problem.device),
         _Room.of(sources, scheme),
         multiply.prepared(problem, PARTS[scheme]),
-        outliers.prepared(problem, scheme),
+        outliers.prepared(
+            *problem.shape[1:], scheme, problem.device, problem.alpha, problem.stacks[-1].ld
+        ),
         gemm.prepared(problem, None, tuned, if_refused=True),
     )
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import LOWER, UNLESS_REFUSED
-from multimm.gpu.emulated import outliers
 from multimm.gpu.emulated.configs import (
     PARTS,
     SLAB,
@@ -24,7 +23,7 @@ from multimm.gpu.emulated.configs import (
     slices_of,
     split_config_named,
 )
-from multimm.gpu.emulated.outliers import Lists
+from multimm.gpu.emulated.outliers import add_residuals
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.problem import Problem
@@ -56,10 +55,21 @@ def gemm(
     alpha, beta, c, partial, out, lower, config
         As for `multimm.gpu.gemm`; there is a C unless beta is 0.
     """
-    operands = (*a.operands, *b.operands, c, partial)
-    known = ("packed", operands, out, a.header, b.header, alpha, beta, lower)
-    if config is None and (done := launch_cache.again(*known)) is not None:
-        return done
+    tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
+    known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
+    result = launch_cache.again(*known) if config is None else None
+    if result is None:
+        result = _decided(a, b, c, partial, out, alpha, beta, lower, config, known)
+    add_residuals(result, a, b, alpha=alpha)
+    note(choice)
+    return result
+
+
+def _decided(
+    a: PackedBlock, b: PackedBlock, c: Array, partial: Array, out: Array, alpha: float,
+    beta: float, lower: bool, config: object, known: tuple[Any, ...],
+) -> Array:  # fmt: skip
+    """The product of what the tiles carry; what was decided is kept for the next of the kind."""
     sizes = a.rows, b.rows, a.k
     problem = check_epilogue(c, partial, out, sizes, alpha, beta, lower, a.device_id)
     import cupy
@@ -67,37 +77,18 @@ def gemm(
     with cupy.cuda.Device(problem.device):
         problem = problem.with_result()
         found = problem.addressable()
-        run = _with_residuals(found, a, b, choice, config)
+        launch, turned = prepared(found, PARTS[a.scheme], config), problem.turned
+
+        def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+            ta, ea, tb, eb, *others = pointers
+            launch((*((tb, eb, ta, ea) if turned else (ta, ea, tb, eb)), *others, 0))
+
         # The copies stay referenced until everything that reads them is in the stream.
-        run([*(0 if x is None else x.data.ptr for x in operands[:-2]), *found.pointers[2:]])
+        run([*(x.data.ptr for x in known[1][:4]), *found.pointers[2:]])
         *_, result = problem.arrays
         if config is None and found.stands_for(problem):
             launch_cache.keep(*known, result=result, run=run)
     return result if out is None else out
-
-
-def _with_residuals(
-    problem: Problem, a: PackedBlock, b: PackedBlock, choice: Choice, config: object
-) -> Run:
-    """What multiplies such blocks; takes the addresses of their arrays, of C, P and D."""
-    launch = prepared(problem, PARTS[choice.precision], config)
-    odd = problem.alpha != 0 and bool(a.uncarried or b.uncarried)
-    add = outliers.prepared(problem, choice.precision) if odd else None
-    counts, turned = (a.uncarried, b.uncarried), problem.turned
-
-    def run(pointers: Sequence[int]) -> None:
-        *sides, c, partial, d = pointers
-        lists = [
-            Lists(tiles, exponents, count, *more)
-            for count, (tiles, exponents, *more) in zip(counts, (sides[:4], sides[4:]), strict=True)
-        ]
-        left, right = lists[::-1] if turned else lists
-        launch((*left[:2], *right[:2], c, partial, d, 0))
-        if add is not None:
-            add(left, right, d, 0)
-        note(choice)
-
-    return run
 
 
 def prepared(problem: Problem, parts: int, config: object = None) -> Run:
@@ -131,60 +122,43 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
         An unknown configuration, one for another number of parts, or a GPU without tensor cores
         for it.
     """
-    plan = _plan(problem, parts, config)
-    *_, c, partial, d = problem.stacks
-    lds = c.ld, partial.ld, d.ld
+    (_, m, n, k), lower = problem.shape, problem.lower
+    chosen, device = _config(problem, parts, config), device_of(problem.device)
+    kernel = kernel_for(
+        problem.device, chosen.file, chosen.entry, (*chosen.defines().items(), *LOWER * lower),
+        shared_bytes=chosen.shared_bytes, specific=chosen.specific,
+    )  # fmt: skip
+    slices, length = slices_of(m, n, k, chosen.products, device, lower)
+    tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB))
+    logger.debug("k=%d %s: %d tiles, %d slices of %d slabs", k, chosen, tiles, slices, length)
+    ldc, ldp, ldd = (stack.ld for stack in problem.stacks[2:])
     scalars = np.float32(problem.alpha), np.float32(problem.beta)
 
-    def run(pointers: Sequence[int]) -> None:
-        *operands, at_c, at_p, at_d, counts = pointers
-        addends = (at_c, lds[0], at_p, lds[1], at_d, lds[2])
-        plan.launch(0, scalars, operands, addends, 0, counts)
+    def launch(blocks: int, args: tuple[Any, ...]) -> None:
+        grid = (min(blocks, device.multiprocessors), 1, 1)
+        kernel(grid, (chosen.threads, 1, 1), args, shared_mem=chosen.shared_bytes)
 
-    if problem.alpha == 0 or plan.slices == 1 or not can_be_added(problem):
+    def run(pointers: Sequence[int]) -> None:
+        a, ea, b, eb, c, p, d, counts = pointers
+        operands = (a, ea, b, eb, c, ldc, p, ldp, d, ldd)
+        launch(tiles, (*sizes, 0, *scalars, *operands, 0, counts))
+
+    if problem.alpha == 0 or slices == 1 or not can_be_added(problem):
         return run
-    step, n = slice_step(problem.shape), problem.shape.n
+    step = slice_step(problem.shape)
 
     def products(pointers: Sequence[int], to: int) -> None:
-        plan.launch(plan.length, _PLAIN, pointers[:4], (0, 0, 0, 0, to, n), step, pointers[7])
+        operands = (*pointers[:4], 0, 0, 0, 0, to, n)
+        launch(tiles * slices, (*sizes, length, *_PLAIN, *operands, step, pointers[7]))
 
-    return summed(products, lambda: run, problem, 4, plan.slices, UNLESS_REFUSED)
-
-
-class _Plan(NamedTuple):
-    """What sizes and configuration decide about a product."""
-
-    kernel: Any
-    threads: int
-    shared_bytes: int
-    sizes: tuple[int, int, int]  #: m, n and slabs
-    tiles: int
-    slices: int
-    length: int  #: of a slice, in slabs
-    multiprocessors: int
-
-    def launch(
-        self,
-        step: int,
-        scalars: tuple[Any, Any],
-        operands: Sequence[int],
-        addends: Sequence[int],
-        apart: int,
-        counts: int,
-    ) -> None:
-        """The product to D; or slices of `step` slabs to places that lie `apart` floats apart."""
-        blocks = min(self.tiles * (self.slices if step else 1), self.multiprocessors)
-        args = (*self.sizes, step, *scalars, *operands, *addends,
-                apart, counts)  # fmt: skip
-        self.kernel((blocks, 1, 1), (self.threads, 1, 1), args, shared_mem=self.shared_bytes)
+    return summed(products, lambda: run, problem, 4, slices, UNLESS_REFUSED)
 
 
-def _plan(problem: Problem, parts: int, config: object) -> _Plan:
-    (_, m, n, k), lower, ident = problem.shape, problem.lower, problem.device
-    device = device_of(ident)
-    products = 1 if parts == 1 else 3
+def _config(problem: Problem, parts: int, config: object) -> SplitConfig:
+    """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
+    device, products = device_of(problem.device), 1 if parts == 1 else 3
     if config is None:
-        config, _ = choose_split(m, n, k, products, device, lower)
+        config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
     elif isinstance(config, str):
         config = split_config_named(config)
     if not isinstance(config, SplitConfig):
@@ -196,14 +170,4 @@ def _plan(problem: Problem, parts: int, config: object) -> _Plan:
             f"{config} does not run on a GPU of compute capability "
             f"{device.limits.capability / 10}: leave the configuration out"
         )
-    kernel = kernel_for(
-        ident, config.file, config.entry, (*config.defines().items(), *LOWER * lower),
-        shared_bytes=config.shared_bytes, specific=config.specific,
-    )  # fmt: skip
-    slices, length = slices_of(m, n, k, products, device, lower)
-    plan = _Plan(
-        kernel, config.threads, config.shared_bytes, (m, n, -(-k // SLAB)),
-        config.tiles(m, n, lower), slices, length, device.multiprocessors,
-    )  # fmt: skip
-    logger.debug("k=%d %s: %s", k, config, plan)
-    return plan
+    return config

@@ -29,11 +29,11 @@ from multimm.gpu.emulated.configs import (
     tiles_for,
 )
 from multimm.gpu.emulated.packed import PackedBlock, Residuals, register_with_dask
-from multimm.gpu.problem import is_broadcast, operand, walkable
+from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.strides import Stack
-from multimm.gpu.validate import check_arrays
+from multimm.gpu.validate import check_packable
 from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -162,8 +162,7 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
         raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
     if side not in ("a", "b"):
         raise OptionError(f'side is {side!r}: it must be "a" or "b"')
-    check_arrays({side: a}, np.float32)
-    _check(a, side)
+    check_packable(a, side)
     import cupy
 
     register_with_dask()
@@ -196,15 +195,6 @@ def _residuals(lists: Array, count: int) -> Residuals:
     return Residuals(
         lists[: 8 * count].copy().view(np.uint64), values[: 4 * count].copy().view(np.float32)
     )
-
-
-def _check(x: Array, side: str) -> None:
-    if x.ndim != 2:
-        raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
-    if is_broadcast(x):
-        raise ShapeError(
-            f"{side} has strides {x.strides}: it repeats elements by broadcasting; copy it first"
-        )
 
 
 def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:

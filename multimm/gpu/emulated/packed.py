@@ -116,16 +116,6 @@ class PackedBlock:
         return why or f"k = {self.k} is shorter than {SPLIT_K}"
 
     @property
-    def operands(self) -> tuple[Array, ...]:
-        """Tiles, exponents, places and values of residuals; None for what is not there."""
-        return (self.tiles, self.exponents, *(self.residuals or (None, None)))
-
-    @property
-    def header(self) -> tuple[Any, ...]:
-        """What is known of a block besides its arrays."""
-        return (self.rows, self.k, self.side, self.scheme, self.nonfinite, self.uncarried)
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Of op(A) or op(B)."""
         return (self.rows, self.k) if self.side == "a" else (self.k, self.rows)

@@ -183,8 +183,8 @@ def prepare(
     head: Sequence[float],
     stacks: Sequence[Stack],
     axes: Sequence[Axis],
-    signature: Sequence[type],
-    itemsize: int,
+    signature: Sequence[type] = GEMM_SIGNATURE,
+    itemsize: int = 4,
     shared_bytes: int = 0,
     guarded: bool = False,
 ) -> Launches:
@@ -201,9 +201,9 @@ def prepare(
         The operands; their pointers are not looked at.
     axes : sequence of Axis
         Of `batch_axes`.
-    signature : sequence of types
-        Of every argument: int for 64 bits, or a NumPy scalar type.
-    itemsize : int
+    signature : sequence of types, optional
+        Of every argument: int for 64 bits, or a NumPy scalar type. Default: a product's.
+    itemsize : int, optional
         Bytes of an element.
     shared_bytes : int, optional
         Dynamic shared memory.

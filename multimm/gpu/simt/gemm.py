@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import IF_REFUSED, LOWER, tiles_of
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import (
-    GEMM_SIGNATURE,
-    Launches,
     batch_axes,
     device_of,
     kernel_for,
@@ -29,7 +25,7 @@ from multimm.gpu.simt.configs import (
 )
 from multimm.gpu.simt.load_paths import alike, load_paths, sizes_of
 from multimm.gpu.simt.split_k import can_be_added, in_slices
-from multimm.gpu.strides import Axis, GemmSizes, Stack
+from multimm.gpu.strides import GemmSizes
 from multimm.gpu.tuning import autotune
 
 
@@ -72,7 +68,9 @@ def prepared(problem: Problem, config: object, tuned: bool, if_refused: bool = F
         shared_bytes=tile.shared_bytes,
     )  # fmt: skip
     tiles = tiles_of(sizes.m, sizes.n, tile.block_m, tile.block_n, sizes.lower)
-    launches = functools.partial(_launches, kernel, tiles, tile, if_refused)
+    launches = functools.partial(
+        prepare, kernel, tiles, tile.threads, shared_bytes=tile.shared_bytes, guarded=if_refused
+    )
     slices = slices_of_k(sizes, device)
     if if_refused and 2 * tiles > device.multiprocessors:
         slices = 1  # seldom needed: not worth the launch of a sum
@@ -95,11 +93,3 @@ def _tile(
     if not isinstance(config, TileConfig):
         raise KernelError(f"{config} is none of sgemm_ffma: pass a TileConfig, or its name")
     return config
-
-
-def _launches(
-    kernel: Any, tiles: int, tile: TileConfig, guarded: bool, head: tuple[float, ...],
-    stacks: Sequence[Stack], axes: Sequence[Axis],
-) -> Launches:  # fmt: skip
-    return prepare(kernel, tiles, tile.threads, head, stacks, axes, GEMM_SIGNATURE, 4,
-                   tile.shared_bytes, guarded)  # fmt: skip

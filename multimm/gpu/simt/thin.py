@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from multimm.gpu.arch import MAX_PARTS, STATIC_SHARED_BYTES, Device, check, defines
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime.launch import GEMM_SIGNATURE, Launches, kernel_for, prepare
+from multimm.gpu.runtime.launch import kernel_for, prepare
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt.split_k import can_be_added, in_slices
 from multimm.gpu.strides import Axis, GemmSizes, Stack
@@ -343,7 +343,11 @@ def prepared(way: Way, problem: Problem, axes: Sequence[Axis], sides: tuple[bool
         called again for other operands of the same kind.
     """
     stacks = problem.stacks
-    launches = functools.partial(_launches, way, _kernel(way, problem.device, stacks, axes, sides))
+    config, (_, m, n, _) = way.config, problem.shape
+    kernel = _kernel(way, problem.device, stacks, axes, sides)
+    launches = functools.partial(
+        prepare, kernel, way.blocks(m, n), config.threads, shared_bytes=config.shared_bytes
+    )
     if way.slices > 1 and problem.alpha != 0 and can_be_added(problem):
         return in_slices(launches, problem, way.slices, way.length, sides)
     return launches(problem.head, stacks, axes)
@@ -369,11 +373,3 @@ def _is_wide(cells: int, stacks: Sequence[Stack], axes: Sequence[Axis], operand:
     stack = stacks[operand]
     lengths = (stack.ld, stack.cols, *(axis.strides[operand] for axis in axes))
     return stack.pointer % (4 * cells) == 0 and not any(length % cells for length in lengths)
-
-
-def _launches(
-    way: Way, kernel: Any, head: tuple[Any, ...], stacks: Sequence[Stack], axes: Sequence[Axis]
-) -> Launches:
-    config = way.config
-    return prepare(kernel, way.blocks(head[0], head[1]), config.threads, head, stacks, axes,
-                   GEMM_SIGNATURE, 4, config.shared_bytes)  # fmt: skip
