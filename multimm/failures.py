@@ -37,13 +37,8 @@ def told(error: BaseException) -> str:
 def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> None:
     """Have an error say which task it ends, on which worker and why, unless it does already.
 
-    Parameters
-    ----------
-    error : BaseException
-    key : Dask key, optional
-        Of the task; by default of the one that runs here, as far as that is known.
-    inputs : iterable of Dask key
-        Operand blocks that the task is given.
+    The task is by default the one that runs here, as far as that is known; `inputs` are the keys of
+    operand blocks that it is given.
     """
     worker = _worker()
     if key is None and worker is not None:
@@ -61,16 +56,9 @@ def note(error: BaseException, key: Key = None, inputs: Iterable[Key] = ()) -> N
 
 
 def note_given_up(error: BaseException, key: Key, died: int, held: Sequence[str]) -> None:
-    """Have an error say which task it ends, why its workers died, and what to do.
+    """Have an error say which task it ends, how many workers died of it, and what to do.
 
-    Parameters
-    ----------
-    error : BaseException
-    key : Dask key
-    died : int
-        Workers that died while they ran the task.
-    held : sequence of str
-        Of those that Dask ended for their memory, how much of their limit each held.
+    `held` says, of those that Dask ended for their memory, how much of their limit each held.
     """
     if held:
         why = (

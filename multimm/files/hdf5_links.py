@@ -245,7 +245,10 @@ class Search:
             if last:
                 return False
             self.fail(f"it is virtual, and its source {there} has no dataset {name}")
-        if _limited(source.src_space) and source.src_space.get_select_type() != _all():
+        if (
+            _limited(source.src_space)
+            and source.src_space.get_select_type() != package("h5py").h5s.SEL_ALL
+        ):
             _, ends = source.src_space.get_select_bounds()
             if len(ends) != item.ndim or any(
                 end >= size for end, size in zip(ends, item.shape, strict=False)
@@ -256,10 +259,6 @@ class Search:
                 )
         self.dataset(item, inner, depth + 1)
         return True
-
-
-def _all() -> int:
-    return int(package("h5py").h5s.SEL_ALL)
 
 
 def _limited(space: Any) -> bool:

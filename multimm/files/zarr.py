@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -51,7 +52,7 @@ def inspect(place: Location) -> StoredMatrix:
     found = replace(place, dataset=name)
     dtype = check_meaning(found, node.dtype, node.attrs)
     matrix = StoredMatrix(found, node.shape, dtype, node.shards or node.chunks)
-    matrix = _identified(matrix, node)
+    matrix = settled(partial(_seen, matrix, node))
     if (
         node.fill_value is None
         and matrix.states is not None
@@ -139,12 +140,6 @@ def _array(matrix: StoredMatrix) -> Any:
 def _folder(matrix: StoredMatrix) -> str:
     """Where the array's own files lie."""
     return f"{matrix.path.rstrip('/')}/{matrix.dataset}" if matrix.dataset else matrix.path
-
-
-def _identified(matrix: StoredMatrix, node: Any) -> StoredMatrix:
-    """The matrix with the states of its files."""
-    found, newest = _seen(matrix, node)
-    return found if settled(newest) else _seen(matrix, node)[0]
 
 
 def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
