@@ -24,15 +24,7 @@ FEW_SOURCES = 1000
 
 
 class Search:
-    """The files that reading one dataset touches, found by walking to it.
-
-    Parameters
-    ----------
-    place : Location
-        What was asked for, for messages.
-    stack : ExitStack
-        Closes what is opened.
-    """
+    """The files that reading one dataset touches, found by walking to it; `stack` closes them."""
 
     def __init__(self, place: Location, stack: ExitStack) -> None:
         self.place = place
@@ -62,12 +54,7 @@ class Search:
     def walk(self, file: Any, path: str, name: str, depth: int = 0) -> tuple[Any, str]:
         """The object of that name and the file it lies in; links are followed one by one.
 
-        Raises
-        ------
-        KeyError
-            There is no such name.
-        FileFormatError
-            A link that leads nowhere, or in circles.
+        Raises KeyError where there is no such name, FileFormatError for a link to nowhere.
         """
         h5py = package("h5py")
         if depth > DEEPEST:
