@@ -14,9 +14,9 @@ from typing import Any
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.cf_attributes import carried, check_meaning
-from multimm.files.decoding import of_hdf5
 from multimm.files.hdf5_links import Search
 from multimm.files.identity import State, check, settled
+from multimm.files.storage_chunks import of_hdf5
 from multimm.files.stored import (
     HOLDS,
     Inside,

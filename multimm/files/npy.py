@@ -11,8 +11,8 @@ import numpy as np
 
 from multimm.errors import FileFormatError
 from multimm.files import remote
-from multimm.files.boxes import boxes, within
 from multimm.files.identity import Source, State, of_stat, same, settled, state
+from multimm.files.storage_chunks import boxes, within
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import FileFormatError
-from multimm.files.boxes import boxes, within
 from multimm.files.cf_attributes import check_meaning, warn
-from multimm.files.decoding import of_zarr
 from multimm.files.identity import (
     ABSENT,
     State,
@@ -29,6 +27,7 @@ from multimm.files.identity import (
     states,
 )
 from multimm.files.remote import file_system, is_remote, telling
+from multimm.files.storage_chunks import boxes, of_zarr, within
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
