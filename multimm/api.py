@@ -17,9 +17,8 @@ from multimm.graph.tasks import multiply
 from multimm.operands import Array, as_array, is_dask, plain_scalar
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.products import Scalar, checked
+from multimm.products import NOTHING_FIXED, Scalar, checked, options
 from multimm.result_chunks import AUTO
 
 
@@ -102,13 +101,13 @@ def matmul(
            [14, 50]])
     """
     check_precision(precision)
-    nothing_fixed = blocks is None and slabs is None and p_k is None and chunks is AUTO
+    fixed = options(blocks, slabs, p_k)
+    nothing_fixed = fixed is NOTHING_FIXED and chunks is AUTO
     if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
-    options = Options(blocks, slabs, p_k)
     if check_promise(a, b, precision):
         return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))
-    product = checked(a, b, stacks=True, precision=precision, options=options, chunks=chunks)
+    product = checked(a, b, stacks=True, precision=precision, options=fixed, chunks=chunks)
     return product.result()
 
 
@@ -167,12 +166,12 @@ def gemm(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    options = Options(blocks, slabs, p_k)
+    fixed = options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
     product = checked(
         a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
-        stacks=False, precision=precision, options=options, chunks=chunks,
+        stacks=False, precision=precision, options=fixed, chunks=chunks,
     )  # fmt: skip
     return product.result()
 
@@ -275,10 +274,10 @@ def plan(
     """
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
-    options = Options(blocks, slabs, p_k)
+    fixed = options(blocks, slabs, p_k)
     as_gemm = trans_a or trans_b or alpha != 1 or c is not None
     product = checked(
         a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
-        stacks=not as_gemm, precision=precision, options=options, chunks=chunks,
+        stacks=not as_gemm, precision=precision, options=fixed, chunks=chunks,
     )  # fmt: skip
     return product.plan(cluster)

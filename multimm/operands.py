@@ -38,14 +38,6 @@ def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:
 
     Lists and tuples that hold Dask arrays become a Dask array of them. `lazily`, so do what can be
     sliced and lists of it: nothing of it is read. Otherwise NumPy reads it, as in `numpy.matmul`.
-
-    Raises
-    ------
-    ArrayTypeError
-        For sparse, masked and other array types whose arithmetic is not an ndarray's, for Dask's
-        other collections, and for Dask's array query planning.
-    ShapeError
-        For Dask arrays with unknown chunk sizes, and for lists of unequal lengths.
     """
     if type(x) is np.ndarray:
         return x
@@ -256,12 +248,7 @@ def as_number(scalar: Any) -> Any:
 def check_waits(name: str, call: str) -> None:
     """Raise `ClusterError` in the event loop of the client that would compute: nothing may wait.
 
-    Parameters
-    ----------
-    name : str
-        Who would wait there.
-    call : str
-        What `asyncio.to_thread` is to be given in its place.
+    `name` is who would wait there; `call` is what `asyncio.to_thread` is to be given in its place.
     """
     client = current_client()
     if client is not None and client.asynchronous:

@@ -43,6 +43,7 @@ from multimm.result_chunks import asked_for
 from multimm.shapes import check_operands, check_result
 
 Scalar = complex
+NOTHING_FIXED = Options()  #: to make one takes as long as to check a small product
 Given = Any  #: an operand: an array, or a `MatrixSpec`
 #: By the name of an array whose blocks are in memory: the addresses that have each of them.
 Held = Mapping[str, Sequence[Sequence[str]]]
@@ -165,6 +166,11 @@ class Product:
         )
 
 
+def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
+    """What the caller fixed."""
+    return Options(blocks, slabs, p_k) if (blocks, slabs, p_k) != (None,) * 3 else NOTHING_FIXED
+
+
 def checked(
     a: Given,
     b: Given,
@@ -183,7 +189,7 @@ def checked(
     check_beta(beta, c)
     given = {"a": a, "b": b} | ({} if c is None else {"c": c})
     made = arrays(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
-    a, b, c = (made.get(name, x) for name, x in zip("abc", (a, b, c), strict=True))
+    a, b, c = made.get("a", a), made.get("b", b), made.get("c", c)
     if not stacks and not len(a.shape) == len(b.shape) == 2:
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
     if not (a.shape and b.shape):
@@ -195,32 +201,29 @@ def checked(
     if c is not None:
         rows, columns = a.shape[-1 if trans_a else -2], b.shape[-2 if trans_b else -1]
         check_result("c", c.shape, (rows, columns))
-    check_same_device(**made)
+    lazy = any(map(is_dask, made.values()))
+    if lazy or len({*map(type, made.values())}) > 1:
+        check_same_device(**made)
     dtypes = [_dtype(x) for x in (a, b)]
     added = None if c is None else _dtype(c)
     dtype = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
     wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
     step = _step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
-    if any(map(is_dask, made.values())):
+    if lazy:
         same = a is b
         a, b, c = (as_dask(x) if n in made else x for n, x in zip("abc", (a, b, c), strict=True))
         b = a if same else b  # of a large array each call makes another name
     vectors = len(a.shape) == 1, len(b.shape) == 1
-    (a, flip_a), (b, flip_b) = _peeled(_matrix(a, 0)), _peeled(_matrix(b, 1))
-    if flip_a or flip_b:
-        step = replace(step, trans_a=trans_a != flip_a, trans_b=trans_b != flip_b)
+    a, b = a[None, :] if vectors[0] else a, b[:, None] if vectors[1] else b
+    if lazy:
+        (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
+        if flip_a or flip_b:
+            step = replace(step, trans_a=trans_a != flip_a, trans_b=trans_b != flip_b)
     return Product(a, b, c if beta != 0 else None, step, options, wanted, vectors)
 
 
 def _dtype(x: Given) -> np.dtype[Any]:
     return named_dtype(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
-
-
-def _matrix(x: Given, axis: int) -> Given:
-    """A vector as a row, on the left, or as a column."""
-    if len(x.shape) != 1:
-        return x
-    return x[:, None] if axis else x[None, :]
 
 
 def _rank(plan: MatmulPlan) -> tuple[bool, float]:

@@ -17,8 +17,6 @@ from multimm.planning.tiling.grid import Blocks
 from multimm.shapes import chunk_count
 
 AUTO, OPERANDS = "auto", "operands"
-#: Dask takes no more tasks than so many, and each chunk is one.
-MOST_CHUNKS = MOST_TASKS
 
 
 def asked_for(
@@ -31,18 +29,8 @@ def asked_for(
 ) -> tuple[Blocks, ...]:
     """Sizes of the chunks of a product, as a matrix or a stack of them; empty: those of the plan.
 
-    Parameters
-    ----------
-    chunks : "auto", "operands" or anything that Dask takes for chunks of the result's shape
-    a, b : array or MatrixSpec
-        As they were given: vectors too, of which the result has a dimension less.
-    dtype : dtype
-        Of the product: sizes may be given in bytes.
-    trans_a, trans_b : bool
-
-    Raises
-    ------
-    OptionError
+    Of a and b as they were given: of vectors the result has a dimension less. Sizes may be given
+    in bytes of the product's `dtype`. Raises `OptionError`.
     """
     if isinstance(chunks, str) and chunks == AUTO:
         return ()
@@ -75,7 +63,11 @@ def _as_dask(a: tuple[Blocks, ...], b: tuple[Blocks, ...]) -> tuple[Blocks, ...]
 
 def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Blocks, ...]:
     """Chunks of any spelling of Dask's, checked."""
-    _check_few(chunks, shape)
+    if (count := chunk_count(chunks, shape)) > MOST_TASKS:  # each is one; to list them takes long
+        raise OptionError(
+            f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "
+            f"at most {MOST_TASKS} can be made; give larger ones"
+        )
     try:
         if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
             raise TypeError
@@ -91,16 +83,6 @@ def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[B
             "chunk sizes as dask.array takes them, such as 1024 or one size for each dimension"
         )
     return sizes
-
-
-def _check_few(chunks: Any, shape: tuple[int, ...]) -> None:
-    """Raise where sizes would make so many chunks that to list them takes all memory."""
-    count = chunk_count(chunks, shape)
-    if count > MOST_CHUNKS:
-        raise OptionError(
-            f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "
-            f"at most {MOST_CHUNKS} can be made; give larger ones"
-        )
 
 
 def _short(value: Any) -> str:

@@ -15,20 +15,10 @@ Shape = tuple[int, ...]
 
 
 def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = False) -> None:
-    """Check that op(A) and op(B) can be multiplied.
+    """Raise `ShapeError` unless op(A) and op(B) can be multiplied: k is the same, stacks broadcast.
 
-    Parameters
-    ----------
-    a, b : tuple of int
-        As they were given, of 1 dimension at least: a vector is a row on the left, and a column on
-        the right.
-    trans_a, trans_b : bool
-        op() is the transpose of the last two dimensions; of no vector.
-
-    Raises
-    ------
-    ShapeError
-        For lengths of k that differ, and for stacks that do not broadcast.
+    Shapes are those that were given, of 1 dimension at least: a vector is a row on the left, and a
+    column on the right.
     """
     columns = a[-2] if trans_a else a[-1]
     rows = b[-1] if trans_b or len(b) == 1 else b[-2]
@@ -79,12 +69,7 @@ def chunk_count(chunks: Any, shape: Shape) -> int:
 
 
 def check_result(name: str, shape: Shape, result: Shape) -> None:
-    """Check that what is added to a product, or takes or holds its result, has its shape.
-
-    Raises
-    ------
-    ShapeError
-    """
+    """Raise `ShapeError` unless what is added to a product, or takes its result, has its shape."""
     if shape != result:
         raise ShapeError(
             f"{name} has shape {shape}: the result has shape {result}, {name} must have it too"

@@ -11,6 +11,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -62,15 +63,7 @@ def is_source(x: Any) -> bool:
 
 
 class Source:
-    """Something that can be sliced, as `dask.array.from_array` takes it.
-
-    Parameters
-    ----------
-    source : sliceable
-        With a shape and a dtype.
-    shape, dtype, chunks
-        Of the source; looked at again if not given.
-    """
+    """Something that can be sliced, as `dask.array.from_array` takes it."""
 
     def __init__(
         self, source: Any, shape: Any = None, dtype: Any = None, chunks: Any = None
@@ -112,26 +105,15 @@ class Source:
         return Source, (moved, self.shape, self.dtype, self.chunks)
 
 
+@dataclass
 class OpenedForEachRead:
-    """An array in a file, on a worker: the file is open only while a part is read.
+    """An array in a file, on a worker: the file is open only while a part is read."""
 
-    Parameters
-    ----------
-    library : str
-        Module with the class of files.
-    opened : str
-        That class.
-    path, name : str
-        Of the file, and of the array in it.
-    settings : dict
-        Methods that are called with a value each, so that it is read as the original.
-    """
-
-    def __init__(
-        self, library: str, opened: str, path: str, name: str, settings: dict[str, Any]
-    ) -> None:
-        self.library, self.opened, self.path, self.name = library, opened, path, name
-        self.settings = settings
+    library: str  #: module with the class of files
+    opened: str  #: that class
+    path: str
+    name: str  #: of the array in the file
+    settings: dict[str, Any]  #: methods that are called with a value each, to read as the original
 
     def __getitem__(self, where: Any) -> Any:
         """A part of the array."""

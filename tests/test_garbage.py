@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from copy import deepcopy
 from itertools import permutations
 
 import dask
@@ -31,9 +32,12 @@ GIB = 2**30
 def as_found(monkeypatch):
     """No cluster of another test's is open, and what is set here does not last."""
     monkeypatch.setattr(gc_policy, "_open", 0)
-    before = gc.get_threshold()
+    before, configured = gc.get_threshold(), deepcopy(dask.config.config)
     yield
     gc.set_threshold(*before)
+    # Clients that are not closed in the reverse order leave Dask's scheduler set.
+    dask.config.config.clear()
+    dask.config.config.update(configured)
 
 
 def small_cluster() -> ClusterClient:

@@ -85,9 +85,9 @@ def test_hdf5_decodes_chunks_behind_filters_alone(tmp_path, options, codec):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4"])
 def test_an_npy_file_is_mapped_few_rows_at_a_time(tmp_path, monkeypatch, order, dtype):
-    from multimm.files import boxes, npy
+    from multimm.files import npy, storage_chunks
 
-    monkeypatch.setattr(boxes.boxes, "__defaults__", (20_000,))
+    monkeypatch.setattr(storage_chunks.boxes, "__defaults__", (20_000,))
     np.save(tmp_path / "x.npy", np.asarray(X, dtype, order=order))
     mapped = []
     map_part = npy._map

@@ -44,10 +44,7 @@ def say(text: object, *, err: bool = False, **style: Any) -> None:
 def console(width: int | None = None) -> Console:
     """For tables and progress; the strings that it is given are text, not markup.
 
-    Parameters
-    ----------
-    width : int, optional
-        Characters of a line where output goes to a file, which has no width.
+    `width` counts where output goes to a file, which has none.
     """
     from rich.console import Console
     from rich.text import Text

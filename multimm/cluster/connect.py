@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multimm.cluster.certificates import check_certificates
+from multimm.cluster.options import check_certificates
 from multimm.errors import ClusterError, OptionError
 
 if TYPE_CHECKING:

@@ -14,10 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multimm.cluster.certificates import check_certificates
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
-from multimm.cluster.options import LOOPBACK, StartOptions, check, cores, pool_bytes
+from multimm.cluster.options import (
+    LOOPBACK,
+    StartOptions,
+    check,
+    check_certificates,
+    cores,
+    pool_bytes,
+)
 from multimm.cluster.plugins import pool_memory
 from multimm.errors import ClusterError, cause
 from multimm.gpu.runtime.trusted_files import open_folder

@@ -41,13 +41,7 @@ WRITTEN = "what is written"
 
 @named
 def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
-    """One block of a stored matrix, as a NumPy (or CuPy) array of its own.
-
-    Raises
-    ------
-    FileFormatError
-        What is read is not what was opened, or cannot be read.
-    """
+    """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
     try:
         block = FORMATS[matrix.place.suffix].read(matrix, index)
     except (FileFormatError, MemoryError):

@@ -8,14 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.cf_attributes import carried, check_meaning
-from multimm.files.decoding import of_hdf5
 from multimm.files.hdf5_links import Search
-from multimm.files.identity import check, settled
+from multimm.files.identity import State, check, settled
+from multimm.files.storage_chunks import of_hdf5
 from multimm.files.stored import (
     HOLDS,
     Inside,
@@ -55,14 +56,12 @@ def _told(path: Any) -> Iterator[None]:
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     _refuse_netcdf3(place)
-    matrix, attributes = _found(place)
-    if not settled(found for _, found in matrix.sources):
-        matrix, attributes = _found(place)
+    matrix, attributes = settled(partial(_found, place))
     return replace(matrix, dtype=check_meaning(matrix.place, matrix.dtype, attributes))
 
 
-def _found(place: Location) -> tuple[StoredMatrix, dict[str, Any]]:
-    """The matrix as it is stored, and what its attributes say of it."""
+def _found(place: Location) -> tuple[tuple[StoredMatrix, dict[str, Any]], list[State]]:
+    """The matrix as it is stored and what its attributes say of it, and the states of its files."""
     h5py = package("h5py")
     with RAW_FILES, ExitStack() as stack:
         search = Search(place, stack)
@@ -96,7 +95,7 @@ def _found(place: Location) -> tuple[StoredMatrix, dict[str, Any]]:
             inside=inside,
             storage=of_hdf5(item),
         )
-        return matrix, carried(item.attrs)
+        return (matrix, carried(item.attrs)), [found for _, found in known]
 
 
 def _open_first(search: Search, stack: ExitStack) -> Any:

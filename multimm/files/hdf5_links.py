@@ -24,15 +24,7 @@ FEW_SOURCES = 1000
 
 
 class Search:
-    """The files that reading one dataset touches, found by walking to it.
-
-    Parameters
-    ----------
-    place : Location
-        What was asked for, for messages.
-    stack : ExitStack
-        Closes what is opened.
-    """
+    """The files that reading one dataset touches, found by walking to it; `stack` closes them."""
 
     def __init__(self, place: Location, stack: ExitStack) -> None:
         self.place = place
@@ -62,12 +54,7 @@ class Search:
     def walk(self, file: Any, path: str, name: str, depth: int = 0) -> tuple[Any, str]:
         """The object of that name and the file it lies in; links are followed one by one.
 
-        Raises
-        ------
-        KeyError
-            There is no such name.
-        FileFormatError
-            A link that leads nowhere, or in circles.
+        Raises KeyError where there is no such name, FileFormatError for a link to nowhere.
         """
         h5py = package("h5py")
         if depth > DEEPEST:
@@ -245,7 +232,10 @@ class Search:
             if last:
                 return False
             self.fail(f"it is virtual, and its source {there} has no dataset {name}")
-        if _limited(source.src_space) and source.src_space.get_select_type() != _all():
+        if (
+            _limited(source.src_space)
+            and source.src_space.get_select_type() != package("h5py").h5s.SEL_ALL
+        ):
             _, ends = source.src_space.get_select_bounds()
             if len(ends) != item.ndim or any(
                 end >= size for end, size in zip(ends, item.shape, strict=False)
@@ -256,10 +246,6 @@ class Search:
                 )
         self.dataset(item, inner, depth + 1)
         return True
-
-
-def _all() -> int:
-    return int(package("h5py").h5s.SEL_ALL)
 
 
 def _limited(space: Any) -> bool:

@@ -11,13 +11,14 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from multimm.errors import FileFormatError
 from multimm.files import remote
 
 State = tuple[int | str, ...]
+Seen = TypeVar("Seen")
 #: Seconds in which a file system may give two changes the same time: a tick of Linux's clock of
 #: 100 Hz, doubled.
 TICK = 0.02
@@ -76,16 +77,18 @@ def sources(paths: Iterable[str]) -> tuple[Source, ...]:
     return tuple(Source(path, state(path)) for path in dict.fromkeys(paths))
 
 
-def settled(found: Iterable[State]) -> bool:
-    """Whether a change from now on will show; wait for a moment and give False where not.
+def settled(look: Callable[[], tuple[Seen, Iterable[State]]]) -> Seen:
+    """What `look` sees, beside the states of its files, so that any change from now on will show.
 
-    Files that were written a moment ago could be written again without another time.
+    Files that were written a moment ago could be written again without another time: then it looks
+    once more, after a moment.
     """
+    seen, found = look()
     newest = max(map(changed, found), default=0)
     if 0 <= time.time() - newest / 1e9 < TICK:
         time.sleep(TICK)
-        return False
-    return True
+        seen, _ = look()
+    return seen
 
 
 def changed(found: State) -> int:

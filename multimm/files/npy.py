@@ -11,17 +11,20 @@ import numpy as np
 
 from multimm.errors import FileFormatError
 from multimm.files import remote
-from multimm.files.boxes import boxes, within
-from multimm.files.identity import Source, of_stat, same, settled, state
+from multimm.files.identity import Source, State, of_stat, same, settled, state
+from multimm.files.storage_chunks import boxes, within
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
     with remote.open_bytes(place.path) as file:
-        source = _source(place.path, file)
-        if not settled([source.state]):
+
+        def look() -> tuple[Source, list[State]]:
             source = _source(place.path, file)
+            return source, [source.state]
+
+        source = settled(look)
         shape, fortran, dtype = _header(file)
         found = StoredMatrix(
             place, shape, dtype, offset=file.tell(), fortran=fortran, sources=(source,)

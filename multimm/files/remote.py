@@ -44,13 +44,7 @@ def is_remote(text: str) -> bool:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """fsspec's file system for an address, and the path in there.
-
-    Raises
-    ------
-    FileFormatError
-        fsspec, or what it needs for the protocol, is missing, or there is no such protocol.
-    """
+    """fsspec's file system for an address, and the path in there."""
     protocol = re.split("::|://", address)[0].lower()
     needed = _NEEDS.get(protocol)
     install = " ".join(["pip install fsspec", *([needed] if needed else [])])

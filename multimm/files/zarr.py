@@ -6,15 +6,14 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from multimm.errors import FileFormatError
-from multimm.files.boxes import boxes, within
 from multimm.files.cf_attributes import check_meaning, warn
-from multimm.files.decoding import of_zarr
 from multimm.files.identity import (
     ABSENT,
     State,
@@ -28,6 +27,7 @@ from multimm.files.identity import (
     states,
 )
 from multimm.files.remote import file_system, is_remote, telling
+from multimm.files.storage_chunks import boxes, of_zarr, within
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
@@ -51,7 +51,7 @@ def inspect(place: Location) -> StoredMatrix:
     found = replace(place, dataset=name)
     dtype = check_meaning(found, node.dtype, node.attrs)
     matrix = StoredMatrix(found, node.shape, dtype, node.shards or node.chunks)
-    matrix = _identified(matrix, node)
+    matrix = settled(partial(_seen, matrix, node))
     if (
         node.fill_value is None
         and matrix.states is not None
@@ -139,12 +139,6 @@ def _array(matrix: StoredMatrix) -> Any:
 def _folder(matrix: StoredMatrix) -> str:
     """Where the array's own files lie."""
     return f"{matrix.path.rstrip('/')}/{matrix.dataset}" if matrix.dataset else matrix.path
-
-
-def _identified(matrix: StoredMatrix, node: Any) -> StoredMatrix:
-    """The matrix with the states of its files."""
-    found, newest = _seen(matrix, node)
-    return found if settled(newest) else _seen(matrix, node)[0]
 
 
 def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:

@@ -68,22 +68,9 @@ class TransferCounter(WorkerPlugin):
 
 
 def received_bytes(client: Client) -> dict[str, int]:
-    """Bytes that each worker has received from other workers since the last reset.
+    """Bytes that each live worker has received from others since the last reset, by address.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous client from `multimm.cluster.start` or `connect`.
-
-    Returns
-    -------
-    dict of str to int
-        One entry per live worker, by address.
-
-    Raises
-    ------
-    ClusterError
-        Where a worker does not count.
+    The client is one of `multimm.cluster.start` or `connect`; workers of others do not count.
     """
     return _ask(client, reset=False)
 

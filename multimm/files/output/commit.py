@@ -28,13 +28,7 @@ SYNCS = 16
 
 
 def sync(path: Path) -> None:
-    """Have a file, or all files and folders in a folder, on the disk.
-
-    Raises
-    ------
-    OSError
-        The disk is full, or fails.
-    """
+    """Have a file, or all files and folders in a folder, on the disk."""
     if not path.is_dir():
         sync_one(path)
         return
@@ -62,13 +56,7 @@ def sync_folder(path: Path) -> None:
 
 
 def put_new(unfinished: Path, path: Path) -> None:
-    """Rename, if nothing has that name: of two at the same moment, one does.
-
-    Raises
-    ------
-    FileExistsError
-        Something has it.
-    """
+    """Rename, or raise FileExistsError: of two at the same moment, one has the name."""
     try:
         _renameat2(unfinished, path, RENAME_NOREPLACE)
     except OSError as error:
@@ -102,13 +90,7 @@ def _rename_folder(unfinished: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Have each get the other's name, in one step; False where the file system can't.
-
-    Raises
-    ------
-    FileNotFoundError
-        One of them is not there.
-    """
+    """Have each get the other's name, in one step; False where the file system can't."""
     try:
         _renameat2(one, other, RENAME_EXCHANGE)
     except OSError as error:
@@ -122,12 +104,8 @@ def replace(unfinished: Path, path: Path, older: Path) -> None:
     """Put a file, or a folder, in the place of one that goes to `older`, or is gone.
 
     For file systems that exchange no names. A folder's name is without one for a moment: what is
-    at `older` gets it back when the next run begins, if this one is killed then.
-
-    Raises
-    ------
-    FileExistsError
-        Another one has the name by now, and what it replaced is at `older`.
+    at `older` gets it back when the next run begins, if this one is killed then. Raises
+    FileExistsError where another one has the name by now, and what it replaced is at `older`.
     """
     if not path.is_dir():
         os.replace(unfinished, path)

@@ -52,10 +52,7 @@ def create(matrix: StoredMatrix) -> StoredMatrix:
 def holds(path: Path, dataset: str) -> bool:
     """Whether a file has a dataset of that name, which may be replaced.
 
-    Raises
-    ------
-    FileFormatError
-        The name is a group's or a link's, or leads through a dataset or a link.
+    Raises FileFormatError for the name of a group or a link, or through a dataset or a link.
     """
     h5py = package("h5py")
     with opened(str(path), "r") as file:
@@ -132,13 +129,7 @@ def state(path: str | Path) -> State:
 
 
 def copy(source: Path, unfinished: Path) -> State:
-    """Copy a file into an empty one; what its state was.
-
-    Raises
-    ------
-    OSError
-        Somebody writes it, or there is no space.
-    """
+    """Copy a file into an empty one; what its state was. OSError where somebody writes it."""
     with opened(str(source), "r"):  # a writer that uses HDF5 has it locked
         before = state(source)
         with open(source, "rb") as old, open(unfinished, "rb+") as new:

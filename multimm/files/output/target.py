@@ -230,13 +230,10 @@ _FINDERS: dict[str, Callable[[Location, Path, bool], Target]] = {
     ".h5": _find_hdf5,
     ".hdf5": _find_hdf5,
 }
-
-
-def check_replaced(target: Target, suffix: str, path: Path) -> None:
-    """Raise unless what had the target's name, and lies at `path` by now, may go."""
-    if suffix == ".npy":
-        _check_npy(path, target.unit)
-    elif suffix == ".zarr":
-        zarr.check_replaced(path, target.unit)
-    else:
-        _check_hdf5(path, target.unit)
+#: Raise unless what lies at a path, by its name in messages, may go.
+CHECKS: dict[str, Callable[[Path, Path], None]] = {
+    ".npy": _check_npy,
+    ".zarr": zarr.check_replaced,
+    ".h5": _check_hdf5,
+    ".hdf5": _check_hdf5,
+}

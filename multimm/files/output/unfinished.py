@@ -38,12 +38,8 @@ TRIES = 100
 class Claim:
     """The right to write one output, which one run has at a time.
 
-    Parameters
-    ----------
-    target : pathlib.Path
-        What the output will be; of an array in a store, its folder.
-    folder : pathlib.Path
-        Where the unfinished output lies: on the target's file system.
+    `target` is what the output will be, of an array in a store its folder; in `folder`, on the
+    target's file system, it lies unfinished.
     """
 
     def __init__(self, target: Path, folder: Path) -> None:
