@@ -272,7 +272,7 @@ def test_the_panels_of_a_wave_hold_what_its_items_need(schedule):
         assert max(size for (whose, *_), size in needed.items() if whose == role) <= panel
 
 
-# Where one operand is multiplied where it lies ---------------------------------------------
+# Where one operand is multiplied where it lies: products and portions are in `test_gathered` --
 
 
 @st.composite
@@ -293,25 +293,6 @@ def owner_computes(draw: st.DrawFn) -> Schedule:
 
 
 @given(owner_computes())
-def test_every_chunk_is_multiplied_once_and_every_row_of_c_is_made(schedule):
-    own = schedule.in_place
-    portions, multiplied = own.portions, Counter()
-    for number, portion in portions.made.items():
-        for rows, slabs in portion.groups:
-            for i, s in product(rows, slabs):
-                column = portions.slabs[s]
-                assert portions.at[i * len(portions.columns) + column] == number % portions.workers
-                multiplied[i, column] += 1
-    assert multiplied == Counter(product(range(len(portions.rows)), range(len(portions.columns))))
-    for strip, height in enumerate(portions.heights):
-        made = Counter()
-        for run in portions.runs(strip):
-            for _, to in run.goes_to:
-                made.update(range(to.start, to.stop))
-        assert made == Counter(range(height))
-
-
-@given(owner_computes())
 def test_each_block_of_c_is_joined_by_a_worker_that_has_some_of_it(schedule):
     work, grid = schedule.work, schedule.grid
     rows, columns = (range(len(blocks)) for blocks in work.sides)
@@ -323,15 +304,3 @@ def test_each_block_of_c_is_joined_by_a_worker_that_has_some_of_it(schedule):
     counted = counted_transfers.received(schedule, grid.workers)
     moved = communication.of_products(schedule, grid.workers)
     assert moved == (sum(counted.values()), max(counted.values(), default=0))
-
-
-@settings(max_examples=40, deadline=None)
-@given(owner_computes())
-def test_a_product_of_portions_is_exact(schedule):
-    specs = schedule.problem.a, schedule.problem.b
-    x, y = (integers(spec.shape, seed) for seed, spec in enumerate(specs))
-    arrays = (
-        da.from_array(data, chunks=spec.chunks) for data, spec in zip((x, y), specs, strict=True)
-    )
-    lazy = graph_of(schedule, *arrays)
-    np.testing.assert_array_equal(lazy.compute(scheduler="sync"), x @ y)
