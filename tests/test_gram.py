@@ -35,7 +35,7 @@ from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.counts import MOST_ELEMENTS
-from multimm.planning.tiling.grid import Coordinate, Grid, even
+from multimm.planning.tiling.grid import Grid, even
 
 GRAM = Step("float32", "float32", trans_b=True)
 
@@ -401,47 +401,6 @@ def test_a_free_deal_gives_the_product(workers, reads_c):
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)
 
 
-def test_a_stack_is_dealt_out_evenly_as_well():
-    layout = layout_of(3, (2, 2, 1), batch=((1,) * 8,))
-    assert layout.work.most_summed <= 1.1 * 8 * 6 * 100 / 4
-    assert layout.blocks == 8 * 6
-
-
-@pytest.mark.parametrize("grid", [(2, 4, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
-def test_blocks_move_once_and_stay_below_the_closed_form(grid):
-    layout = layout_of(24, grid)
-    counted = counted_transfers.received(layout, layout.grid.workers)
-    bound = communication.volume(layout.problem, layout.grid)
-    # The diagonal blocks are whole: a little more than a triangle is summed.
-    assert sum(counted.values()) <= bound * (1 + 1 / 24)
-    # What moves is known before it is counted, but for the other halves of sums on the diagonal.
-    halves = 24 * 10 * 9 // 2 * 4 * (layout.parts - 1)
-    assert communication.moved(layout, layout.grid.workers).total == sum(counted.values()) - halves
-    homes = Counter()
-    for i, s in np.ndindex(24, 4):
-        home = layout.tiles.home("a", 0, i, s)
-        assert (home.row, home.col) in set().union(*layout.work.users("a", 0, i))
-        homes[layout.grid.rank(home)] += 1
-    assert max(homes.values()) <= 2 * 24 * 4 / layout.grid.workers
-
-
-def test_traffic_counted_a_second_way():
-    layout = layout_of(8, (2, 3, 2))
-    needed = Counter()
-    for rank in range(12):
-        held = set()
-        for (i, j), s in ((pair, s) for pair in layout.pairs for s in range(4)):
-            part = layout.part_of[s]
-            if layout.grid.rank(layout.owner(i, j, part)) == rank:
-                held |= {(i, s), (j, s)}
-        for i, s in held:
-            if layout.grid.rank(layout.tiles.home("a", 0, i, s)) != rank:
-                needed[rank] += 10 * 10 * 4
-    counted = counted_transfers.received(layout, 12)
-    sums = 36 * 100 * 4
-    assert sum(counted.values()) == sum(needed.values()) + sums
-
-
 def test_memory_is_a_sum_of_named_terms():
     layout = layout_of(2, (1, 2, 1), slabs=2, edge=13)
     stay, spill = memory.held(layout, cpus(2))
@@ -477,26 +436,6 @@ def test_a_gram_product_is_predicted_to_take_little_more_than_half(m, k, pack, l
     assert gram.strategy.startswith("Gram, ")
     assert "one triangle of C computed and mirrored" in str(gram)
     assert gram.peak_bytes <= gram.budget_bytes
-
-
-@pytest.mark.parametrize("grid", [(1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 8, 1), (3, 3, 1)])
-def test_what_a_worker_keeps_is_what_lies_at_its_homes(grid):
-    layout = layout_of(blocks=6, grid=grid, slabs=8)
-    held = Counter()
-    for (block, size), (slab, length) in product(
-        enumerate(layout.m_blocks), enumerate(layout.slabs)
-    ):
-        held[layout.grid.rank(layout.tiles.home("a", 0, block, slab))] += 4 * size * length
-    assert layout.operands.at_home == {"a": max(held.values())}
-
-
-@pytest.mark.parametrize("grid", [(2, 4, 1), (8, 1, 1), (3, 3, 1), (1, 4, 2), (2, 2, 2)])
-@pytest.mark.parametrize("blocks", [8, 12])
-def test_what_the_busiest_worker_receives_is_known_before_it_is_counted(grid, blocks):
-    layout = layout_of(blocks, grid, slabs=8)
-    counted = max(counted_transfers.received(layout, layout.grid.workers).values())
-    found = communication.moved(layout, layout.grid.workers).busiest
-    assert found == pytest.approx(counted, rel=0 if grid[2] == 1 else 0.03)  # but for its sums
 
 
 def test_nobody_receives_less_than_nothing():
@@ -709,10 +648,3 @@ def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, fr
         assert np.abs(result - x @ x.T).max() < 1e-3
         np.testing.assert_array_equal(result, result.T)
         assert multimm.verify(a, a.T, c)
-
-
-def test_owners_wrap_around_any_number_of_workers():
-    layout = layout_of(6, (2, 2, 1))
-    for i, j in layout.pairs:
-        assert Grid(1, 3, 1).rank(layout.owner(i, j, 0)) < 3
-        assert isinstance(layout.owner(i, j, 0), Coordinate)

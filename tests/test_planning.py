@@ -101,17 +101,6 @@ def test_every_rank_has_one_coordinate(p_m, p_n, p_k):
     assert sorted(ranks) == list(range(grid.workers))
 
 
-def test_homes_lie_in_the_grid_row_or_column_that_uses_the_block():
-    grid = Grid(3, 4, 2)
-    layout = Schedule(
-        problem(90, 160, 90), grid, (), even(90, 9), even(90, 9), even(160, 16), band=3
-    )
-    for block, slab in product(range(9), range(16)):
-        (row, _, part), (_, col, other) = (layout.tiles.home(x, 0, block, slab) for x in "ab")
-        assert (row, col) == (block % 3, block % 4)
-        assert part == other == layout.part_of[slab]
-
-
 def test_no_worker_is_asked_for_everything_in_one_step():
     """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
     grid, sizes = Grid(4, 4, 1), even(80, 8)
@@ -207,15 +196,6 @@ def test_bound_is_the_best_plane():
     assert communication.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
 
 
-@pytest.mark.parametrize("grid", [Grid(2, 2, 1), Grid(4, 2, 1), Grid(2, 1, 3), Grid(2, 2, 2)])
-def test_counting_block_by_block_gives_the_closed_form(grid):
-    shape = problem(240, 480, 360)
-    layout = Schedule(shape, grid, (), even(240, 8), even(360, 8), even(480, 12), band=8)
-    counted = counted_transfers.received(layout, grid.workers)
-    assert sum(counted.values()) == communication.volume(shape, grid)
-    assert max(counted.values()) <= 1.5 * sum(counted.values()) / grid.workers
-
-
 @example(2, 1, 3, 1, 1)
 @example(3, 3, 4, 4, 2)
 @given(st.integers(1, 4), st.integers(1, 4), *[st.integers(1, 9)] * 3)
@@ -229,37 +209,6 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     if rows < p_m or columns < p_n:
         assert moved.busiest == most
     assert 0.7 * most <= moved.busiest <= 1.8 * most
-
-
-def test_rows_of_the_grid_that_have_none_of_c_keep_none_of_b():
-    shape = problem(60, 70, 80)
-    for rows, kept in ((1, 8), (2, 4), (3, 3), (4, 2)):
-        layout = Schedule(shape, Grid(4, 1, 1), (), even(60, rows), (10,) * 8, (70,), band=1)
-        homes = Counter(layout.grid.rank(layout.tiles.home("b", 0, j, 0)) for j in range(8))
-        most = max(homes.values())
-        assert most <= kept
-        assert layout.operands.at_home["b"] == kept * 70 * 10 * 4, rows
-
-
-@pytest.mark.parametrize("band", [4, 2, 1])
-def test_b_is_sent_in_every_wave(band):
-    """And a plan is chosen by that."""
-    shape = problem(240, 480, 360)
-    layout = Schedule(
-        shape, Grid(2, 2, 1), (), even(240, 8), even(360, 8), even(480, 12), band=band
-    )
-    moved = communication.moved(layout, 4).total
-    assert moved == sum(counted_transfers.received(layout, 4).values())
-    assert moved == shape.a.nbytes + 4 // band * shape.b.nbytes
-    for matrices in (8, 1):
-        stack = Problem(MatrixSpec((matrices, 80, 50)), MatrixSpec((matrices, 50, 50)))
-        batch = (even(matrices, matrices),)
-        layout = Schedule(stack, Grid(2, 2, 1), batch, even(80, 8 // matrices),
-                          (25, 25), (50,), band=band)  # fmt: skip
-        assert layout.waves == 4 // band
-        assert communication.moved(layout, 4).total == sum(
-            counted_transfers.received(layout, 4).values()
-        )
 
 
 def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
@@ -286,15 +235,6 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
         assert "A in flight" in memory.held(layout, cluster)[0]
     # What is read when its slab comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
-
-
-def test_traffic_of_a_batch_whose_matrices_stay_at_home_is_nothing():
-    stack = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((8, 50, 50)))
-    layout = Schedule(stack, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert not counted_transfers.received(layout, 4)
-    shared = Problem(MatrixSpec((8, 50, 50)), MatrixSpec((50, 50)))
-    layout = Schedule(shared, Grid(4, 1, 1), (even(8, 8),), (50,), (50,), (50,), band=2)
-    assert sum(counted_transfers.received(layout, 4).values()) == 3 * 50 * 50 * 4
 
 
 def test_memory_is_a_sum_of_named_terms():

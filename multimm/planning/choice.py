@@ -29,7 +29,7 @@ from functools import lru_cache
 
 from multimm.planning.candidates.block_order import by_owner
 from multimm.planning.candidates.in_place import InPlace, in_place, parts_in_place
-from multimm.planning.candidates.rank_map import promising, renumbered
+from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.candidates.worker_subset import with_fewer
 from multimm.planning.cost import time as cost_time
 from multimm.planning.explain import human
@@ -111,17 +111,17 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise the best arrangement wins,
-    plan, ranks = _planned(problem, cluster, precision, options)
+    plan = _planned(problem, cluster, precision, options)
     # 3. unless one of workers that are numbered as operands lie on them is faster,
     numbered, anew = renumbered(problem, cluster)
-    if anew is not cluster and promising(ranks, numbered, anew, options):
-        plan = _faster(_planned(numbered, anew, precision, options)[0], plan)
+    if anew is not cluster:
+        plan = _faster(_planned(numbered, anew, precision, options), plan)
     # 4. or one that adds up in the order in which operands lie. Bits depend on it.
     if cluster.workers == 1 or options.given:
         return plan
     other = by_owner(numbered)
     if other is not None:
-        plan = _faster(_planned(other, anew, precision, options)[0], plan)
+        plan = _faster(_planned(other, anew, precision, options), plan)
     # 5. or one that takes operands where they lie, whatever part of them that is.
     for found in (*parts_in_place(other or numbered, anew), *in_place(problem, cluster)):
         plan = _gaining(found, precision, plan)
@@ -160,8 +160,8 @@ def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
 
 def _planned(
     problem: Problem, cluster: ClusterSpec, precision: str, options: Options
-) -> tuple[MatmulPlan, dict[Schedule, Rank]]:
-    """The best arrangement of all workers, or of fewer, and what it was chosen from."""
+) -> MatmulPlan:
+    """The best arrangement of all workers, or of fewer."""
     # Every one is laid out and the one with the least time wins, or one that takes little longer
     # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
     found = candidates(problem, cluster, options)
@@ -172,7 +172,7 @@ def _planned(
     plan = _chosen(ranks, cluster, precision)
     plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
-    return plan, found | fewer
+    return plan
 
 
 def _chosen(ranks: dict[Schedule, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:

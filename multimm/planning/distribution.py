@@ -60,12 +60,12 @@ class Distribution:
             if not readable[role] and self.schedule.comes_otherwise(role)
         )
 
-    @property
+    @cached_property
     def cut_apart(self) -> tuple[str, ...]:
         """Those of `cut_again` that tasks of their own cut and join."""
         return self.cut_again if self.schedule.cut_once else ()
 
-    @property
+    @cached_property
     def cut_within(self) -> tuple[str, ...]:
         """Those of `cut_again` that each product joins for itself."""
         return () if self.schedule.cut_once else self.cut_again
@@ -165,7 +165,7 @@ class Distribution:
         spec = self.spec(role)
         return self.problem.packed_itemsize if role in self.packed else spec.itemsize
 
-    @property
+    @cached_property
     def in_use(self) -> dict[str, int]:
         """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
         longest = max(self.schedule.slabs)

@@ -254,7 +254,7 @@ class Schedule:
             return None
         return InPlace(self, OwnerComputes(self.portions, self.blockwise))
 
-    @property
+    @cached_property
     def work(self) -> Cyclic | Symmetric | OwnerComputes:
         """Who computes what, and who makes the blocks of C of that."""
         return self.blockwise if self.in_place is None else self.in_place.work
@@ -264,7 +264,7 @@ class Schedule:
         """Operands in the blocks of this schedule, and who keeps these."""
         return Distribution(self)
 
-    @property
+    @cached_property
     def operands(self) -> Distribution | InPlace:
         """How operands come to those that multiply them."""
         return self.in_place or self.tiles

@@ -150,7 +150,7 @@ def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
             tall((4096, 1024), 4096, 1024, 10),
         )
         c = multiplied(client, a, b.persist(), precision)
-        assert multimm.plan(a, b, precision=precision).layout.adds == (columns < 4096)
+        assert multimm.plan(a, b, precision=precision).layout.in_place.work.adds == (columns < 4096)
         assert multimm.verify(a, b, c, precision=precision)
 
 
@@ -162,7 +162,7 @@ def test_long_operands_in_small_chunks_stay_where_they_lie(rows):
         a, b = dealt(client, tall((2**18, 4096), 1024, 2600, 11)), tall((2**18, 16), rows, 16, 12)
         b = dealt(client, b)
         c = multiplied(client, a.T, b, "float32")
-        assert multimm.plan(a.T, b).layout.bundled == (rows == 1024)
+        assert multimm.plan(a.T, b).layout.portions.bundled == (rows == 1024)
         assert multimm.verify(a.T, b, c)
 
 
@@ -191,7 +191,7 @@ def multiplied(client, a, b, precision):
     wait([a, b])
     plan = multimm.plan(a, b, precision=precision)
     assert plan.layout.in_place is not None
-    assert plan.layout.joined
+    assert plan.layout.in_place.work.joined
     reset_received_bytes(client)
     c = multimm.matmul(a, b, precision=precision).persist()
     wait(c)

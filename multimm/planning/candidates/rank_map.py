@@ -25,13 +25,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multimm.planning.candidates.worker_subset import of_owners
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.schedule import Schedule
-from multimm.planning.search import NEARLY, Rank, best_of_each_grid, ranked
 
 
 def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, ClusterSpec]:
@@ -51,28 +47,6 @@ def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, Cluster
 
     c = None if problem.c is None else anew(problem.c)
     return replace(problem, a=anew(problem.a), b=anew(problem.b), c=c), cluster.reordered(order)
-
-
-def promising(
-    ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec, options: Options
-) -> bool:
-    """Whether a search for workers that were numbered anew is worth its time.
-
-    It is if one of the layouts that were found before would be faster so, or if fewer workers are,
-    who have all blocks now.
-    """
-    by_roles: dict[tuple[str, ...], list[Schedule]] = {}
-    for layout in ranks:
-        by_roles.setdefault(tuple(layout.operands.lying), []).append(layout)
-    by_roles.pop((), None)  # they are cut anew, which is ranked by what is expected of any numbers
-    anew = (
-        replace(layout, problem=replace(layout.problem, a=problem.a, b=problem.b, c=problem.c))
-        for lying in by_roles.values()
-        for layout in best_of_each_grid(lying, ranks, 1)
-    )
-    found = ranked(anew, cluster) | of_owners(problem, cluster, options)
-    best = min(rank.seconds for rank in ranks.values())
-    return any(NEARLY * rank.seconds < best for rank in found.values())
 
 
 def _order(problem: Problem, cluster: ClusterSpec) -> tuple[int, ...]:

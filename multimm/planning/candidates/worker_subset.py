@@ -64,14 +64,6 @@ def with_fewer(
     return ranks
 
 
-def of_owners(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
-    """Arrangements of as few workers as have all blocks, in few tasks; none if all have some."""
-    last = max(problem.a.owners + problem.b.owners)
-    counts = () if options.given or problem.awaited else _counts(problem, cluster)
-    count = next((count for count in counts if count > last), None)
-    return {} if count is None else _in_few_tasks(problem, cluster.first(count))
-
-
 def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """All arrangements, in few blocks and slabs, or in those in which operands come."""
     options, plain = Options(), replace(problem, gram=False)

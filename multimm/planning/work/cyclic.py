@@ -216,7 +216,8 @@ class Cyclic:
             of_a += share.matrices * size * (rows * columns - 1)
         for share in self.shares("b"):
             used = self._waves["b", share.users[0], 0].values()
-            of_b += share.matrices * (sum(map(len, used)) - len(used))
+            rows = len(self.rows_of_b[share.users[0]])  # each keeps as many of the slabs
+            of_b += share.matrices * ceil_div(sum(map(len, used)) * (rows - 1), rows)
         return of_a, of_b * sum(self.n_blocks)
 
     def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
