@@ -18,7 +18,7 @@ import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import owners_of
-from multimm.graph.tasks.host_offload import below_download
+from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.tasks.multiply import Step
 from multimm.io import Output, open_array
 from multimm.planning.choice import plan_matmul

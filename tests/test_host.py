@@ -28,10 +28,11 @@ from multimm import products
 from multimm.errors import ArrayTypeError
 from multimm.failures import told
 from multimm.graph.block_task import BlockTask
+from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_pieces
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.tasks import host_offload
-from multimm.graph.tasks.host_offload import _beside_other_tasks, below_download, on_device, upload
+from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
 from multimm.io import open_array
 from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec

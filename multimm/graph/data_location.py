@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
@@ -31,12 +31,6 @@ class ProductLayer(TaskLayer):
         super().__init__(tasks)
         self.owners = owners
         self.workers = workers
-
-    def renamed(
-        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
-    ) -> ProductLayer:
-        """The copies are made where the originals are."""
-        return ProductLayer(tasks, self.owners, self.workers)
 
     def cull(
         self, keys: Collection[Key], all_hlg_keys: Collection[Key]

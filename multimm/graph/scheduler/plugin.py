@@ -172,16 +172,15 @@ class BlockPlacement(SchedulerPlugin):
             elif start == "processing" and finish == "memory":
                 self._let_go(self.scheduler, key, kwargs["stimulus_id"])
                 self._fetch_ahead(self.scheduler, key, kwargs["stimulus_id"], done=True)
-        if finish == "forgotten" and (token := self.owners.pop(key, None)) is not None:
-            product = self.products[token]
+        if finish == "forgotten" and (product := self.owners.pop(key, None)) is not None:
             product.pinned.pop(key, None)
             if not product.pinned:
-                del self.products[token]
+                del self.products[product.token]
 
     @_guarded
     def _let_go(self, scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
         """Drop what a task has used, where nothing else will use it."""
-        let_go(scheduler, scheduler.tasks[key], self.products[self.owners[key]], stimulus_id)
+        let_go(scheduler, scheduler.tasks[key], self.owners[key], stimulus_id)
 
     @_guarded
     def _fetch_ahead(
@@ -195,7 +194,7 @@ class BlockPlacement(SchedulerPlugin):
             return
         users = list(ts.dependents)
         if done and own is not None and step:
-            product = self.products[self.owners[key]]
+            product = self.owners[key]
             over = product.progress[product.grid.rank(own.place.owner)].done(own.place.step)
             users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
         for user in users:

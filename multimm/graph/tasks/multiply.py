@@ -244,11 +244,6 @@ def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
 
 
-def after(*args: Any, func: Callable[..., Block], gates: list[None], **kwargs: Any) -> Block:
-    """What `func` returns; until then the gates are kept."""
-    return func(*args, **kwargs)
-
-
 def in_turn(
     *last: Block,
     link: Callable[..., Block],
