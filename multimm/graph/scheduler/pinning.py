@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.scheduler.failover import able, hand_over, tell
-from multimm.graph.scheduler.prefetch import Progress
 from multimm.graph.scheduler.product_state import Product, ours
 from multimm.planning.tiling.grid import Coordinate, rearrange
 
@@ -82,11 +81,10 @@ def pin_tasks(
     for ts, task in tasks.items():
         place = task.place
         order[ts] = (*place.order, _OWN)
-        progress = product.progress.setdefault(product.grid.rank(place.owner), Progress())
         # A graph that comes again, or another one of the same blocks, lists what is done, too.
         fresh = ts.key not in product.pinned
         if _pin(product, ts, place.owner, owners) and fresh and not task.label.kind.prepares:
-            progress.expect(place.step)
+            product.progress_at(place.owner).expect(place.step)
         for key, home in place.blocks:
             maker = scheduler.tasks.get(key)
             if maker is None or maker.state not in _UNDECIDED or ours(maker):
