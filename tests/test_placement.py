@@ -24,7 +24,7 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.scheduler import failover
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
-from multimm.graph.scheduler.lost_peers import Departed
+from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.product_state import Product
 from multimm.planning.tiling.grid import Coordinate, Grid
 
@@ -269,7 +269,7 @@ def test_a_failing_plugin_says_so_and_lets_dask_go_on(client, cluster, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("plugin", "hook"), [(scheduler_plugin.BlockPlacement, "start"), (Departed, "setup")]
+    ("plugin", "hook"), [(scheduler_plugin.BlockPlacement, "start"), (LostPeers, "setup")]
 )
 def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(plugin, hook):
     def refuse(self, *args, **kwargs):
@@ -284,7 +284,7 @@ def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(pl
                     multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         assert scheduler_plugin.NAME in cluster.scheduler.plugins
-        assert all(Departed.name in worker.plugins for worker in cluster.workers.values())
+        assert all(LostPeers.name in worker.plugins for worker in cluster.workers.values())
 
 
 def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
@@ -301,7 +301,7 @@ def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
         np.testing.assert_array_equal(result, x @ x)
         assert scheduler_plugin.NAME in cluster.scheduler.plugins
         for worker in cluster.workers.values():
-            assert {Departed.name, TransferCounter.name} <= set(worker.plugins)
+            assert {LostPeers.name, TransferCounter.name} <= set(worker.plugins)
 
 
 @pytest.mark.parametrize("change", [-1, 2])

@@ -55,16 +55,11 @@ class ProductLayer(TaskLayer):
                     for dep in task.dependencies
                     if dep in self.mapping and dep not in kept and dep not in gates
                 )
-        kept |= {key: _of_what_is_kept(gate, kept) for key, gate in gates.items()}
+        for key, gate in gates.items():
+            waits = [ref for ref in gate.args if ref.key in kept]
+            kept[key] = BlockTask(key, gate.func, *waits, label=gate.label, place=gate.place)
         needs = {key: set(task.dependencies) for key, task in kept.items()}
         return TaskLayer(kept, self.annotations), needs
-
-
-def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
-    if all(key in kept for key in gate.dependencies):
-        return gate
-    waits = [ref for ref in gate.args if ref.key in kept]
-    return BlockTask(gate.key, gate.func, *waits, label=gate.label, place=gate.place)
 
 
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:

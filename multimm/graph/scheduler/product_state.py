@@ -111,9 +111,9 @@ class Product:
         for rank, address in enumerate(self.workers):
             if address in gone:
                 host = get_address_host(address)
-                heir = min(load, key=lambda a: (load[a], hosts[a] == host, a))
-                self.workers[rank] = heir
-                load[heir] += 1
+                replacement = min(load, key=lambda a: (load[a], hosts[a] == host, a))
+                self.workers[rank] = replacement
+                load[replacement] += 1
         return True
 
     def make_room(self, joined: str) -> bool:
