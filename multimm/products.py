@@ -18,10 +18,10 @@ from multimm.gpu.dtypes import gemm_dtype, on_devices
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
+from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import peel, reader_of, storage_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import is_narrow, scheme_of
-from multimm.graph.tasks.host_offload import below_download
 from multimm.operands import (
     Array,
     arrays,

@@ -13,10 +13,11 @@ from distributed import Client, LocalCluster
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from multimm.graph.block_task import BlockTask
+from multimm.graph.block_task import BlockTask, LabelledTask
+from multimm.graph.label import Kind
 
-#: What keys of operand blocks begin with.
-OPERANDS = tuple(f"multimm-{role}-" for role in ("a", "b", "uploaded"))
+#: What brings operand blocks.
+OPERANDS = (Kind.READ, Kind.UPLOAD)
 
 
 @contextmanager
@@ -43,21 +44,22 @@ class Killer:
     ----------
     after : list of int
         One worker is killed for each number, when as many results are or were in memory.
-    only : str or tuple of str
-        Counts results of tasks whose key begins so.
+    only : callable
+        Counts results of tasks of whose label this is true.
     for_good : bool
         Nobody starts the worker again.
     """
 
-    def __init__(self, cluster, client, after, *, only="multimm-", for_good=True):
+    def __init__(self, cluster, client, after, *, only=lambda label: True, for_good=True):
         self.cluster, self.scheduler = cluster, cluster.scheduler
         self.for_good = for_good
         self.pids = client.run(os.getpid)
         self.after, self.only = after, only
         self.victims = []
-        self.owners = {}  #: of each block product, before the first was killed
+        self.owners = {}  #: of each task, before the first was killed
+        self.labels = {}
         self.thread = threading.Thread(target=self.watch)
-        self.record = Record()
+        self.record = Record(cluster.scheduler)
         self.scheduler.add_plugin(self.record)
         self.thread.start()
 
@@ -71,10 +73,11 @@ class Killer:
             if not self.victims:
                 blocks = [ts for ts in list(self.scheduler.tasks.values()) if is_ours(ts)]
                 self.owners = {ts.key: set(ts.worker_restrictions or ()) for ts in blocks}
+                self.labels = {ts.key: ts.run_spec.label for ts in blocks}
             self.kill(max(set(self.pids) - set(self.victims)))
 
     def made(self):
-        return sum(key[0].startswith(self.only) for key in list(self.record.made))
+        return sum(self.only(label) for label in list(self.record.labels.values()))
 
     def kill(self, victim):
         self.victims.append(victim)
@@ -100,25 +103,29 @@ class Killer:
         ]
         assert moved == []
         # Parts along k that went into a lost sum are lost work, whoever did it.
-        blocks = {key[1:3] for key in lost}
-        own = {key for key in theirs if not key[0].startswith(OPERANDS)}
+        blocks = {self.labels[key].block for key in lost}
+        own = {key for key in theirs if self.labels[key].kind not in OPERANDS}
         twice = {key for key in own if self.record.made[key] > 1} if once else set()
-        assert {key for key in twice if key[1:3] not in blocks} == set()
+        assert {key for key in twice if self.labels[key].block not in blocks} == set()
 
 
 class Record(SchedulerPlugin):
-    """How often each block product's result came into being."""
+    """How often each result of a product's tasks came into being."""
 
     name = "record"
 
-    def __init__(self):
-        self.made = Counter()
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.made, self.labels = Counter(), {}
         self.who = {}  #: the last worker that made it
 
     def transition(self, key, start, finish, *args, worker=None, **kwargs):
-        if start == "processing" and finish == "memory" and str(key[0]).startswith("multimm-"):
-            self.made[key] += 1
-            self.who[key] = worker
+        if start == "processing" and finish == "memory":
+            task = self.scheduler.tasks[key].run_spec
+            if isinstance(task, LabelledTask):
+                self.made[key] += 1
+                self.labels[key] = task.label
+                self.who[key] = worker
 
 
 def is_ours(ts):

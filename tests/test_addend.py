@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from clusters import counting_client
 from distributed import wait
+from labels import tasks_of
 from small import integers
 
 import multimm
 from multimm.graph.array import build
+from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import cut_out
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
@@ -30,8 +32,7 @@ client = counting_client(4)
 
 def cuts(d):
     """The tasks that cut blocks of C, by key."""
-    ours = dict(d.dask).items()
-    found = {key: task for key, task in ours if str(key[0]).startswith("multimm-cut-c")}
+    found = tasks_of(d, Kind.CUT, "C")
     assert all(task.func is cut_out for task in found.values())
     return found
 

@@ -14,7 +14,7 @@ from distributed import Client
 import multimm
 from multimm.errors import ClusterError, OptionError
 from multimm.graph.scheduler import install, plugin
-from multimm.graph.scheduler.lost_peers import Departed
+from multimm.graph.scheduler.lost_peers import LostPeers
 
 
 def matrix():
@@ -45,13 +45,13 @@ def test_an_asynchronous_client_is_told_what_to_await():
                     c = call()
                 [warning] = said
                 assert warning.filename == __file__  # not a place in multimm or in Dask
-                for name in ("await multimm.cluster.prepare", plugin.NAME, Departed.name):
+                for name in ("await multimm.cluster.prepare", plugin.NAME, LostPeers.name):
                     assert name in str(warning.message)
                 install._served.clear()
             await multimm.cluster.prepare(client)
             on_scheduler, *on_workers = plugins_of(cluster)
             assert plugin.NAME in on_scheduler
-            assert all(Departed.name in found for found in on_workers)
+            assert all(LostPeers.name in found for found in on_workers)
             return x @ x, await client.compute(c)
 
     expected, result = asyncio.run(main())

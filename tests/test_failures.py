@@ -308,8 +308,8 @@ def end_worker(block, held, late=False):
     return block
 
 
-def given_up(held, way, workers=1, late=False):
-    """The line of a task whose workers were ended, all of them."""
+def given_up(held, way, workers=1, late=False, spoilt=True):
+    """The line of a task whose workers were ended, all of them: one that makes an operand block."""
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": workers - 1}),
         in_threads(workers, memory_limit="2GB", silence_logs=50) as cluster,
@@ -318,7 +318,7 @@ def given_up(held, way, workers=1, late=False):
         ones = da.ones((4, 4), chunks=4)
         ending = ones.map_blocks(end_worker, held, late, name="ending", meta=ones._meta)
         with pytest.raises(KilledWorker) as caught:
-            way(multimm.matmul(ending, ones))
+            way(multimm.matmul(ending if spoilt else ones, ones))
     return told(caught.value)
 
 
@@ -340,6 +340,12 @@ def test_workers_that_are_ended_for_their_memory_are_named(tmp_path, way):
 def test_a_nanny_may_say_so_when_the_worker_is_gone():
     line = given_up(1_950_000_000, lambda c: c.compute(), workers=2, late=True)
     assert "for 2 workers died while running it; Dask ended workers for their memory" in line
+
+
+def test_a_task_of_a_product_that_is_given_up_is_named_by_its_block(monkeypatch):
+    monkeypatch.setattr(multiply, "gemm", lambda a, *rest, **options: end_worker(a, 0))
+    line = given_up(0, lambda c: c.compute(), spoilt=False)
+    assert line.startswith("block (0, 0) of C was given up, for 1 worker died while running it")
 
 
 def test_workers_that_dask_did_not_end_are_named():

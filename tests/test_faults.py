@@ -22,6 +22,7 @@ from killing import Killer, Record, forget, workers
 
 import multimm
 from multimm.graph.array import build
+from multimm.graph.label import Kind
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.product_state import Product
@@ -82,7 +83,7 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
 def test_a_worker_killed_among_operands_in_other_chunks():
     """Bundles and joined blocks that went with it are made again."""
     with workers(3) as (cluster, client):
-        killer = Killer(cluster, client, [12], only=("multimm-cut-", "multimm-joined-"))
+        killer = Killer(cluster, client, [12], only=lambda x: x.kind in (Kind.CUT, Kind.JOIN))
         a, b = operands()
         future = client.compute(multimm.matmul(a, b, blocks=20, slabs=40))
         np.testing.assert_array_equal(future.result(timeout=120), expected())
@@ -104,7 +105,7 @@ def test_a_worker_killed_while_portions_of_c_are_made(columns):
         found = (x for x in in_portions(problem, spec) if x.adds == (columns < 512))
         plan = replace(plan_matmul(problem, spec), layout=next(found))
         install(client)
-        killer = Killer(cluster, client, [2], only="multimm-portion-")
+        killer = Killer(cluster, client, [2], only=lambda x: x.kind is Kind.PARTIAL)
         step = multiply.Step("int64", "int64")
         c = client.compute(build(plan, a, b, None, step, np.empty((0, 0), "int64")))
         wanted = a.compute(scheduler="threads") @ b.compute(scheduler="threads")
@@ -126,7 +127,7 @@ def test_workers_killed_one_after_the_other():
 
 def test_a_worker_killed_while_the_last_sums_run():
     with workers(3) as (cluster, client):
-        killer = Killer(cluster, client, [8], only="multimm-matmul")
+        killer = Killer(cluster, client, [8], only=lambda x: x.kind is Kind.ADD)
         future = start_product(client, p_k=3)
         np.testing.assert_array_equal(future.result(timeout=120), expected())
         killer.check(1)
@@ -253,7 +254,7 @@ def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypa
     product = build(plan, a, b, None, multiply.Step("float32", "float32"), np.empty((0, 0), "f4"))
     with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
         install(client)
-        record = Record()
+        record = Record(cluster.scheduler)
         cluster.scheduler.add_plugin(record)
         future = client.compute(product)
         while len(record.who) < 0.8 * plan.tasks:
@@ -286,7 +287,7 @@ def test_a_connection_that_ends_before_its_worker_is_missed_undoes_no_placement(
         send(*messages)
 
     with in_threads(3, memory_limit=0) as cluster, Client(cluster) as client:
-        scheduler, record = cluster.scheduler, Record()
+        scheduler, record = cluster.scheduler, Record(cluster.scheduler)
         scheduler.add_plugin(record)
         future = start_product(client)
         while len(record.made) < 12:

@@ -115,9 +115,7 @@ def test_no_plan_may_fuse_what_comes_in_pieces():
     plan = plan_matmul(
         Problem(spec, spec), ClusterSpec.homogeneous(cpu, 1), options=Options(blocks=20, slabs=20)
     )
-    layout = replace(plan.layout, cut_once=False)
-    assert layout.cut_within
-    fused = replace(plan, layout=replace(layout, slabs_per_task=2))
+    fused = replace(plan, layout=replace(plan.layout, cut_once=False, slabs_per_task=2))
     step = multiply.Step("float32", "float32")
     with pytest.raises(AssertionError, match="come in pieces"):
         build(fused, x, x, None, step, np.empty((0, 0), "f4"))

@@ -22,6 +22,7 @@ from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
 from multimm.graph.lowering import symmetric
 from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks import multiply
@@ -63,8 +64,8 @@ def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
 
 
-def roles(made):
-    return Counter(key[0].split("-")[1] for key in made)
+def kinds(made):
+    return Counter(task.label.kind for task in made.values())
 
 
 def product_of(a, plan, step=GRAM):
@@ -233,7 +234,7 @@ def test_beta_c_is_added_after_mirroring():
     for p_k in (1, 2):
         lazy = multimm.gemm(0.5, a, a, -2, c, trans_b=True, blocks=8, slabs=6, p_k=p_k)
         np.testing.assert_array_equal(lazy.compute(), 0.5 * (x @ x.T) - 2 * c)
-        assert roles(block_tasks(lazy))["half"] == 10
+        assert kinds(block_tasks(lazy))[Kind.FINISH] == 16
 
 
 def test_alpha_zero_reads_no_operands():
@@ -306,10 +307,10 @@ def test_half_of_the_blocks_is_computed_and_every_block_is_made_once():
     a = da.ones((60, 50), chunks=10, dtype="f4")
     c = multimm.matmul(a, a.T, blocks=10, slabs=10)
     made = block_tasks(c)
-    assert roles(made) == {"part": 21 * 4, "matmul": 15 + 15 + 6}
+    assert kinds(made) == {Kind.MULTIPLY: 21 * 5, Kind.FINISH: 15}
     assert {key[1:] for key in made if key[0] == c.name} == set(np.ndindex(6, 6))
-    below = [key for key in made if key[0].split("-")[1] == "part"]
-    assert all(key[1] >= key[2] for key in below)
+    multiplied = (task.label.block for task in made.values() if task.label.kind is Kind.MULTIPLY)
+    assert all(i >= j for i, j in multiplied)
 
 
 @pytest.mark.parametrize("reads_c", [False, True])
@@ -585,7 +586,7 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
     a = open_array(tmp_path / "x.npy", chunks=7)
     c = multimm.matmul(a.T, a, blocks=20, slabs=30)
     assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
-    assert roles(block_tasks(c))["b"] == 0
+    assert {task.label.matrix for task in block_tasks(c).values()} == {"A", "C"}
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x.T @ x)
 
 
@@ -598,7 +599,7 @@ def test_a_block_is_packed_once_for_both_sides():
     c = product_of(a, plan)
     made = block_tasks(c)
     assert len(made) == plan.tasks
-    assert roles(made)["packed"] == 4 * 2
+    assert kinds(made)[Kind.PACK] == 4 * 2
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((4096, 4096), 512.0))
 
 

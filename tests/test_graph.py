@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import dask
 import dask.array as da
@@ -12,11 +13,13 @@ import pytest
 from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labels import tasks_of
 from small import integers
 
 import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
@@ -48,8 +51,18 @@ def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
 
 
+def test_one_task_per_block_and_slab():
+    a = b = da.ones((60, 60), chunks=10, dtype="float32")
+    c = multimm.matmul(a, b, blocks=(20, 30), slabs=12)
+    labels = [task.label for task in block_tasks(c).values()]
+    blocks = product(range(3), range(2), range(5))
+    assert sorted((*x.block, *x.k_tiles) for x in labels) == [(i, j, s, s) for i, j, s in blocks]
+    assert {x.kind for x in labels} == {Kind.MULTIPLY}
+
+
 @pytest.mark.parametrize(
-    ("fan_in", "sums", "last"), [(2, [(0, 1), (0, 2), (2, 3)], 2), (4, [(0, 3)], 2), (8, [], 5)]
+    ("fan_in", "sums", "last"),
+    [(2, [(0, 1), (0, 3), (0, 4), (2, 3)], 2), (4, [(0, 3), (0, 4)], 2), (8, [(0, 4)], 5)],
 )
 def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     a = b = da.ones((20, 60), chunks=(20, 10), dtype="float32")
@@ -57,8 +70,9 @@ def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     plan = replace(plan, layout=replace(plan.layout, fan_in=fan_in))
     c = product_of(a, b.T, plan)
     tasks = block_tasks(c)
-    assert sorted(key[3:] for key in tasks if "-sum-" in key[0]) == sums
-    final = next(task for key, task in tasks.items() if "-matmul-" in key[0])
+    added = {task.label.parts: task for task in tasks_of(c, Kind.ADD).values()}
+    assert sorted(added) == sums
+    final = tasks[(c.name, 0, 0)]
     assert len(final.dependencies) == last
     assert len(tasks) == plan.tasks
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((20, 20), 60.0))
@@ -134,7 +148,7 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
     assert len(tasks) == plan.tasks
     steps = layout.steps
     when = {key: t.place.order[0] * steps + t.place.order[1] for key, t in tasks.items()}
-    reads = {key: task for key, task in tasks.items() if task.func.__name__ == "read"}
+    reads = tasks_of(c, Kind.READ)
     assert reads
     for key, task in reads.items():
         if when[key] < WINDOW:
@@ -158,7 +172,7 @@ def check_gates_are_kept(tasks, layout):
     for key, task in tasks.items():
         own.setdefault(layout.grid.rank(task.place.owner), {})[key] = task
     for mine in own.values():
-        gates = {key for key, task in mine.items() if task.func.__name__ == "wait_for"}
+        gates = {key for key, task in mine.items() if task.label.kind is Kind.WAIT}
         *_, last = sorted(mine.values(), key=lambda task: task.place.order)
         later = {key for key in gates if mine[key].place.order[:2] >= last.place.order[:2]}
         assert gates - last.dependencies == later
@@ -166,17 +180,13 @@ def check_gates_are_kept(tasks, layout):
 
 
 class Live(Callback):
-    """The most bytes of operand blocks that were in memory at once."""
+    """The most bytes of some tasks' results that were in memory at once."""
 
-    def __init__(self):
-        self.peak = 0
+    def __init__(self, tasks):
+        self.tasks, self.peak = tasks, 0
 
     def _posttask(self, key, result, dsk, state, worker_id):
-        live = (
-            value.nbytes
-            for name, value in state["cache"].items()
-            if isinstance(name, tuple) and name[0].startswith(("multimm-a-", "multimm-b-"))
-        )
+        live = (value.nbytes for name, value in state["cache"].items() if name in self.tasks)
         self.peak = max(self.peak, sum(live))
 
 
@@ -187,8 +197,9 @@ def test_streaming_holds_a_few_slabs_only(tmp_path):
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     plan = plan_of(a, b, 1, 2_500_000, rereadable=True, blocks=50, slabs=100)
     assert plan.layout.stream
-    with Live() as live:
-        result = product_of(a, b, plan).compute(scheduler="sync")
+    c = product_of(a, b, plan)
+    with Live(tasks_of(c, Kind.READ)) as live:
+        result = c.compute(scheduler="sync")
     np.testing.assert_array_equal(result, x @ y)
     assert live.peak <= (WINDOW + 1) * (200 + 200) * 100 * 4
     assert live.peak < (x.nbytes * 2) / 20

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from clusters import counting_client, scattered
 from dask.graph_manipulation import bind, checkpoint, clone, wait_on
+from labels import tasks_of
 from linked import plan_for
 from small import integers
 
@@ -18,7 +19,8 @@ import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import owners_of
-from multimm.graph.tasks.host_offload import below_download
+from multimm.graph.label import Kind
+from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.tasks.multiply import Step
 from multimm.io import Output, open_array
 from multimm.planning.choice import plan_matmul
@@ -50,7 +52,7 @@ def streamed(folder, workers=4):
     plan = plan_matmul(problem, spec, options=Options(blocks=20, slabs=8, p_k=1))
     assert plan.layout.stream
     product = build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0), "f4"))
-    assert any(str(key[0]).startswith("multimm-gate") for key in product.dask)
+    assert tasks_of(product, Kind.WAIT)
     return product
 
 

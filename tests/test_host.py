@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from clusters import counting, counting_client, in_threads, received, scattered, soon
 from distributed import Client, wait
+from labels import tasks_of
 from linked import at_rest, held_up, link, plan_for, plan_for_little
 from small import integers
 
@@ -28,10 +29,12 @@ from multimm import products
 from multimm.errors import ArrayTypeError
 from multimm.failures import told
 from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
+from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_pieces
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.tasks import host_offload
-from multimm.graph.tasks.host_offload import _beside_other_tasks, below_download, on_device, upload
+from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
 from multimm.io import open_array
 from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -42,12 +45,6 @@ client = counting_client(4)
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch):
     plan_for(monkeypatch, H200)
-
-
-def tasks_of(array, role):
-    """The product's tasks of a role, such as ``"uploaded-a"``."""
-    graph = array.__dask_graph__()
-    return [task for key, task in graph.items() if str(key[0]).startswith(f"multimm-{role}-")]
 
 
 def matrices(client, chunks_a=(64, 80), chunks_b=(100, 50), shape=(200, 240, 150)):
@@ -80,7 +77,7 @@ def test_each_block_goes_up_once_where_it_lies(client):
     x, y, a, b = matrices(client)
     c = multimm.matmul(a, b, blocks=64, slabs=48)
     for role, array, offset in (("a", a, 0), ("b", b, 1)):
-        tasks = tasks_of(c, f"uploaded-{role}")
+        tasks = list(tasks_of(c, Kind.UPLOAD, role.upper()).values())
         assert len(tasks) == array.npartitions
         grid = tasks[0].place.grid
         for task in tasks:
@@ -99,28 +96,26 @@ def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(clien
     x, y, a, b = matrices(client)
     c = multimm.matmul(a, b, blocks=64)
     assert type(c._meta) is np.ndarray
-    assert below_download(c).name.startswith("multimm-matmul")
+    assert below_download(c) is not c
+    assert not tasks_of(below_download(c), Kind.DOWNLOAD)
     assert below_download(a) is a
     d = multimm.matmul(c.T, c, blocks=64)
-    ups, downs = (
-        sum(role in str(key[0]) for key in dask.optimize(d)[0].__dask_graph__())
-        for role in ("uploaded", "downloaded")
-    )
-    assert ups == a.npartitions + b.npartitions
-    assert downs == d.npartitions
+    (optimized,) = dask.optimize(d)
+    assert len(tasks_of(optimized, Kind.UPLOAD)) == a.npartitions + b.npartitions
+    assert len(tasks_of(optimized, Kind.DOWNLOAD)) == d.npartitions
     expected = x @ y
     np.testing.assert_array_equal(d.compute(), expected.T @ expected)
     assert "host      230 kB of C from there" in str(multimm.plan(c.T, c))
     # What was computed is NumPy's, and goes up again.
     wait(kept := c.persist())
-    assert tasks_of(multimm.matmul(kept.T, kept, blocks=64), "uploaded-a")
+    assert tasks_of(multimm.matmul(kept.T, kept, blocks=64), Kind.UPLOAD, "A")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "float16", "bool"])
 def test_other_dtypes_go_up_too(client, dtype):
     x, y = integers((40, 30), 3).astype(dtype), integers((30, 20), 4).astype(dtype)
     c = multimm.matmul(da.from_array(x, chunks=16), da.from_array(y, chunks=16), blocks=16)
-    assert len(tasks_of(c, "uploaded-a")) == 6
+    assert len(tasks_of(c, Kind.UPLOAD, "A")) == 6
     np.testing.assert_array_equal(c.compute(), x @ y)
 
 
@@ -166,7 +161,7 @@ def test_what_gpus_do_not_have_stays(client):
     x = integers((40, 30), 3).astype("longdouble")
     a = da.from_array(x, chunks=16)
     c = multimm.matmul(a, x.T)
-    assert not any(tasks_of(c, f"uploaded-{role}") for role in "ab")
+    assert not tasks_of(c, Kind.UPLOAD)
     assert "host" not in str(multimm.plan(a, a.T))
     np.testing.assert_array_equal(c.compute(), x @ x.T)
 
@@ -177,16 +172,16 @@ def test_a_stack_a_gram_product_and_an_addend(client):
     np.testing.assert_array_equal(c.compute(), x @ y)
     a = da.from_array(x[0], chunks=10)
     gram = multimm.matmul(a.T, a, blocks=20)
-    assert len(tasks_of(gram, "uploaded-a")) == 12
-    assert not tasks_of(gram, "uploaded-b")
+    assert len(tasks_of(gram, Kind.UPLOAD, "A")) == 12
+    assert not tasks_of(gram, Kind.UPLOAD, "B")
     square = da.from_array(x[0, :30], chunks=10)
     both = multimm.matmul(square, square, blocks=20)
-    assert len(tasks_of(both, "uploaded-a")) == 9
-    assert not tasks_of(both, "uploaded-b")
+    assert len(tasks_of(both, Kind.UPLOAD, "A")) == 9
+    assert not tasks_of(both, Kind.UPLOAD, "B")
     np.testing.assert_array_equal(both.compute(), x[0, :30] @ x[0, :30])
     np.testing.assert_array_equal(gram.compute(), x[0].T @ x[0])
     d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8), blocks=16)
-    assert len(tasks_of(d, "uploaded-c")) == 15
+    assert len(tasks_of(d, Kind.UPLOAD, "C")) == 15
     np.testing.assert_array_equal(d.compute(), 5 * (x[0] @ y))
     v = multimm.matmul(a, da.from_array(y[:, 0], chunks=10))
     np.testing.assert_array_equal(v.compute(), x[0] @ y[:, 0])
@@ -197,8 +192,8 @@ def test_files_are_read_to_the_gpus(client, tmp_path):
     np.save(tmp_path / "x.npy", x)
     a = open_array(tmp_path / "x.npy")
     c = multimm.matmul(a, a.T, blocks=32, slabs=16)
-    assert not tasks_of(c, "uploaded-a")
-    assert all("upload" in str(task.args[0].func) for task in tasks_of(c, "a"))
+    assert not tasks_of(c, Kind.UPLOAD, "A")
+    assert all("upload" in str(task.args[0].func) for task in tasks_of(c, Kind.READ, "A").values())
     np.testing.assert_array_equal(c.compute(), x @ x.T)
 
 
@@ -229,7 +224,7 @@ def test_without_a_client_nothing_goes_up(monkeypatch):
     monkeypatch.setattr(products, "current_client", lambda: None)
     x = da.from_array(integers((40, 30), 3), chunks=16)
     c = multimm.matmul(x, x.T)
-    assert not tasks_of(c, "uploaded-a")
+    assert not tasks_of(c, Kind.UPLOAD, "A")
     assert below_download(c) is c
 
 
@@ -276,9 +271,9 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
         assert plan.peak_bytes <= plan.budget_bytes
         assert "operand blocks taken from host memory slab by slab" in str(plan)
         c = multimm.matmul(a, b, **fixed)
-        reads = [*tasks_of(c, "a"), *tasks_of(c, "b")]
-        assert {task.func.__name__ for task in reads} == {"upload_pieces"}
-        assert any(str(key[0]).startswith("multimm-gate") for key in c.__dask_graph__())
+        assert not tasks_of(c, Kind.UPLOAD)
+        assert tasks_of(c, Kind.READ)
+        assert tasks_of(c, Kind.WAIT)
         c, moved = received(client, c)
         assert moved <= 1.4 * plan.bytes_moved
         np.testing.assert_array_equal(c.compute(), x @ y)
@@ -298,19 +293,22 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         layout = multimm.plan(a, b, **fixed).layout
         wave = layout.blocks // layout.waves
         assert (layout.stream, layout.waves, wave) == (True, 4, 4)
-        c = multimm.matmul(a, b, **fixed).persist()
+        lazy = multimm.matmul(a, b, **fixed)
+        last = len(layout.slabs) - 1
+        multiplied = tasks_of(lazy, Kind.MULTIPLY).items()
+        finished = {key for key, task in multiplied if task.label.k_tiles[-1] == last}
+        c = lazy.persist()
         (worker,) = cluster.workers.values()
 
         def done():
-            return sum(str(key[0]).startswith("multimm-matmul") for key in [*worker.data])
+            return len(finished.intersection([*worker.data]))
 
-        def runs(role):
-            keys = (ts.key for ts in [*worker.state.executing])
-            return any(str(key[0]).startswith(f"multimm-{role}-") for key in keys)
+        def runs(kind):
+            return any(ts.key in tasks_of(lazy, kind) for ts in [*worker.state.executing])
 
-        soon(lambda: done() >= wave and runs("downloaded"))
+        soon(lambda: done() >= wave and runs(Kind.DOWNLOAD))
         time.sleep(0.2)  # in which others would run, if they could
-        assert runs("downloaded")
+        assert runs(Kind.DOWNLOAD)
         assert done() <= 2 * wave
         opened.set()
         np.testing.assert_array_equal(c.compute(), x @ y)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -16,10 +17,12 @@ from clusters import in_threads, scattered, soon
 from distributed import Client
 from distributed.client import FutureCancelledError
 from killing import Killer, Record, workers
+from labels import tasks_of
 from linked import Link, at_rest, link, plan_for
 from small import integers
 
 import multimm
+from multimm.graph.label import Kind
 from multimm.planning.spec import H200
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -57,38 +60,42 @@ def made(kind, monkeypatch):
         wanted = (x @ y) @ z
     else:
         product, wanted = multimm.matmul(a, b, **FIXED), x @ y
-    keys = {str(key[0]).rpartition("-")[0] for key in product.__dask_graph__()}
-    assert ("multimm-gate" in keys) == streams
-    assert ("multimm-uploaded-a" in keys) != streams
-    assert "multimm-downloaded" in keys
+    assert bool(tasks_of(product, Kind.WAIT)) == streams
+    assert bool(tasks_of(product, Kind.UPLOAD)) != streams
+    assert tasks_of(product, Kind.DOWNLOAD)
     return product, wanted
 
 
+def is_of(kind, label):
+    return label.kind is kind
+
+
 @pytest.mark.parametrize(
-    ("kind", "only", "after", "restarts"),
+    ("kind", "while_they", "after", "restarts"),
     [
-        ("plain", "multimm-uploaded-", 10, False),
-        ("plain", "multimm-part-", 40, True),
-        ("plain", "multimm-downloaded-", 4, False),
-        ("gemm", "multimm-uploaded-c-", 3, False),
-        ("Gram", "multimm-part-", 20, False),
-        ("chain", "multimm-matmul-", 32, False),
-        ("streamed", ("multimm-a-", "multimm-b-"), 20, False),
-        ("streamed", "multimm-part-", 40, True),
-        ("streamed Gram", "multimm-part-", 20, False),
-        ("streamed", "multimm-downloaded-", 4, False),
+        ("plain", Kind.UPLOAD, 10, False),
+        ("plain", Kind.MULTIPLY, 50, True),
+        ("plain", Kind.DOWNLOAD, 4, False),
+        ("gemm", Kind.UPLOAD, 53, False),  # the last ones bring C
+        ("Gram", Kind.MULTIPLY, 25, False),
+        ("chain", Kind.MULTIPLY, 160, False),
+        ("streamed", Kind.READ, 20, False),
+        ("streamed", Kind.MULTIPLY, 50, True),
+        ("streamed Gram", Kind.MULTIPLY, 25, False),
+        ("streamed", Kind.DOWNLOAD, 4, False),
     ],
 )
-def test_a_worker_killed_at_any_moment(monkeypatch, kind, only, after, restarts):
+def test_a_worker_killed_at_any_moment(monkeypatch, kind, while_they, after, restarts):
     with workers(3) as (cluster, client):
         client.register_plugin(Link(0.01))
         product, wanted = made(kind, monkeypatch)
-        killer = Killer(cluster, client, [after], only=only, for_good=not restarts)
+        of_kind = partial(is_of, while_they)
+        killer = Killer(cluster, client, [after], only=of_kind, for_good=not restarts)
         future = client.compute(product)  # while it is there, the scheduler knows who did what
         np.testing.assert_array_equal(future.result(timeout=60), wanted)
         # The survivors of a chain make blocks of its first product again for the heirs; those of
         # a stream, when they are through, what the gates of other blocks wait for.
-        once = kind != "chain" and (kind, only) != ("streamed", "multimm-downloaded-")
+        once = kind != "chain" and (kind, while_they) != ("streamed", Kind.DOWNLOAD)
         if restarts:
             killer.thread.join()
             assert killer.victims, "the product was over before the worker was killed"
@@ -127,7 +134,7 @@ def test_workers_come_and_go_after_planning(cluster, monkeypatch, kind):
         product, wanted = made(kind, monkeypatch)
         lose(cluster)
         np.testing.assert_array_equal(client.compute(product).result(timeout=30), wanted)
-        record = Record()
+        record = Record(cluster.scheduler)
         product, wanted = made(kind, monkeypatch)
         cluster.scheduler.add_plugin(record)
         cluster.scale(4)
@@ -140,7 +147,7 @@ def test_workers_come_and_go_after_planning(cluster, monkeypatch, kind):
 @pytest.mark.parametrize("kind", ["gemm", "streamed"])
 def test_a_product_that_is_given_up_in_mid_run(cluster, monkeypatch, kind):
     """By its own client, which asks again, and by one that is closed: nobody works on for it."""
-    record = Record()
+    record = Record(cluster.scheduler)
     cluster.scheduler.add_plugin(record)
     with Client(cluster) as client:
         product, wanted = made(kind, monkeypatch)
@@ -161,7 +168,7 @@ def test_a_product_that_is_given_up_in_mid_run(cluster, monkeypatch, kind):
 def test_blocks_that_cannot_be_made_again_end_a_product_at_once(cluster, monkeypatch, device):
     """And what is computed next on the same workers is right."""
     plan_for(monkeypatch, device, task_overhead_s=1e-6, call_s=1e-4)
-    record = Record()
+    record = Record(cluster.scheduler)
     cluster.scheduler.add_plugin(record)
     with Client(cluster) as client:
         x, y = integers((SIZE, SIZE), 4), integers((SIZE, SIZE), 5)

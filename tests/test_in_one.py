@@ -6,12 +6,13 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import counting_client, received, scattered
+from labels import tasks_of
 from linked import link, plan_for
 from small import integers
 
 import multimm
 from multimm.gpu.transfer import pinned_copy as copies
-from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
 from multimm.graph.tasks import host_offload
 from multimm.io import open_array
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -35,10 +36,6 @@ def blocks_of(*arrays):
     return sorted(
         shape for x in arrays for shape in (x.blocks[i].shape for i in np.ndindex(*x.numblocks))
     )
-
-
-def tasks_of(c):
-    return [task for task in c.__dask_graph__().values() if isinstance(task, BlockTask)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "complex64", "float16", "bool"])
@@ -110,8 +107,8 @@ def test_of_a_product_that_is_still_on_gpus(client, gone):
     x, y = integers((40, 30), 10), integers((30, 20), 11)
     a, b = (da.from_array(z, chunks=16) for z in (x, y))
     c = multimm.matmul(multimm.matmul(a, b, blocks=16), b.T)
-    assert any(str(key[0]).startswith("multimm-uploaded") for key in c.__dask_graph__())
-    assert not any(str(key[0]).startswith("multimm-downloaded") for key in c.__dask_graph__())
+    assert tasks_of(c, Kind.UPLOAD)
+    assert not tasks_of(c, Kind.DOWNLOAD)
     np.testing.assert_array_equal(c.compute(), x @ y @ y.T)
 
 

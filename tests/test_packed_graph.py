@@ -7,10 +7,12 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from labels import tasks_of
 
 import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
@@ -36,10 +38,6 @@ def graph_of(a, b, plan, step=FLOAT):
     return c, {k: t for k, t in dict(c.dask).items() if isinstance(t, BlockTask)}
 
 
-def named(made, role):
-    return {key: task for key, task in made.items() if key[0].startswith(f"multimm-{role}-")}
-
-
 def test_each_block_is_packed_once_and_at_home():
     a, b = (
         da.ones((2048, 512), chunks=(1024, 256), dtype="f4"),
@@ -48,7 +46,7 @@ def test_each_block_is_packed_once_and_at_home():
     plan = planned(a.shape, b.shape, blocks=1024, slabs=256)
     assert plan.layout.operands.packed
     c, made = graph_of(a, b, plan)
-    packs = named(made, "packed")
+    packs = tasks_of(c, Kind.PACK)
     assert len(packs) == 2 * 2 + 3 * 2
     assert len(made) == plan.tasks == 2 * 3 * 2 + len(packs)
     for task in packs.values():
@@ -87,8 +85,7 @@ def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
     assert plan.peak_bytes <= plan.budget_bytes
     c, made = graph_of(a, b, plan)
     assert len(made) == plan.tasks
-    packs = named(made, "packed")
-    reads = named(made, "a") | named(made, "b")
+    packs, reads = tasks_of(c, Kind.PACK), tasks_of(c, Kind.READ)
     assert len(packs) == len(reads)
     assert {key for task in packs.values() for key in task.dependencies} == set(reads)
     for task in packs.values():

@@ -18,7 +18,9 @@ from multimm.cluster.plugins.transfer_counter import received_bytes, reset_recei
 from multimm.graph.block_task import Place
 from multimm.graph.label import Kind
 from multimm.graph.scheduler import plugin as scheduler_plugin
-from multimm.graph.scheduler.prefetch import Progress, fetch_for
+from multimm.graph.scheduler import prefetch
+from multimm.graph.scheduler.prefetch import fetch_for
+from multimm.graph.scheduler.product_state import Progress
 from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
@@ -101,7 +103,7 @@ def test_no_more_than_one_step_ahead():
 def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypatch):
     """Those of the step at hand and of the next one: not of all that wait."""
     asked = []
-    original = scheduler_plugin.fetch_for
+    original = prefetch.fetch_for
 
     def noted(scheduler, user, place, progress, stimulus_id):
         before = len(progress.asked)
@@ -109,7 +111,7 @@ def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypat
         if len(progress.asked) > before:
             asked.append((place.order[1], min((step for _, step in progress.left))))
 
-    monkeypatch.setattr(scheduler_plugin, "fetch_for", noted)
+    monkeypatch.setattr(prefetch, "fetch_for", noted)
     shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
     a, b = (da.random.default_rng(7).integers(-4, 5, s, chunks=SIDE).astype("f4") for s in shapes)
     c, _ = run(client, a, b)

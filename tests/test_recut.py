@@ -84,10 +84,10 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     addresses = sorted(listed(client))
     holders = client.who_has()
     homes, cuts = Counter(), 0
-    for key, task in cutting(c).items():
+    for task in cutting(c).values():
         if task.func is join:
             homes[plan.grid.rank(task.place.owner)] += 1
-            role, at = key[0][len("multimm-joined-")], key[1:]
+            role, at = task.label.matrix.lower(), task.label.block
             row_or_column, slab = at if role == "a" else at[::-1]
             assert task.place.owner == plan.layout.tiles.home(role, 0, row_or_column, slab)
             continue

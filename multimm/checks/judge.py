@@ -10,8 +10,7 @@ import numpy as np
 
 from multimm.blocks import plain
 from multimm.checks.rule import PRIME, SHARP, SHRINK, U64, Rule
-from multimm.checks.tasks import SIZES, STATS, quiet
-from multimm.failures import named
+from multimm.checks.tasks import SIZES, STATS, checking
 from multimm.gpu.arrays import to_numpy
 
 #: What one block of rows tells: how many rows are wrong and the worst ratio of those; how many
@@ -38,8 +37,7 @@ TABLE = ("ratio", "row", "column", "error", "bound", "largest", "seen")
 WIDTH = len(FIELDS) + 2 * ROWS
 
 
-@named
-@quiet
+@checking
 def judge(sketch: Any, *others: Any, rule: Rule) -> Any:
     """The verdict on a block of rows; `others` are the product's and C0's, where they count."""
     rest = [to_numpy(other) for other in others]
@@ -145,8 +143,7 @@ def _pack(found: dict[str, Any], score: Any) -> Any:
     return np.concatenate([[float(found[name]) for name in FIELDS], top.ravel()])
 
 
-@named
-@quiet
+@checking
 def judge_elements(c: Any, *others: Any, rule: Rule) -> Any:
     """Of recomputed rows: TABLE."""
     rest = [to_numpy(other) for other in others]

@@ -31,15 +31,15 @@ STRIP = 2**24
 _Task = Callable[..., Any]
 
 
-def quiet(task: _Task) -> _Task:
-    """Have a task look at overflow and underflow itself, whatever the user has NumPy do."""
+def checking(task: _Task) -> _Task:
+    """Have errors name a task, which looks at overflow itself, whatever the user has NumPy do."""
 
     @functools.wraps(task)
     def run(*args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):
             return task(*args, **kwargs)
 
-    return run
+    return named(run)
 
 
 def _in_strips(task: _Task) -> _Task:
@@ -64,8 +64,7 @@ def _in_strips(task: _Task) -> _Task:
     return run
 
 
-@named
-@quiet
+@checking
 @_in_strips
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
@@ -86,8 +85,7 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     return np.concatenate([sketch, stats.astype(rule.dtype)], axis=-1)[..., None, :]
 
 
-@named
-@quiet
+@checking
 @_in_strips
 def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """A block of A times the sketch of the rows of B that it meets, and SIZES.
@@ -117,15 +115,13 @@ def _residues(block: Any, values: Any, vectors: Any, rule: Rule) -> Any:
     return np.concatenate([product, exact % PRIME], axis=-1)[..., None, :]
 
 
-@named
-@quiet
+@checking
 def hidden(block: Any) -> Any:
     """Whether each column of a block of B holds a non-finite value; one row of these."""
     return (~np.isfinite(plain(block, "a block that is checked"))).any(axis=-2, keepdims=True)
 
 
-@named
-@quiet
+@checking
 @_in_strips
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
     """A block of B^T times a few rows of A (as columns), and the same of absolute values.
@@ -145,15 +141,13 @@ def keep(block: Any, axis: Any, keepdims: bool) -> Any:
     return block
 
 
-@named
-@quiet
+@checking
 def add(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns."""
     return block.sum(axis=axis, keepdims=keepdims)
 
 
-@named
-@quiet
+@checking
 def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
     """Add over block columns, except that the peak is the largest one."""
     total = block.sum(axis=axis, keepdims=keepdims)

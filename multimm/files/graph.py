@@ -134,11 +134,10 @@ class ReadLayer(TaskLayer):
         super().__init__(tasks)
         self.reader = reader
 
-    def renamed(
-        self, tasks: Mapping[Any, Task], new: Callable[[Any], Any], *, bound: bool
-    ) -> TaskLayer:
+    def clone(self, *args: Any, **kwargs: Any) -> tuple[TaskLayer, bool]:
         """Copies that wait for something else are not to be read in another way, which does not."""
-        return TaskLayer(tasks) if bound else ReadLayer(tasks, self.reader)
+        layer, bound = super().clone(*args, **kwargs)
+        return (TaskLayer(layer.mapping, layer.annotations) if bound else layer), bound
 
 
 def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:

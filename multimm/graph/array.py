@@ -12,13 +12,14 @@ from dask.tokenize import tokenize
 from multimm.graph.block_task import Block, BlockTask
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.label import Kind
+from multimm.graph.lowering.host_downloads import below_download, downloaded
 from multimm.graph.lowering.host_uploads import uploads
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.owner_computes import Gatherer
 from multimm.graph.lowering.result_chunks import handed_out
 from multimm.graph.lowering.task_graph import Builder
 from multimm.graph.task_keys import KEY_VERSION, Keys
-from multimm.graph.tasks.host_offload import below_download, downloaded, on_device
+from multimm.graph.tasks.host_offload import on_device
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.cost.memory import download_limit
 from multimm.planning.plan import MatmulPlan

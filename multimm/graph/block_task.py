@@ -74,6 +74,11 @@ class Place(NamedTuple):
         return ((key, home) for home, keys in self.inputs for key in keys)
 
 
+def after(awaited: Any, func: Callable[..., Block], *args: Any, **kwargs: Any) -> Block:
+    """What a function returns, as a task that waits for others; until then these are kept."""
+    return func(*args, **kwargs)
+
+
 class LabelledTask(Task):
     """A task that says what it does, and that Dask merges with no other: its key survives."""
 

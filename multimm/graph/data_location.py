@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
@@ -32,12 +32,6 @@ class ProductLayer(TaskLayer):
         self.owners = owners
         self.workers = workers
 
-    def renamed(
-        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
-    ) -> ProductLayer:
-        """The copies are made where the originals are."""
-        return ProductLayer(tasks, self.owners, self.workers)
-
     def cull(
         self, keys: Collection[Key], all_hlg_keys: Collection[Key]
     ) -> tuple[TaskLayer, dict[Key, set[Key]]]:
@@ -61,16 +55,11 @@ class ProductLayer(TaskLayer):
                     for dep in task.dependencies
                     if dep in self.mapping and dep not in kept and dep not in gates
                 )
-        kept |= {key: _of_what_is_kept(gate, kept) for key, gate in gates.items()}
+        for key, gate in gates.items():
+            waits = [ref for ref in gate.args if ref.key in kept]
+            kept[key] = BlockTask(key, gate.func, *waits, label=gate.label, place=gate.place)
         needs = {key: set(task.dependencies) for key, task in kept.items()}
         return TaskLayer(kept, self.annotations), needs
-
-
-def _of_what_is_kept(gate: BlockTask, kept: Mapping[Key, Task]) -> BlockTask:
-    if all(key in kept for key in gate.dependencies):
-        return gate
-    waits = [ref for ref in gate.args if ref.key in kept]
-    return BlockTask(gate.key, gate.func, *waits, label=gate.label, place=gate.place)
 
 
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:

@@ -5,20 +5,21 @@ Dask's own copy of a layer of task objects keeps the old keys inside of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import Any, Self
+import copy
+from collections.abc import Collection, Hashable
+from typing import Any
 
 from dask._task_spec import Task, TaskRef
-from dask.base import clone_key, tokenize
+from dask.base import clone_key
 from dask.highlevelgraph import MaterializedLayer
 
-from multimm.graph.block_task import Block, Key, LabelledTask
+from multimm.graph.block_task import Key, LabelledTask, after
 
 
 class TaskLayer(MaterializedLayer):
     """Tasks by key, which can be copied under other keys.
 
-    Subclasses that know more than their tasks say in `renamed` what becomes of it.
+    What a subclass knows beside its tasks, its copies know as well.
     """
 
     def clone(
@@ -55,32 +56,20 @@ class TaskLayer(MaterializedLayer):
                 tasks[key] = task
                 continue
             needed = {needed: new(needed) for needed in task.dependencies if needed in keys}
-            copy = task.substitute(needed, new(key))
-            if isinstance(copy, LabelledTask):
-                token = tokenize(copy.label.product, seed)
-                copy.label = copy.label._replace(product=token)
+            other = task.substitute(needed, new(key))
+            if isinstance(other, LabelledTask):
+                other.label = other.label._replace(product=new(other.label.product))
             if bind_to is not None and not needed:
-                copy, bound = _held_back(copy, bind_to), True
-            tasks[copy.key] = copy
-        layer = self.renamed(tasks, new, bound=bound)
-        layer.annotations = self.annotations
+                other, bound = _held_back(other, bind_to), True
+            tasks[other.key] = other
+        layer = copy.copy(self)
+        layer.mapping = tasks
         return layer, bound
-
-    def renamed(
-        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
-    ) -> TaskLayer | Self:
-        """A layer of the copied tasks; `new` names keys, `bound` says that some of them wait."""
-        return TaskLayer(tasks)
-
-
-def held(func: Callable[..., Block], gate: Any, *args: Any, **kwargs: Any) -> Block:
-    """What a function returns, once something else is done."""
-    return func(*args, **kwargs)
 
 
 def _held_back(task: Task, until: Key) -> Task:
     """The same task, which runs when another one is done."""
     own = {name: getattr(task, name, None) for name in ("label", "place", "sizes")}
     more: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-    args = task.func, TaskRef(until), *task.args
-    return type(task)(task.key, held, *args, **task.kwargs, **more)
+    args = TaskRef(until), task.func, *task.args
+    return type(task)(task.key, after, *args, **task.kwargs, **more)

@@ -1,30 +1,10 @@
-"""The keys of a product's tasks, with β the indices along the batch dimensions, w a wave and v a
-worker's place in the plan's grid, which an heir may have taken:
+"""The keys of a product's tasks: ``(multimm-role-T, *indices)``. What a task does, its label says.
 
-    (multimm-a-T, w, β, i, s)  (multimm-b-T, w, β, s, j)   operand blocks read in wave w
-    (multimm-uploaded-a-T, ...)  (multimm-uploaded-b-T, ...)  (multimm-uploaded-c-T, ...)
-                                                           the arrays' own blocks, on GPUs
-    (multimm-joined-a-T, β, i, s)  (multimm-joined-b-T, ...)  or made of other blocks, as stored;
-    (multimm-cut-a-T, β, i, s, v)  (multimm-cut-b-T, ...)  what worker v has of it, in a bundle
-    (multimm-cut-c-T, β, i, j, v)                          the same of the C that is added
-    (multimm-packed-a-T, w, β, i, s)  (multimm-packed-b-T, ...)  blocks for the tensor cores
-    (multimm-gate-T, w, s, y, x)                           the sums after slab s of wave w of the
-                                                           worker in row y, column x of the grid
-    (multimm-part-T, β, i, j, s)                           P(i,j) after slab s
-    (multimm-sum-T, β, i, j, l, r)                         parts of k from l on, those from r last
-    (multimm-half-T, β, i, j)                              a Gram product's sum, before C is added
-    (multimm-portion-T, i, j)                              of a block of C, which is joined
-    (multimm-bundle-T, v)                                  what worker v has of a small operand
-    (multimm-matmul-T, β, i, j)                            C's blocks, as they are stored
-    (multimm-chunk-T, β, i, j)                             C's chunks, where they are others
-    (multimm-cut-matmul-T, β, i, j, v)                     what worker v has of one, in a bundle
-    (multimm-downloaded-T, β, i, j)                        the same in host memory
-
-Of the others, i, j and s count in the plan's order, which `multimm.planning.candidates.block_order`
-may change.
-
-T is a token of the operands, the plan and the scalars, so that the same call gives the same
-keys, and different plans never share results.
+T is a token of the operands, the plan and the scalars, so that the same call gives the same keys,
+and different plans never share results. C's own blocks have the indices that they are stored at;
+all else counts in the plan's order, which `multimm.planning.candidates.block_order` may change.
+Operand blocks that are read or packed anew in each wave have the wave first; what is cut out has
+last the worker that has it, by its rank in the plan's grid, whoever has taken that over.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import Any
 
 from dask._task_spec import List, TaskRef
 
-from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.block_task import BlockTask, Key, after
 from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.multiply import after, wait_for
+from multimm.graph.tasks.multiply import wait_for
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Gate, Schedule
 from multimm.planning.tiling.grid import Coordinate
@@ -61,11 +61,6 @@ class Gates:
             end = last[rank]
             # Where others have a wave more, the last gates stand behind this worker's last task.
             kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
-            kwargs: dict[str, Any] = {
-                **end.kwargs,
-                "func": end.func,
-                "gates": List(*kept),
-                "sizes": end.sizes,
-            }
-            kwargs |= {"label": end.label, "place": end.place}
-            self.made[end.key] = BlockTask(end.key, after, *end.args, **kwargs)
+            same: dict[str, Any] = {"label": end.label, "place": end.place, "sizes": end.sizes}
+            args = List(*kept), end.func, *end.args
+            self.made[end.key] = BlockTask(end.key, after, *args, **end.kwargs, **same)

@@ -42,11 +42,11 @@ def uploads(
             wave, step, *rest = task.place.order
             when = (wave, step, Kind.UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
-    tasks = {}
+    tasks: dict[Key, BlockTask] = {}
     for operand in operands:
         for index in np.ndindex(*operand.array.numblocks) if operand.uploaded else ():
-            if (key := operand.key(index)) not in first:
-                continue  # read from its source, in the plan's blocks
+            if (key := operand.key(index)) not in first or key in tasks:
+                continue  # read from its source, in the plan's blocks; or one array on both sides
             order, home = first[key]
             source, at = operand.source(index), operand.located(index) or home
             tasks[key] = BlockTask(

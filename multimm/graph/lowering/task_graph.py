@@ -1,7 +1,4 @@
-"""The tasks of a product: one straight loop over blocks and slabs.
-
-Their keys are listed in `multimm.graph.task_keys`.
-"""
+"""The tasks of a product: one straight loop over blocks and slabs."""
 
 from __future__ import annotations
 

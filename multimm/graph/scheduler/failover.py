@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -39,11 +39,20 @@ def able(scheduler: Scheduler) -> list[str]:
     return found or sorted(scheduler.workers)
 
 
-def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> bool:
-    """Give a product's ranks on some workers to those that take tasks; False if it has none."""
+def replace(
+    scheduler: Scheduler, products: Collection[Product], gone: set[str], stimulus_id: str
+) -> None:
+    """Give the part of some workers in all products to others, also what they have been sent."""
+    for product in products:
+        hand_over(scheduler, product, gone)
+    follow(scheduler, products, stimulus_id)
+
+
+def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> None:
+    """Give a product's ranks on some workers to those that take tasks."""
     leaving = gone.intersection(product.workers)
     if not leaving:
-        return False
+        return
     if not product.replace(leaving, able(scheduler)):
         unpin(scheduler, product)
     if paused := sorted(leaving.intersection(scheduler.workers)):
@@ -53,7 +62,6 @@ def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> bool:
             f"({scheduler.workers[paused[0]].status.name}); others do their part of a product. "
             "Dask pauses a worker whose memory is short: free some of it, or start it again",
         )
-    return True
 
 
 def follow(scheduler: Scheduler, products: Iterable[Product], stimulus_id: str) -> None:

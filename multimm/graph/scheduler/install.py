@@ -11,7 +11,7 @@ from distributed import WorkerPlugin
 
 from multimm.errors import ClusterError, callers_level
 from multimm.graph.scheduler.killed import Killed
-from multimm.graph.scheduler.lost_peers import Departed
+from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.plugin import BlockPlacement
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
     # What the client was told when it connected: to ask would take a millisecond.
     scheduler = client._scheduler_identity.get("id", "")
     _, had = _served.get(client, ("", {}))
-    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), Departed(), Killed())}
+    plugins = had or {plugin.name: plugin for plugin in (BlockPlacement(), LostPeers(), Killed())}
     return scheduler, plugins | {plugin.name: plugin for plugin in more}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
-NAME = "multimm-departed"
+NAME = "multimm-lost-peers"
 #: A fetch that has been begun asks for its connection in the next turn of the event loop; this
 #: is later, however busy the loop is, because what is due runs in order. Arbitrary otherwise.
 SECONDS = 0.1
@@ -38,7 +38,7 @@ def after_removal(worker: Worker, then: Callable[[str], None]) -> Callable[[], N
     return undo
 
 
-class Departed(WorkerPlugin):
+class LostPeers(WorkerPlugin):
     """Drops connections to a lost worker again, a moment after distributed has."""
 
     name = NAME

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, cast
 
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.scheduler.failover import able, hand_over, tell
-from multimm.graph.scheduler.prefetch import Progress
 from multimm.graph.scheduler.product_state import Product, ours
 from multimm.planning.tiling.grid import Coordinate, rearrange
 
@@ -28,7 +28,7 @@ _UPSTREAM, _MAKER, _OWN, _STEP = -1, 0, 1, 2
 
 Order = dict["TaskState", tuple[int, ...]]  #: smaller first
 
-Owners = dict[Key, str]  #: pinned key -> token of the product that pinned it
+Owners = dict[Key, Product]  #: of each pinned key, the product that pinned it
 
 
 def fullest(scheduler: Scheduler, tasks: Iterable[BlockTask]) -> str:
@@ -81,11 +81,10 @@ def pin_tasks(
     for ts, task in tasks.items():
         place = task.place
         order[ts] = (*place.order, _OWN)
-        progress = product.progress.setdefault(product.grid.rank(place.owner), Progress())
         # A graph that comes again, or another one of the same blocks, lists what is done, too.
         fresh = ts.key not in product.pinned
         if _pin(product, ts, place.owner, owners) and fresh and not task.label.kind.prepares:
-            progress.expect(place.step)
+            product.progress_at(place.owner).expect(place.step)
         for key, home in place.blocks:
             maker = scheduler.tasks.get(key)
             if maker is None or maker.state not in _UNDECIDED or ours(maker):
@@ -95,20 +94,19 @@ def pin_tasks(
             order[maker] = min(order.get(maker, when), when)
     for maker, home in operands.items():
         _pin(product, maker, home, owners)
-    _pin_upstream(product, list(operands), order, owners)
-    _follow(list(tasks), order)
+    _pin_upstream(product, operands, order, owners)
+    _follow(tasks, order)
     _reorder(order)
 
 
 def _pin(product: Product, ts: TaskState, at: Coordinate, owners: Owners) -> bool:
     """Pin a task that is still undecided and that nobody else has restricted."""
-    mine = owners.get(ts.key)
-    if mine not in (None, product.token) or ts.state not in _UNDECIDED:
-        return False
     restricted = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
-    if mine is None and restricted:
+    by = owners.get(ts.key)
+    free = by is product or (by is None and not restricted)
+    if not free or ts.state not in _UNDECIDED:
         return False
-    owners[ts.key] = product.token
+    owners[ts.key] = product
     product.pinned[ts.key] = at
     ts.worker_restrictions = {product.address(at)}
     ts.loose_restrictions = False
@@ -116,74 +114,47 @@ def _pin(product: Product, ts: TaskState, at: Coordinate, owners: Owners) -> boo
 
 
 def _pin_upstream(
-    product: Product,
-    made: list[TaskState],
-    order: Order,
-    owners: Owners,
+    product: Product, makers: Iterable[TaskState], order: Order, owners: Owners
 ) -> None:
     """Pin whatever is needed by tasks of one worker only to that worker, level by level."""
-    level = made
-    while level:
-        candidates = {dts for ts in level for dts in ts.dependencies}
+    level = makers
+    while candidates := {dts for ts in level for dts in ts.dependencies}:
         level = []
         for dts in candidates:
-            places = {product.pinned.get(user.key) for user in dts.dependents}
-            if ours(dts) or None in places:
+            if ours(dts) or any(user.key not in product.pinned for user in dts.dependents):
                 continue
-            users = [order[user] for user in dts.dependents if user in order]
-            ranks = {product.grid.rank(at) for at in places if at is not None}
-            if users:
+            if users := [order[user] for user in dts.dependents if user in order]:
                 order[dts] = (*min(users)[:-1], _UPSTREAM)
-            if len(ranks) == 1 and dts.key not in product.pinned:
-                at = next(at for at in places if at is not None)
-                if _pin(product, dts, at, owners):
-                    level.append(dts)
+            ranks = {product.grid.rank(product.pinned[user.key]) for user in dts.dependents}
+            if len(ranks) > 1 or dts.key in product.pinned:
+                continue
+            if _pin(product, dts, product.grid.place(*ranks), owners):
+                level.append(dts)
 
 
-def _follow(product: list[TaskState], order: Order) -> None:
+def _follow(product: Iterable[TaskState], order: Order) -> None:
     """Put what uses blocks of a product, such as a sum, right behind the last block it needs.
 
     So a block that is used once is gone before the next one is made: C need not fit in memory. What
     else only consumers need, X of ``a @ b - X``, comes right before the first of them.
     """
-    consumers: list[TaskState] = []
-    level = product
-    left: dict[TaskState, int] = {}  # what a consumer waits for among consumers and products
-    seen = set(product)
+    consumers: set[TaskState] = set()
+    level = set(product)
     while level:
-        found = []
-        for ts in level:
-            for user in ts.dependents:
-                if user in order or ours(user):
-                    continue
-                left[user] = left.get(user, 0) + 1
-                if user not in seen:
-                    seen.add(user)
-                    found.append(user)
-        level = found
-    ready = product
-    while ready:
-        behind = []
-        for ts in ready:
-            for user in ts.dependents:
-                if user not in left:
-                    continue
-                left[user] -= 1
-                if not left[user]:
-                    last = max(order[dts] for dts in user.dependencies if dts in order)
-                    order[user] = (*last[:-1], last[-1] + _STEP)
-                    behind.append(user)
-        consumers += behind
-        ready = behind
+        users = {user for ts in level for user in ts.dependents if user not in order}
+        level = {user for user in users - consumers if not ours(user)}
+        consumers |= level
+    needs = {ts: consumers.intersection(ts.dependencies) for ts in consumers}
+    for ts in TopologicalSorter(needs).static_order():
+        last = max(order[dts] for dts in ts.dependencies if dts in order)
+        order[ts] = (*last[:-1], last[-1] + _STEP)
     level = consumers
     while level:
-        found = []
-        for dts in {dts for ts in level for dts in ts.dependencies if dts not in order}:
-            if not ours(dts) and all(user in order for user in dts.dependents):
-                first = min(order[user] for user in dts.dependents)
-                order[dts] = (*first[:-1], first[-1] + _UPSTREAM)
-                found.append(dts)
-        level = found
+        needed = {dts for ts in level for dts in ts.dependencies if dts not in order}
+        level = {dts for dts in needed if not ours(dts) and order.keys() >= dts.dependents}
+        for dts in level:
+            first = min(order[user] for user in dts.dependents)
+            order[dts] = (*first[:-1], first[-1] + _UPSTREAM)
 
 
 def _reorder(order: Order) -> None:
@@ -192,9 +163,8 @@ def _reorder(order: Order) -> None:
     The numbers stay among those that `dask.order` gave these tasks, so that they compare
     with everything else on the scheduler as before.
     """
-    fresh = [
-        ts for ts in order if ts.state == "released" and ts.priority is not None
-    ]  # others may sit in a sorted queue
+    # Others may sit in a sorted queue.
+    fresh = [ts for ts in order if ts.state == "released" and ts.priority is not None]
     numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
     sooner = sorted(fresh, key=lambda ts: (order[ts], cast("Any", ts.priority)))
     for ts, number in zip(sooner, numbers, strict=True):

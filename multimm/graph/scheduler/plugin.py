@@ -30,9 +30,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.block_task import BlockTask, Key
-from multimm.graph.scheduler.failover import able, follow, hand_over, tell, unpin
+from multimm.graph.scheduler.failover import able, follow, replace, tell, unpin
 from multimm.graph.scheduler.pinning import Owners, fullest, pin_tasks, product_of
-from multimm.graph.scheduler.prefetch import fetch_for
+from multimm.graph.scheduler.prefetch import fetch_ahead
 from multimm.graph.scheduler.product_state import Product, ours
 from multimm.graph.scheduler.replicas import let_go, spare_awaited
 
@@ -64,14 +64,14 @@ def _guarded(hook: Hook) -> Hook:
     """Undo all pins and tell every client if a hook fails: the scheduler would only log it."""
 
     @wraps(hook)
-    def safe(self: BlockPlacement, scheduler: Scheduler, *args: Any, **kwargs: Any) -> None:
+    def safe(self: BlockPlacement, *args: Any, **kwargs: Any) -> None:
         try:
-            hook(self, scheduler, *args, **kwargs)
+            hook(self, *args, **kwargs)
         except Exception as error:
             logger.exception("multimm's placement failed in %s", hook.__name__)
-            self.release_all(scheduler)
+            self.release_all(self.scheduler)
             tell(
-                scheduler,
+                self.scheduler,
                 f"multimm's placement failed ({type(error).__name__}: {error}); blocks are placed "
                 "by Dask alone from now on, which is right but moves more bytes",
             )
@@ -86,16 +86,19 @@ class BlockPlacement(SchedulerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
-        self.scheduler: Any = None  #: once a graph has come
+        self.scheduler: Any = None
         self.products: dict[str, Product] = {}
         self.owners: Owners = {}
         self.losing = False  #: a worker was lost, and its tasks are not handed over yet
         self.paused: dict[str, float] = {}  #: workers that take no tasks, and since when
 
+    async def start(self, scheduler: Scheduler) -> None:
+        """Where the tasks are."""
+        self.scheduler = scheduler
+
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Pin and order the products that arrive with a graph."""
-        self.scheduler = scheduler
         arrived: dict[str, dict[TaskState, BlockTask]] = {}
         for key in tasks:
             if (ts := scheduler.tasks.get(key)) is not None and (task := ours(ts)) is not None:
@@ -134,9 +137,8 @@ class BlockPlacement(SchedulerPlugin):
     def _replace_lost(self, scheduler: Scheduler) -> None:
         """Give the tasks of all who were lost to the survivors."""
         self.losing = False
-        for product in self.products.values():
-            hand_over(scheduler, product, set(product.workers) - set(scheduler.workers))
-        follow(scheduler, self.products.values(), "multimm-replace-lost")
+        lost = self._workers().difference(scheduler.workers)
+        replace(scheduler, self.products.values(), lost, "multimm-replace-lost")
 
     @_guarded
     def _watch(self, scheduler: Scheduler) -> None:
@@ -148,9 +150,8 @@ class BlockPlacement(SchedulerPlugin):
         now, idle = time.monotonic(), set(scheduler.workers).difference(able(scheduler))
         self.paused = {address: self.paused.get(address, now) for address in idle}
         gone = {address for address in idle if now - self.paused[address] >= PATIENCE}
-        handed_over = [hand_over(scheduler, product, gone) for product in self.products.values()]
-        if any(handed_over):
-            follow(scheduler, self.products.values(), "multimm-replace-paused")
+        if gone := gone & self._workers():
+            replace(scheduler, self.products.values(), gone, "multimm-replace-paused")
 
     @_guarded
     def add_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -164,46 +165,25 @@ class BlockPlacement(SchedulerPlugin):
                 joined.append(product)
         follow(scheduler, joined, f"multimm-add-worker-{worker}")
 
-    def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    @_guarded
+    def transition(
+        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
         """Let go of blocks, and fetch others; forget what the scheduler forgets."""
-        if key in self.owners:
-            if finish == "processing":
-                self._fetch_ahead(self.scheduler, key, kwargs["stimulus_id"])
-            elif start == "processing" and finish == "memory":
-                self._let_go(self.scheduler, key, kwargs["stimulus_id"])
-                self._fetch_ahead(self.scheduler, key, kwargs["stimulus_id"], done=True)
-        if finish == "forgotten" and (token := self.owners.pop(key, None)) is not None:
-            product = self.products[token]
+        done = start == "processing" and finish == "memory"
+        if key in self.owners and (done or finish == "processing"):
+            ts = self.scheduler.tasks[key]
+            if done:
+                let_go(self.scheduler, ts, self.owners[key], stimulus_id)
+            fetch_ahead(self.scheduler, self.products, ts, stimulus_id, done=done)
+        if finish == "forgotten" and (product := self.owners.pop(key, None)) is not None:
             product.pinned.pop(key, None)
             if not product.pinned:
-                del self.products[token]
+                del self.products[product.token]
 
-    @_guarded
-    def _let_go(self, scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
-        """Drop what a task has used, where nothing else will use it."""
-        let_go(scheduler, scheduler.tasks[key], self.products[self.owners[key]], stimulus_id)
-
-    @_guarded
-    def _fetch_ahead(
-        self, scheduler: Scheduler, key: Key, stimulus_id: str, *, done: bool = False
-    ) -> None:
-        """Fetch for what waits for a task, and for what waited for the end of a step."""
-        ts = scheduler.tasks[key]
-        own = ours(ts)
-        step = own is not None and not own.label.kind.prepares
-        if not (done or step):
-            return
-        users = list(ts.dependents)
-        if done and own is not None and step:
-            product = self.products[self.owners[key]]
-            over = product.progress[product.grid.rank(own.place.owner)].done(own.place.step)
-            users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
-        for user in users:
-            task = ours(user)
-            theirs = None if task is None else self.products.get(task.label.product)
-            if task is not None and theirs is not None:
-                progress = theirs.progress[theirs.grid.rank(task.place.owner)]
-                fetch_for(scheduler, user, task.place, progress, stimulus_id)
+    def _workers(self) -> set[str]:
+        """Those that have a part in a product."""
+        return {address for product in self.products.values() for address in product.workers}
 
     def release_all(self, scheduler: Scheduler) -> None:
         """Take back every pin: nothing waits for a worker that will not come."""

@@ -9,61 +9,41 @@ not over: for so much the plan has memory.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from distributed.comm.core import CommClosedError
 
-from multimm.graph.block_task import Key, Place
+from multimm.graph.block_task import Place
+from multimm.graph.scheduler.product_state import Product, Progress, ours
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-When = tuple[int, ...]  #: a wave, and a step of it
 
-
-@dataclass
-class Progress:
-    """How far one worker of a product has come.
-
-    Parameters
-    ----------
-    left : Counter
-        Products and sums of each step that are not done.
-    later : dict
-        Tasks that something could be fetched for, were it not too early, by step.
-    asked : set
-        Blocks that it was asked to fetch, with the wave that needs them.
-    """
-
-    left: Counter[When] = field(default_factory=Counter)
-    later: dict[When, set[Key]] = field(default_factory=lambda: defaultdict(set))
-    asked: set[tuple[Key, int]] = field(default_factory=set)
-    _first: list[When] | None = None  #: two of `left`; a scheduler has no time to look at them all
-
-    def expect(self, step: When) -> None:
-        """One more task of a step is to be done."""
-        self.left[step] += 1
-        self._first = None
-
-    def near(self, step: When) -> bool:
-        """Whether all steps are over that come before another one, except for the last of them."""
-        if self._first is None:
-            self._first = nsmallest(2, self.left)
-        return len(self._first) < 2 or step <= self._first[1]
-
-    def done(self, step: When) -> list[Key]:
-        """One task of a step is; return those that it is not too early for any more."""
-        self.left[step] -= 1
-        if self.left[step] > 0:
-            return []
-        del self.left[step]
-        self._first = None
-        ready = [step for step in self.later if self.near(step)]
-        return [key for step in ready for key in self.later.pop(step)]
+def fetch_ahead(
+    scheduler: Scheduler,
+    products: Mapping[str, Product],
+    ts: TaskState,
+    stimulus_id: str,
+    *,
+    done: bool,
+) -> None:
+    """Fetch for what waits for a task that begins, or is done, and for what waited for its step."""
+    own = ours(ts)
+    step = own is not None and not own.label.kind.prepares
+    if not (done or step):
+        return
+    users = list(ts.dependents)
+    if done and own is not None and step:
+        over = products[own.label.product].progress_at(own.place.owner).done(own.place.step)
+        users += [scheduler.tasks[user] for user in over if user in scheduler.tasks]
+    for user in users:
+        task = ours(user)
+        if task is not None and (theirs := products.get(task.label.product)) is not None:
+            progress = theirs.progress_at(task.place.owner)
+            fetch_for(scheduler, user, task.place, progress, stimulus_id)
 
 
 def fetch_for(

@@ -1,16 +1,16 @@
-"""The workers of one product on a scheduler: which rank of the grid is which address."""
+"""One product on a scheduler: which rank is which address, and how far each has come."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from distributed.comm.addressing import get_address_host
 
 from multimm.graph.block_task import BlockTask, Key
-from multimm.graph.scheduler.prefetch import Progress
 from multimm.planning.tiling.grid import Coordinate, Grid
 
 if TYPE_CHECKING:
@@ -20,6 +20,50 @@ if TYPE_CHECKING:
 def ours(ts: TaskState) -> BlockTask | None:
     """What a task runs, if it is one of a product of ours, with a place."""
     return ts.run_spec if isinstance(ts.run_spec, BlockTask) else None
+
+
+When = tuple[int, ...]  #: a wave, and a step of it
+
+
+@dataclass
+class Progress:
+    """How far one worker of a product has come.
+
+    Parameters
+    ----------
+    left : Counter
+        Products and sums of each step that are not done.
+    later : dict
+        Tasks that something could be fetched for, were it not too early, by step.
+    asked : set
+        Blocks that it was asked to fetch, with the wave that needs them.
+    """
+
+    left: Counter[When] = field(default_factory=Counter)
+    later: dict[When, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    asked: set[tuple[Key, int]] = field(default_factory=set)
+    _first: list[When] | None = None  #: two of `left`; a scheduler has no time to look at them all
+
+    def expect(self, step: When) -> None:
+        """One more task of a step is to be done."""
+        self.left[step] += 1
+        self._first = None
+
+    def near(self, step: When) -> bool:
+        """Whether all steps are over that come before another one, except for the last of them."""
+        if self._first is None:
+            self._first = nsmallest(2, self.left)
+        return len(self._first) < 2 or step <= self._first[1]
+
+    def done(self, step: When) -> list[Key]:
+        """One task of a step is; return those that it is not too early for any more."""
+        self.left[step] -= 1
+        if self.left[step] > 0:
+            return []
+        del self.left[step]
+        self._first = None
+        ready = [step for step in self.later if self.near(step)]
+        return [key for step in ready for key in self.later.pop(step)]
 
 
 @dataclass
@@ -43,11 +87,15 @@ class Product:
     grid: Grid
     workers: list[str]
     pinned: dict[Key, Coordinate] = field(default_factory=dict)
-    progress: dict[int, Progress] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=lambda: defaultdict(Progress))
 
     def address(self, at: Coordinate) -> str:
         """The worker at a place in the grid."""
         return self.workers[self.grid.rank(at)]
+
+    def progress_at(self, at: Coordinate) -> Progress:
+        """How far the worker at a place has come."""
+        return self.progress[self.grid.rank(at)]
 
     def replace(self, gone: Collection[str], able: Collection[str]) -> bool:
         """Give the ranks of workers that are gone to those with the fewest; False if none is able.
@@ -63,9 +111,9 @@ class Product:
         for rank, address in enumerate(self.workers):
             if address in gone:
                 host = get_address_host(address)
-                heir = min(load, key=lambda a: (load[a], hosts[a] == host, a))
-                self.workers[rank] = heir
-                load[heir] += 1
+                replacement = min(load, key=lambda a: (load[a], hosts[a] == host, a))
+                self.workers[rank] = replacement
+                load[replacement] += 1
         return True
 
     def make_room(self, joined: str) -> bool:

@@ -1,39 +1,31 @@
 """Blocks in the host memory of GPU workers: multiplied on the GPU, and returned as they came.
 
-Whose operands are NumPy arrays gets NumPy arrays, wherever the workers multiply them. So on workers
-with GPUs each block of such an operand is brought to the GPU of the worker that has it, or is to
-have it (`multimm.graph.lowering.host_uploads`); all that follows is as for blocks that were made
-there. A task for each block of the result brings that back, in a layer of its own: a product of the
-result takes what is below. What gives its worker's thread up while bytes travel is a task of its
-own: what Dask made one with it would run in no thread of the worker's, beside any number of its
-like, and what it held could not be spilled.
+Operands of NumPy give results of NumPy. On workers with GPUs each block of such an operand goes up
+to a GPU by a task of its own (`multimm.graph.lowering.host_uploads`), and each block of the result
+comes back by another (`multimm.graph.lowering.host_downloads`). Dask fuses nothing with these: they
+give up their worker's thread while bytes travel, and what it fused would run in no thread of the
+worker's, beside any number of its like, and could not be spilled.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
 
-import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef
-from dask.highlevelgraph import HighLevelGraph
 
 from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
-from multimm.graph.block_task import Block, Key, LabelledTask
-from multimm.graph.data_location import ProductLayer
-from multimm.graph.label import Kind
+from multimm.graph.block_task import Block
 from multimm.graph.lowering.sub_blocks import Pieces
 from multimm.graph.streams import own_stream
-from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.planning.cost.memory import AT_ONCE
@@ -141,24 +133,6 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
         return finished(made(_all_there(blocks)))
 
 
-class DownloadLayer(ProductLayer):
-    """The tasks that bring a product's blocks back, and the name of what these are of."""
-
-    def __init__(
-        self, tasks: Mapping[Key, Task], below: str, owners: tuple[int, ...], workers: int
-    ) -> None:
-        super().__init__(tasks, owners, workers)
-        self.below = below
-
-    def renamed(
-        self, tasks: Mapping[Key, Task], new: Callable[[Key], Key], *, bound: bool
-    ) -> ProductLayer:
-        """What waits for something else does so here: there is nothing to take from below."""
-        if bound:
-            return ProductLayer(tasks, self.owners, self.workers)
-        return DownloadLayer(tasks, new(self.below), self.owners, self.workers)
-
-
 @named
 def download(block: Block, *, limit: int | None = None) -> Block:
     """A block in host memory.
@@ -195,29 +169,6 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
         there = _all_there([*given, *more.values()])
         named = dict(zip(more, there[len(given) :], strict=True))
         return to_numpy(func(*there[: len(given)], **named))
-
-
-def downloaded(array: da.Array, keys: Keys, limit: int | None) -> da.Array:
-    """The lazy array of a product's blocks in host memory; `limit` as in `download`."""
-    name, made = keys.name("downloaded"), {}
-    for at in np.ndindex(*array.numblocks):
-        key, label = (name, *at), keys.label(Kind.DOWNLOAD, block=at)
-        below = TaskRef((array.name, *at))
-        made[key] = LabelledTask(key, download, below, label=label, limit=limit)
-    product = array.dask.layers[array.name]
-    layer = DownloadLayer(made, array.name, product.owners, product.workers)
-    upstream: Any = array
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=[upstream])
-    return da.Array(graph, name, array.chunks, meta=array._meta)
-
-
-def below_download(array: da.Array) -> da.Array:
-    """What `downloaded` was made of; any other array itself."""
-    layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, DownloadLayer):
-        return array
-    name = layer.below
-    return da.Array(array.dask.cull_layers([name]), name, array.chunks, meta=array._meta)
 
 
 def _in_host_memory(block: Block) -> bool:

@@ -118,45 +118,32 @@ def gemm(
     array of shape (..., m, n), dtype ``step.dtype``
         On the device of `a`, in the order of the current stream.
     """
-    direct = out if step.dtype == "float32" else None
+    same: dict[str, Any] = {
+        name: getattr(step, name) for name in ("trans_a", "trans_b", "alpha", "beta")
+    }
     if is_packed(a) or is_packed(b) or (is_cupy(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import product
 
-        scheme = scheme_of(step.precision, a.dtype, b.dtype)
         left = as_float32(a)
-        sums = product.gemm(
+        result = product.gemm(
             left,
             left if b is a else as_float32(b),
-            precision=scheme,
-            trans_a=step.trans_a,
-            trans_b=step.trans_b,
-            alpha=step.alpha,
-            beta=step.beta,
+            precision=scheme_of(step.precision, a.dtype, b.dtype),
             c=as_float32(c),
             partial=partial,
             tuned=tuned,
             lower=lower,
-            out=direct,
+            out=out if step.dtype == "float32" else None,
+            **same,
         )
         if step.dtype == "float32":
-            return sums
-        return _into(out, sums) if out is not None else sums.astype(step.dtype)
-    result = library_gemm.gemm(
-        a,
-        b,
-        trans_a=step.trans_a,
-        trans_b=step.trans_b,
-        alpha=step.alpha,
-        beta=step.beta,
-        c=c,
-        partial=partial,
-        accumulate=step.accumulate,
-        dtype=step.dtype,
-    )
-    return result if out is None else _into(out, result)
-
-
-def _into(out: Block, result: Block) -> Block:
+            return result
+        result = result if out is not None else result.astype(step.dtype)
+    else:
+        same |= {"accumulate": step.accumulate, "dtype": step.dtype}
+        result = library_gemm.gemm(a, b, c=c, partial=partial, **same)
+    if out is None:
+        return result
     out[...] = result
     return out
 
@@ -242,11 +229,6 @@ def read(
 
 def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
-
-
-def after(*args: Any, func: Callable[..., Block], gates: list[None], **kwargs: Any) -> Block:
-    """What `func` returns; until then the gates are kept."""
-    return func(*args, **kwargs)
 
 
 def in_turn(
