@@ -365,7 +365,7 @@ GRAPH = (
         "graph/scheduler/pinning.py",
         "ts.loose_restrictions = False",
         "ts.loose_restrictions = True",
-        "placement",
+        "placement -k steal",
     ),
     Fault(
         "restrictions that the user set are overwritten",
