@@ -83,10 +83,12 @@ def scattered(
     chunks = normalize_chunks(edges, x.shape)
     numbers = product(*(range(len(sizes)) for sizes in chunks))
     name = f"scattered-{np.random.default_rng().integers(10**9)}"
-    futures = {
-        (name, *index): client.scatter(x[where], workers=[addresses[owner]], hash=False)
-        for index, where, owner in zip(numbers, slices_from_chunks(chunks), owners, strict=True)
-    }
+    blocks = list(zip(numbers, slices_from_chunks(chunks), owners, strict=True))
+    futures = {}
+    for number in set(owners):  # a call takes as long for many blocks as for one
+        own = {str((name, *at)): x[where] for at, where, owner in blocks if owner == number}
+        futures |= client.scatter(own, workers=[addresses[number]], hash=False)
+    futures = {(name, *at): futures[str((name, *at))] for at, *_ in blocks}
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, chunks, dtype=x.dtype)
 

@@ -128,7 +128,7 @@ PLANNING = (
         "planning/choice.py",
         "ranks = fewer or found",
         "ranks = found",
-        "some_workers golden",
+        "fewer",
     ),
     Fault(
         "a slower plan wins where it was to give way",
@@ -365,7 +365,7 @@ GRAPH = (
         "graph/scheduler/pinning.py",
         "ts.loose_restrictions = False",
         "ts.loose_restrictions = True",
-        "placement",
+        "placement -k steal",
     ),
     Fault(
         "restrictions that the user set are overwritten",
@@ -428,7 +428,7 @@ GRAPH = (
         "graph/scheduler/replicas.py",
         "or product.address(home) == worker.address:",
         "or False:",
-        "prefetch memory addend",
+        "memory -k slab_by_slab",
     ),
     Fault(
         "copies of blocks stay until Dask looks for them",

@@ -143,3 +143,18 @@ def test_where_c_lies_is_counted():
     assert whole.time_terms["transfers"] > planned(owners=owners).time_terms["transfers"]
     without = plan_matmul(Problem(square, square), cluster, options=fixed)
     assert without.bytes_added == 0
+
+
+def test_c_that_lies_elsewhere_takes_memory_there_and_where_it_is_added():
+    square = MatrixSpec((64, 64), chunks=((16,) * 4,) * 2)
+    cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16, p_k=1)
+
+    def held(owners):
+        problem = Problem(square, square, c=replace(square, owners=owners))
+        plan = plan_matmul(problem, cluster, options=fixed)
+        return sum(plan.spill_terms.values()), plan
+
+    there, plan = held((0,) * 16)
+    here, _ = held(plan.layout.result_owners(4))
+    # One worker has all of it, another one fetches its quarter.
+    assert there - here >= square.nbytes * (1 - 1 / 4) + square.nbytes / 4

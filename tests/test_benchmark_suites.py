@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stand_in import gpu, memory
 from toy_cupy import ToyTimer, toy_cupy
 
 import multimm.gpu.elementwise.reduce
 import multimm.gpu.product
 from benchmarks import kernels, latency, matvec, python_comparison, records, sums
-from benchmarks.cases import TRANSPOSES, Case
-from benchmarks.cublas import Cublas
+from benchmarks.cases import Case
 from benchmarks.harness import Bench, WrongResultError
 from benchmarks.report import tables
 from benchmarks.report.runs import Runs
@@ -55,13 +53,6 @@ def test_the_command_runs_what_a_machine_without_gpu_can(
     with pytest.raises(SystemExit):
         kernels.main(["ladder"])
     assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_every_suite_of_a_gpu_has_a_quick_form():
-    for quick in (False, True):
-        found = kernels.suites(quick, gpu=True)
-        assert set(found) == set(kernels.SUITES)
-        assert all(bool(suite.keywords) or not quick for suite in found.values())
 
 
 @pytest.fixture
@@ -129,30 +120,6 @@ def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
     assert "| 5 x 1 x 7, TN |" in tables.matvec(
         [dict.fromkeys(records.KEYS) | entry for entry in bench.records]
     )
-
-
-@pytest.mark.parametrize("letters", TRANSPOSES)
-@pytest.mark.parametrize(("m", "n"), [(5, 1), (1, 5), (1, 1)])
-@pytest.mark.parametrize("extra", [0, 3])
-def test_sgemv_is_called_as_its_reference_describes(letters, m, n, extra):
-    def sgemv(handle, trans, rows, cols, alpha, a, lda, x, incx, beta, y, incy):
-        """Columns of A lie lda apart: y = op(A) x."""
-        rows, cols, lda, incx, incy = (v.value for v in (rows, cols, lda, incx, incy))
-        assert lda >= rows
-        matrix = memory(a.value, (rows, cols), (1, lda), "f4")
-        matrix = matrix.T if trans.value else matrix
-        vector = memory(x.value, (matrix.shape[1],), (incx,), "f4")
-        memory(y.value, (matrix.shape[0],), (incy,), "f4")[...] = matrix @ vector
-        return 0
-
-    case = Case(m, n, 7, letters, extra=extra)
-    rng = np.random.default_rng(3)
-    a, b, out = (gpu(rng.standard_normal(s).astype("f4"), extra=extra) for s in case.shapes)
-    library = object.__new__(Cublas)
-    library._handle, library._blas = None, SimpleNamespace(cublasSgemv_v2=sgemv)
-    library.sgemv(case, a, b, out)()
-    np.testing.assert_allclose(np.asarray(out), _product(case, a, b), rtol=1e-5)
-    assert library.sgemv(Case(2, 3, 4), a, b, out) is None
 
 
 def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(

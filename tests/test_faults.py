@@ -167,7 +167,11 @@ def test_a_worker_killed_during_a_transfer(role):
         assert victim not in cluster.scheduler.workers, "nobody was killed"
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["worker lost", "worker restarted"])
+@pytest.mark.parametrize(
+    "restarts",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["worker lost", "worker restarted"],
+)
 def test_a_killed_worker_does_not_change_a_gram_product(restarts):
     x = operands()[0].compute(scheduler="threads")
     with workers(3) as (cluster, client):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
-from contextlib import contextmanager
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import dask
@@ -14,7 +11,6 @@ import dask.array as da
 import distributed
 import numpy as np
 import pytest
-from clusters import in_threads
 
 import multimm
 from benchmarks import cublas
@@ -97,49 +93,6 @@ def test_a_wrong_product_is_never_timed():
 
 
 # One by one
-
-
-@pytest.fixture
-def toy_library(monkeypatch):
-    """cublasXt in NumPy: column-major, from pointers, as its documentation defines it."""
-
-    def view(pointer, leading, rows, columns):
-        kind = ctypes.c_float * (leading.value * columns)
-        array = np.frombuffer(kind.from_address(pointer.value), np.float32)
-        return array.reshape(columns, leading.value).T[:rows]
-
-    def sgemm(handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
-        m, n, k = m.value, n.value, k.value
-        left = view(a, lda, *((k, m) if trans_a.value else (m, k)))
-        right = view(b, ldb, *((n, k) if trans_b.value else (k, n)))
-        product = (left.T if trans_a.value else left) @ (right.T if trans_b.value else right)
-        view(c, ldc, m, n)[...] = product
-        return 0
-
-    calls = {}
-    names = ("Create", "DeviceSelect", "SetBlockDim", "SetPinningMemMode")
-    entries = {f"cublasXt{n}": lambda *a, n=n: calls.update({n: a}) or 0 for n in names}
-    library = SimpleNamespace(cublasXtSgemm=sgemm, **entries)
-    monkeypatch.setattr("benchmarks.peers.cublasxt.library", lambda name: library)
-    for name in cublas.OVERRIDES:
-        monkeypatch.delenv(name, raising=False)
-    return calls
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_cublasxt_is_given_row_major_matrices(toy_library, product):
-    one = system("cublasxt")(GPU)
-    with one.opened():
-        found = measure(one, product, "float32", 2)
-    assert found["errors"]["componentwise_u"] < product.k
-    assert list(toy_library["DeviceSelect"][2]) == [0, 1]
-    assert "2 GPUs" in one.config
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_numpy_multiplies(product):
-    one = system("numpy")(CPU)
-    assert len(measure(one, product, "float32", 2)["seconds"]) == 2
 
 
 class OnToyGpu(np.ndarray):
@@ -291,61 +244,6 @@ def test_operands_come_in_chunks_that_lie_in_turn(name):
         if name == "multimm":
             # Of the tall one sums alone travel.
             assert found["bytes_received"] <= 256 * 256 * 4
-            assert "k in the order in which it lies" in found["plan"]
-
-
-HOSTED = Product("host", "h", 900, 900, 900, chunk=300, hosted=True)
-
-
-def test_hosted_blocks_are_numpy_also_on_gpu_workers(cupy, gpu_workers):
-    """multimm and dask.array are given the same."""
-    for name in ("multimm", "dask.array"):
-        one = gpu_workers(name)
-        with one.opened():
-            first, second = (one.dealt_out(HOSTED, HOSTED.chunk, seed) for seed in (1, 2))
-            values = []
-            for x in (*first, *second):
-                assert type(x._meta) is np.ndarray
-                assert x.chunks == ((300,) * 3,) * 2
-                blocks = one.client.gather(
-                    [x.dask[key] for row in x.__dask_keys__() for key in row]
-                )
-                assert {(type(block), block.dtype.name) for block in blocks} == {
-                    *((np.ndarray, "float32"),)
-                }
-                values += [float(block[0, 0]) for block in blocks]
-            assert len(set(values)) == len(values)  # no block is another one's
-            there, _ = one.dealt_out(replace(HOSTED, hosted=False), 300, 1)
-            assert type(there._meta) is OnToyGpu
-
-
-MOVED: list[str] = []
-
-
-def to_toy_gpu(block):
-    assert type(block) is np.ndarray
-    MOVED.append("up")
-    return block.view(OnToyGpu)
-
-
-def from_toy_gpu(block):
-    assert type(block) is OnToyGpu
-    MOVED.append("down")
-    return np.asarray(block)
-
-
-@pytest.fixture
-def gpu_workers(cupy, monkeypatch):
-    """Systems on two workers in threads that are taken for GPU workers."""
-    cupy.asarray, cupy.asnumpy = to_toy_gpu, from_toy_gpu
-
-    @contextmanager
-    def started(self):
-        with in_threads(2) as cluster, distributed.Client(cluster) as client:
-            yield client
-
-    monkeypatch.setattr(OnDask, "started", started)
-    return lambda name: system(name)(GPU)
 
 
 def _spoilt(one, product):

@@ -319,6 +319,7 @@ wait
 SBATCH = CLUSTER / "slurm" / "multimm.sbatch"
 
 
+@pytest.mark.slow
 def test_the_job_script_runs_a_product(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()

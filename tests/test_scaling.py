@@ -86,26 +86,6 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 # What is asked
 
 
-def test_unknown_names_list_the_known_ones():
-    for option, known in (("cases", "strong, weak, tall, rectangular, chunked, host, steady"),
-                          ("peers", "dask.array, jax highest, cupy, jax default, cublasxt, numpy"),
-                          ("precisions", "float32, ieee, tf32")):  # fmt: skip
-        with pytest.raises(OptionError, match=f"no .* is called 'nonsense'; known are {known}"):
-            ask(**{option: "nonsense"})
-    result = CliRunner().invoke(main, ["bench", "--peers", "nonsense"])
-    assert result.exit_code == 2
-    assert "known are dask.array" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_too_few_gpus_are_said_before_anything_starts(eight_gpus):
-    with pytest.raises(OptionError, match="--gpus 1,16: this host has 8"):
-        ask(gpus="1,16")
-    assert ask().counts == (1, 2, 4, 8)
-    assert ask(quick=True).counts == (8,)
-    assert ask(workers="2").device == "cpu"
-
-
 def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatch):
     items = agenda.agenda(ask(peers="none", cases="strong"))
     reasons = {(i.product.m, i.machine.workers): i.absent for i in items}
@@ -231,20 +211,6 @@ def command(monkeypatch):
 SAY = "import json, os, sys, time\ndef say(**m): print(json.dumps(m), flush=True)\n"
 
 
-def test_a_group_that_dies_leaves_its_last_words(command, tmp_path):
-    command(SAY + "say(step=0)\nraise ValueError('out of luck')")
-    heard = []
-    with (
-        Group("", tmp_path / "log") as one,
-        pytest.raises(GroupError, match="exit status 1: ValueError: out of luck"),
-    ):
-        heard.extend(one.messages())
-    assert heard == [{"step": 0}]
-    command("import os; os.kill(os.getpid(), 9)")
-    with Group("", tmp_path / "log") as one, pytest.raises(GroupError, match="SIGKILL"):
-        list(one.messages())
-
-
 @pytest.mark.alone
 def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, monkeypatch):
     monkeypatch.setattr(group, "SETTLE", 0.2)
@@ -359,11 +325,6 @@ def test_a_failed_case_and_a_dead_group_are_recorded_and_the_rest_goes_on(monkey
     assert len(verdict.failed(found)) == 2
 
 
-def test_a_group_that_ends_early_is_no_endless_loop(monkeypatch, tmp_path):
-    found, *_ = swept(monkeypatch, tmp_path, [item("one"), item("two")], [OPENED], [OPENED])
-    assert [r["detail"]["reason"] for r in found] == ["its process ended early"] * 2
-
-
 def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
     items = [item("one"), item("two"), item("three")]
     said = [OPENED, done(0), {"wrong": 1, "reason": "an element is off by 9 u"}]
@@ -412,17 +373,6 @@ def test_an_interrupted_sweep_can_be_closed_as_it_is(monkeypatch, tmp_path):
     again = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
     assert again.exit_code == 2
     assert "nothing to close" in again.stderr
-
-
-def test_another_sweep_is_not_mixed_with_an_unfinished_one(monkeypatch, tmp_path):
-    items = [item("one")]
-    with pytest.raises(KeyboardInterrupt):
-        swept(monkeypatch, tmp_path, items, [KeyboardInterrupt()])
-    monkeypatch.setenv("MULTIMM_COMMIT", "another")
-    with pytest.raises(OptionError, match=r"another commit \(0123456789abcdef\).*--restart"):
-        swept(monkeypatch, tmp_path, items)
-    found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0)], restart=True)
-    assert len(found) == 1
 
 
 def test_runs_in_a_row_are_held_against_their_median(monkeypatch, tmp_path):

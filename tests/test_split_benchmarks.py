@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
@@ -12,15 +11,15 @@ import numpy as np
 import pytest
 from pack_reference import joined
 from pack_reference import split as split_parts
-from stand_in import gpu, memory
+from stand_in import gpu
 from toy_cupy import ToyTimer, toy_cupy
 from wgmma_model import wgmma_model
 
 import multimm.gpu.emulated.pack
 import multimm.gpu.product
 from benchmarks import accuracy, records, split, xla
-from benchmarks.cases import TRANSPOSES, Case
-from benchmarks.cublas import COMPUTE_TF32, Cublas
+from benchmarks.cases import Case
+from benchmarks.cublas import COMPUTE_TF32
 from benchmarks.distributions import DISTRIBUTIONS, EVERY, OVER_K, draw
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.report import split_tables
@@ -122,16 +121,6 @@ def loaded(bench):
 # The suite split
 
 
-class SteadyBench(Bench):
-    """Sustained figures without waiting for them."""
-
-    def steady(self, call, flops):
-        call()
-        rates = itertools.count(100.0, 10.0)
-        return {"duration": 3.0, "tflops": next(rates), "sm_mhz": 1900.0, "watts": 699.0,
-                "gflop_per_joule": 250.0}  # fmt: skip
-
-
 def measured_split(bench_class=Bench, **more):
     bench = bench_class(ToyTimer(), rounds=1, target=0, sustained=0)
     given = {"squares": (Case(8, 8, 256), Case(8, 8, 256, "TT")),
@@ -175,21 +164,6 @@ def test_ratios_are_those_of_the_peers_of_a_precision():
     assert split.ratios("cublas tf32", "tf32", seconds) == {"cublas": 5.0}
 
 
-def test_sustained_figures_have_their_own_ratios(toys):
-    entries = loaded(measured_split(SteadyBench))
-    lasting = {e["system"]: e["sustained"] for e in entries if e["sustained"]}
-    assert set(lasting) == {
-        "multimm", "multimm packed before", "multimm by mma",
-        "multimm tf32", "multimm tf32 packed before", "multimm tf32 by mma",
-        "cublas sgemm", "cublas tf32", "cublas fp16",
-    }  # fmt: skip
-    assert {e["case"] for e in entries if e["sustained"]} == {"split 8 NN"}
-    assert lasting["multimm"]["ratio_vs"] == {"cublas": 1.0, "a third of cublas fp16": 3.0}
-    table = split_tables.split(entries)
-    assert "| 8 NN | multimm | 100.0 | 1.000 |  | 300.0 | 1900 | 699 | 250.0 |" in table
-    assert "| 8 NN | multimm tf32 | 100.0 | 1.000 | 1.000 |  | 1900 | 699 | 250.0 |" in table
-
-
 def test_wrong_products_kernels_and_packs_are_not_timed(toys):
     for spoil, message in (
         ({"float32": (1.01, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
@@ -202,43 +176,6 @@ def test_wrong_products_kernels_and_packs_are_not_timed(toys):
         toys.spoil = spoil
         with pytest.raises(WrongResultError, match=re.escape(message)):
             measured_split()
-
-
-@pytest.mark.parametrize("letters", TRANSPOSES)
-@pytest.mark.parametrize("extra", [0, 3])
-@pytest.mark.parametrize("kind", ["f4", "f2"])
-def test_gemm_ex_is_called_as_its_reference_describes(letters, extra, kind, monkeypatch):
-    def gemm_ex(handle, trans_x, trans_y, m, n, k, alpha, x, kind_x, ldx, y, kind_y, ldy, beta,
-                d, kind_d, ldd, compute, algorithm):  # fmt: skip
-        """Column-major D = op(X) op(Y)."""
-        m, n, k = m.value, n.value, k.value
-        assert kind_x.value == kind_y.value == {"f4": 0, "f2": 2}[kind]
-        assert (kind_d.value, compute.value, algorithm.value) == (0, 77, -1)
-        assert (alpha._obj.value, beta._obj.value) == (1, 0)
-        operands = []
-        for trans, pointer, ld, shape in (
-            (trans_x, x, ldx, (m, k)),
-            (trans_y, y, ldy, (k, n)),
-        ):
-            stored = shape[::-1] if trans.value else shape
-            assert ld.value >= stored[0]
-            matrix = memory(pointer.value, stored, (1, ld.value), kind).astype("f4")
-            operands.append(matrix.T if trans.value else matrix)
-        memory(d.value, (m, n), (1, ldd.value), "f4")[...] = operands[0] @ operands[1]
-        return 0
-
-    case = Case(5, 6, 7, letters, extra=extra)
-    rng = np.random.default_rng(3)
-    a, b = (gpu(rng.integers(-4, 5, s).astype(kind), extra=extra) for s in case.shapes[:2])
-    out = gpu(np.zeros(case.shapes[2], "f4"), extra=extra)
-    library = object.__new__(Cublas)
-    library._handle, library._blas = None, SimpleNamespace(cublasGemmEx=gemm_ex)
-    library.gemm_ex(case, a, b, out, COMPUTE_TF32)()
-    exact = oriented(a, case.trans_a).astype("f4") @ oriented(b, case.trans_b).astype("f4")
-    np.testing.assert_array_equal(np.asarray(out), exact)
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    with pytest.raises(RuntimeError, match="NVIDIA_TF32_OVERRIDE is 0"):
-        library.gemm_ex(case, a, b, out, COMPUTE_TF32)
 
 
 # Errors

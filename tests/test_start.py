@@ -43,6 +43,7 @@ def ours(a, b):
     return multimm.matmul(a, b, blocks=EDGE, slabs=EDGE)
 
 
+@pytest.mark.slow
 def test_512_block_products_begin_no_later_than_stock_dasks():
     waited = {ours: [], da.matmul: []}
     counts = {}

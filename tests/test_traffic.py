@@ -101,7 +101,7 @@ PRODUCTS = (
 WHERE = ("turn", "next", "bands", "random", "uneven", "one", "grid", "lazy")
 #: Workers, a product, and where its A lies: a quarter of all.
 TABLE = [
-    (workers, of, where)
+    pytest.param(workers, of, where, marks=[pytest.mark.slow] * (workers == 3))
     for workers, of, where in product((2, 3, 4), range(len(PRODUCTS)), range(len(WHERE)))
     if (workers + of + where) % 4 == 0
 ]
