@@ -61,7 +61,7 @@ FOLDERS: dict[str, set[str]] = {
     "gpu.emulated": {"gpu.runtime", "gpu.elementwise", "gpu.simt", "shapes"},
     "gpu.tuning": {"gpu.runtime", "gpu.elementwise", "gpu.simt", "gpu.emulated"},
     "planning.tiling": set(),
-    "planning.work": {"planning.tiling"},
+    "planning.work": {"planning.tiling", "shapes"},
     "planning.cost": {"planning.tiling", "planning.work"},
     "planning.candidates": {"planning.tiling", "planning.work", "planning.cost"},
 }
