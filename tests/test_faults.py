@@ -102,7 +102,7 @@ def test_a_worker_killed_while_portions_of_c_are_made(columns):
         large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30 * len(a.chunks[1]))
         problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64", 8, 8)
         spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000_000, 50.0, 20.0), 3)
-        found = (x for x in in_portions(problem, spec) if x.adds == (columns < 512))
+        found = (x for x in in_portions(problem, spec) if x.work.adds == (columns < 512))
         plan = replace(plan_matmul(problem, spec), layout=next(found))
         install(client)
         killer = Killer(cluster, client, [2], only=lambda x: x.kind is Kind.PARTIAL)
