@@ -165,7 +165,7 @@ def wait_until(process, condition):
 
 
 def test_ctrl_c_while_workers_start(tmp_path):
-    process = product(tmp_path, "--workers", 2)
+    process = product(tmp_path, "--workers", 2, size=8000)  # not over before the signal
     wait_until(process, lambda: len(psutil.Process(process.pid).children()) > 1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
