@@ -70,8 +70,8 @@ PLANNING = (
     Fault(
         "bytes of partial sums are left out of the closed form",
         "planning/cost/communication.py",
-        "+ sums * (grid.p_k - 1)",
-        "+ sums * (grid.p_k - 2)",
+        "+ _sums(problem) * (grid.p_k - 1)",
+        "+ _sums(problem) * (grid.p_k - 2)",
         "planning golden -k closed_form or golden",
     ),
     Fault(
@@ -160,14 +160,14 @@ PLANNING = (
     ),
     Fault(
         "a lazy product names the wrong workers for its blocks",
-        "planning/layouts/cyclic.py",
+        "planning/schedule.py",
         "return tuple(rank % workers for rank in ranks)",
         "return tuple((rank + 1) % workers for rank in ranks)",
         "owners",
     ),
     Fault(
         "C that lies elsewhere is added for nothing",
-        "planning/layouts/cyclic.py",
+        "planning/schedule.py",
         "return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))",
         "return False",
         "addend",
@@ -213,15 +213,15 @@ MEMORY = (
     Fault(
         "the finished blocks of C take no memory",
         "planning/cost/memory.py",
-        '{"C finished": (result - each * layout.wave_sums) * p.out_bytes}',
-        '{"C finished": 0}',
-        "memory",
+        'finished: Terms = {"C finished": (',
+        'finished: Terms = {"C finished": 0 * (',
+        "gathered gram -k memory_counts or memory_is",
     ),
     Fault(
-        "partial sums of a wave take no memory",
+        "partial sums take no memory",
         "planning/cost/memory.py",
-        '"partial sums": _sums_at_once(layout, cluster) * layout.wave_sums * p.sum_bytes,',
-        '"partial sums": 0,',
+        '"partial sums": _sums_at_once(layout, cluster) * ',
+        '"partial sums": 0 * ',
         "memory",
     ),
     Fault(
@@ -312,17 +312,17 @@ GRAPH = (
         "faults -k streamed",
     ),
     Fault(
-        "a slice of C needs every task that a gate waits for",
+        "a slice of C needs every task that a barrier waits for",
         "graph/data_location.py",
-        "if task.func is wait_for:",
+        "if task.label.kind is Kind.WAIT:",
         "if task is None:",
         "consumers",
     ),
     Fault(
-        "alpha is applied to every slab",
-        "graph/lowering/task_graph.py",
-        'args: dict[str, Any] = {"step": self.inner, **more}',
-        'args: dict[str, Any] = {"step": self.step, **more}',
+        "alpha is applied to every product of a chain",
+        "graph/tasks/multiply.py",
+        "return replace(self, alpha=1, beta=0,",
+        "return replace(self, beta=0,",
         "gemm",
     ),
     Fault(
@@ -370,8 +370,8 @@ GRAPH = (
     Fault(
         "restrictions that the user set are overwritten",
         "graph/scheduler/pinning.py",
-        "if mine is None and restricted:",
-        "if mine is None and not ts:",
+        "(by is None and not restricted)",
+        "by is None",
         "placement",
     ),
     Fault(
@@ -384,15 +384,15 @@ GRAPH = (
     Fault(
         "what uses a block of C comes long after it",
         "graph/scheduler/pinning.py",
-        "    _follow(list(places), order)\n",
+        "    _follow(tasks, order)\n",
         "",
         "consumers",
     ),
     Fault(
         "a plugin that fails leaves tasks pinned",
         "graph/scheduler/plugin.py",
-        "            self.release_all(scheduler)\n            tell(",
-        "            tell(",
+        "            self.release_all(self.scheduler)\n",
+        "",
         "placement",
     ),
     Fault(
@@ -418,7 +418,7 @@ GRAPH = (
     ),
     Fault(
         "blocks are fetched as early as they can be",
-        "graph/scheduler/prefetch.py",
+        "graph/scheduler/product_state.py",
         "return len(self._first) < 2 or step <= self._first[1]",
         "return True",
         "prefetch",
@@ -440,7 +440,7 @@ GRAPH = (
     Fault(
         "Dask drops copies that a product waits for",
         "graph/scheduler/replicas.py",
-        "if not any(place_of(user) for user in suggestion.ts.waiters or ()):",
+        "if not any(ours(user) for user in suggestion.ts.waiters or ()):",
         "if True:",
         "replicas",
     ),
