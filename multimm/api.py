@@ -54,7 +54,7 @@ def matmul(
         float32.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
-    slabs : int, optional
+    k-tiles : int, optional
         Length of the ranges of k that one task multiplies. Default: planned.
     p_k : int, optional
         Parts of k that different workers sum side by side. Default: planned. With the same
@@ -141,14 +141,14 @@ def gemm(
         NumPy, CuPy or Dask arrays, or packed operands, as for `matmul`.
     trans_a, trans_b : bool
         op(X) is the transpose of X; nothing is copied for it.
-    precision, blocks, slabs, p_k, chunks
+    precision, blocks, k-tiles, p_k, chunks
         As for `matmul`; those of the operands are rows as in op(A) and columns as in op(B).
 
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (m, n)
         Of NumPy's dtype for the expression, which depends on types alone: a `c` counts with
-        ``beta == 0`` too. alpha, beta and C enter once, after the last slab of k.
+        ``beta == 0`` too. alpha, beta and C enter once, after the last k-tile.
 
     Raises
     ------
@@ -248,7 +248,7 @@ def plan(
         NumPy and CuPy arrays are planned in the blocks that `matmul` cuts them into. Without one
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
-    alpha, beta, c, trans_a, trans_b, precision, blocks, slabs, p_k, chunks
+    alpha, beta, c, trans_a, trans_b, precision, blocks, k-tiles, p_k, chunks
         As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional

@@ -158,7 +158,7 @@ class Product:
             c=None if self.c is None else _spec(self.c, cluster, held),
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
-            gram=self.gram,
+            symmetric=self.gram,
             awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),
             downloaded=hosted,

@@ -4,7 +4,7 @@ Each fault is a line of multimm changed, and tests that find it. A text that is 
 file is an error: whoever rewrites the code plants the fault anew, in the same sense.
 
     python tests/planted_faults.py               plants all, one after another: minutes
-    python tests/planted_faults.py gates last    those whose descriptions have one of these words
+    python tests/planted_faults.py barriers last    those whose descriptions have one of these words
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ PLANNING = (
     Fault(
         "what travels to make chunks of C of others' blocks is forgotten",
         "planning/plan.py",
-        "self.bytes_recut + self.bytes_added + self.bytes_joined",
-        "self.bytes_recut + self.bytes_added",
+        "self.bytes_rechunk + self.bytes_added + self.bytes_joined",
+        "self.bytes_rechunk + self.bytes_added",
         "traffic",
     ),
     Fault(
@@ -117,10 +117,10 @@ PLANNING = (
         "graph",
     ),
     Fault(
-        "parts of k are dealt out in turn, so that their order depends on the workers",
+        "parts of k are assigned out in turn, so that their order depends on the workers",
         "planning/tiling/grid.py",
-        "for part, size in enumerate(even(slabs, p_k)) for _ in range(size))",
-        "for part, size in enumerate(even(slabs, p_k)[::-1]) for _ in range(size))",
+        "for part, size in enumerate(even(k_tiles, p_k)) for _ in range(size))",
+        "for part, size in enumerate(even(k_tiles, p_k)[::-1]) for _ in range(size))",
         "graph planning -k bits or contiguous",
     ),
     Fault(
@@ -175,8 +175,8 @@ PLANNING = (
     Fault(
         "blocks of a symmetric product are computed above the diagonal, too",
         "planning/tiling/triangle.py",
-        "yield Piece(slice(middle, end), slice(start, middle))",
-        "yield Piece(slice(start, end), slice(start, end))",
+        "yield SubBlock(slice(middle, end), slice(start, middle))",
+        "yield SubBlock(slice(start, end), slice(start, end))",
         "gram_diagonal",
     ),
     Fault(
@@ -204,10 +204,10 @@ PLANNING = (
 
 MEMORY = (
     Fault(
-        "one slab in flight is planned for, where two are",
+        "one k_tile in flight is planned for, where two are",
         "planning/cost/memory.py",
-        'terms[f"{role.upper()} in flight"] = WINDOW * each * slab_bytes',
-        'terms[f"{role.upper()} in flight"] = each * slab_bytes // 2',
+        'terms[f"{role.upper()} in flight"] = WINDOW * each * k_tile_bytes',
+        'terms[f"{role.upper()} in flight"] = each * k_tile_bytes // 2',
         "memory",
     ),
     Fault(
@@ -220,14 +220,14 @@ MEMORY = (
     Fault(
         "partial sums take no memory",
         "planning/cost/memory.py",
-        '"partial sums": _sums_at_once(layout, cluster) * ',
-        '"partial sums": 0 * ',
+        '"partial sums": _sums_at_once(layout, cluster)',
+        '"partial sums": 0',
         "memory",
     ),
     Fault(
         "the C that is added takes no memory",
         "planning/cost/memory.py",
-        'terms: Terms = {"C as it comes": lying}',
+        'terms: Terms = {"C as it comes": in_place}',
         'terms: Terms = {"C as it comes": 0}',
         "memory -k added",
     ),
@@ -255,7 +255,7 @@ MEMORY = (
     Fault(
         "threads make operands long before these are needed",
         "planning/candidates/read_ahead.py",
-        "if not made_by_tasks(layout) or layout.part_slabs or not _runs_ahead(layout, cluster):",
+        "if not made_by_tasks(layout) or layout.part_k_tiles or not _runs_ahead(layout, cluster):",
         "if True:",
         "read_ahead",
     ),
@@ -298,17 +298,17 @@ MEMORY = (
 
 GRAPH = (
     Fault(
-        "gates wait for nothing: files are read as fast as they can be",
+        "barriers wait for nothing: files are read as fast as they can be",
         "graph/lowering/backpressure.py",
-        "for row, j in layout.behind(gate):",
+        "for row, j in layout.behind(barrier):",
         "for row, j in ():",
         "graph -k stream",
     ),
     Fault(
-        "gates are forgotten, and a lost worker has sums added up again",
+        "barriers are forgotten, and a lost worker has sums added up again",
         "graph/lowering/task_graph.py",
-        "if layout.stream:\n            self.gates.keep()",
-        "if False:\n            self.gates.keep()",
+        "if layout.stream:\n            self.barriers.keep()",
+        "if False:\n            self.barriers.keep()",
         "faults -k streamed",
     ),
     Fault(
@@ -326,7 +326,7 @@ GRAPH = (
         "gemm",
     ),
     Fault(
-        "the sum begins anew with every slab",
+        "the sum begins anew with every k_tile",
         "graph/lowering/task_graph.py",
         "            previous = TaskRef(key)\n",
         "",
@@ -347,10 +347,10 @@ GRAPH = (
         "gram",
     ),
     Fault(
-        "pieces of a bundle are taken from its beginning",
+        "sub_blocks of a bundle are taken from its beginning",
         "graph/lowering/rechunk.py",
-        "Piece(key, (ends[-1],), (slice(*span),), piece.to)",
-        "Piece(key, (ends[-1],), (slice(0, span[1] - span[0]),), piece.to)",
+        "SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)",
+        "SubBlock(key, (ends[-1],), (slice(0, span[1] - span[0]),), sub_block.to)",
         "traffic",
     ),
     Fault(
@@ -428,7 +428,7 @@ GRAPH = (
         "graph/scheduler/replicas.py",
         "or product.address(home) == worker.address:",
         "or False:",
-        "memory -k slab_by_slab",
+        "memory -k k_tile_by_k_tile",
     ),
     Fault(
         "copies of blocks stay until Dask looks for them",

@@ -74,10 +74,10 @@ def spec_of(x, *owners):
     return MatrixSpec(x.shape, chunks=x.chunks, owners=owners)
 
 
-def product(a, b, c, workers, owners=(), step=ADDED, gram=False, **fixed):
+def product(a, b, c, workers, owners=(), step=ADDED, symmetric=False, **fixed):
     specs = [spec_of(x) for x in (a, b)]
     turned = (x.T if t else x for x, t in zip(specs, (step.trans_a, step.trans_b), strict=True))
-    problem = Problem(*turned, c=spec_of(c, *owners), gram=gram)
+    problem = Problem(*turned, c=spec_of(c, *owners), symmetric=symmetric)
     cluster = ClusterSpec.homogeneous(H200, workers)
     plan = plan_matmul(problem, cluster, options=Options(**fixed))
     return plan, build(plan, a, b, c, step, np.empty((0,) * c.ndim, "float32"))
@@ -86,17 +86,17 @@ def product(a, b, c, workers, owners=(), step=ADDED, gram=False, **fixed):
 @pytest.mark.parametrize("workers", [1, 4, 6])
 @pytest.mark.parametrize("p_k", [1, 3])
 @pytest.mark.parametrize("chunks", [7, 60, (60, 10), ((1, 19, 40), (5, 0, 50, 5))])
-@pytest.mark.parametrize("kind", ["plain", "turned", "gram"])
+@pytest.mark.parametrize("kind", ["plain", "turned", "symmetric"])
 def test_products_with_c_in_any_chunks_are_right(workers, p_k, chunks, kind):
     x, y, z = (integers((60, 60), seed) for seed in range(6, 9))
     flags = {"trans_a": kind != "plain", "trans_b": kind == "turned"}
     a = da.from_array(x, chunks=20)
-    b = a if kind == "gram" else da.from_array(y, chunks=(20, 30))
+    b = a if kind == "symmetric" else da.from_array(y, chunks=(20, 30))
     c = da.from_array(z, chunks=chunks)
     step = replace(ADDED, **flags)
-    gram, fixed = kind == "gram", {"blocks": 20, "slabs": 20, "p_k": p_k}
-    plan, d = product(a, b, c, workers, step=step, gram=gram, **fixed)
-    assert plan.layout.mirrors == gram
+    symmetric, fixed = kind == "symmetric", {"blocks": 20, "slabs": 20, "p_k": p_k}
+    plan, d = product(a, b, c, workers, step=step, symmetric=symmetric, **fixed)
+    assert plan.layout.mirrors == symmetric
     left, right = x.T if flags["trans_a"] else x, x if b is a else y.T if flags["trans_b"] else y
     np.testing.assert_array_equal(d.compute(scheduler="sync"), 2 * left @ right + 3 * z)
 

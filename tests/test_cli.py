@@ -175,10 +175,10 @@ def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path)
     assert get(output).shape == (40, 50)
 
 
-def test_plans_of_gram_products_and_of_many_nodes(cli):
-    gram = cli("plan", "65536x65536", "--gram", "--gpus", 8)
-    assert gram.exit_code == 0, gram.output
-    assert "one triangle of C computed and mirrored" in gram.stdout
+def test_plans_of_symmetric_products_and_of_many_nodes(cli):
+    symmetric = cli("plan", "65536x65536", "--gram", "--gpus", 8)
+    assert symmetric.exit_code == 0, symmetric.output
+    assert "one triangle of C computed and mirrored" in symmetric.stdout
     nodes = cli(
         *("plan", "262144x262144", "262144x262144", "--gpus", 64),
         *("--per-node", 8, "--node-link", 12.5),

@@ -30,7 +30,7 @@ def tasks_of(array):
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    """A process that holds a tenth of the products below: they go in waves."""
+    """A process that holds a tenth of the products below: they go in row panels."""
     device = DeviceSpec("small", "cpu", 3 * 10**5, 100.0, 10.0, False)
     monkeypatch.setattr(
         "multimm.products.local", lambda gpu: ClusterSpec.homogeneous(device, 1, threads=1)
@@ -38,15 +38,15 @@ def little_memory(monkeypatch):
 
 
 @pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("kind", ["product", "gram", "file"])
-def test_a_slice_of_a_product_in_waves_needs_the_tasks_of_its_blocks(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["product", "symmetric", "file"])
+def test_a_slice_of_a_product_in_row_panels_needs_the_tasks_of_its_blocks(kind, tmp_path):
     n = 400
     x, a = integers(1, (n, 40), (20, 40))
     y, b = integers(2, (40, n), (40, 20))
     if kind == "file":
         np.save(tmp_path / "x.npy", x)
         a = multimm.io.open_array(tmp_path / "x.npy", chunks=(20, 40))
-    if kind == "gram":
+    if kind == "symmetric":
         y, b = x.T, a.T
     c = multimm.matmul(a, b, blocks=20, slabs=10)
     whole = tasks_of(c)
@@ -107,11 +107,11 @@ def test_what_uses_a_block_comes_right_behind_it(started):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("reduced", ["sum", "rows", "argtopk", "slice"])
-def test_reductions_of_products_are_right_on_workers(cluster, reduced, gram):
+def test_reductions_of_products_are_right_on_workers(cluster, reduced, symmetric):
     (x, a), (y, b) = integers(6), integers(7)
-    if gram:
+    if symmetric:
         y, b = x.T, a.T
     c, exact = multimm.matmul(a, b), x @ y
     calls = {

@@ -1,4 +1,4 @@
-"""Copies of many pieces without a GPU: what the kernel is given, and what is left to CuPy."""
+"""Copies of many sub-blocks without a GPU: what the kernel is given, and what is left to CuPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.gpu.elementwise import batched_copy
 from multimm.gpu.elementwise.batched_copy import Move, assign, copy_all, rows_of
 from multimm.graph.lowering import sub_blocks
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 
@@ -34,7 +34,7 @@ def everything(x: np.ndarray) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in x.shape)
 
 
-def pieces_of(whole: np.ndarray, chunks, where, layouts) -> Pieces:
+def sub_blocks_of(whole: np.ndarray, chunks, where, layouts) -> SubBlocks:
     """A rectangle of an array as the chunks that it has a part of."""
     found = cuts_of(chunks, where)
     starts = [np.cumsum([0, *sizes]) for sizes in chunks]
@@ -47,7 +47,7 @@ def pieces_of(whole: np.ndarray, chunks, where, layouts) -> Pieces:
         blocks.append(laid_out(np.array(whole[part]), layouts[number % len(layouts)]))
     cuts = tuple((cut, to) for _, cut, to in found)
     sizes = tuple(size_of(chunks, at) for at, _, _ in found)
-    return Pieces(blocks, cuts, sizes, shape_of(where))
+    return SubBlocks(blocks, cuts, sizes, shape_of(where))
 
 
 @st.composite
@@ -70,7 +70,7 @@ def rectangles(draw):
 def test_blocks_and_bundles_are_what_numpy_makes_of_them(rectangle, layouts, dtype):
     chunks, where = rectangle
     whole = numbered(tuple(map(sum, chunks)), dtype)
-    given = pieces_of(whole, chunks, where, layouts)
+    given = sub_blocks_of(whole, chunks, where, layouts)
     result = given.copied()
     assert type(result) is GPUArray
     np.testing.assert_array_equal(np.asarray(result), whole[where])
@@ -82,14 +82,14 @@ def test_blocks_and_bundles_are_what_numpy_makes_of_them(rectangle, layouts, dty
         ((slice(start, stop),), to)
         for start, stop, (_, to) in zip(ends[:-1], ends[1:], given.cuts, strict=True)
     )
-    joined = Pieces([row] * len(spans), spans, (row.shape,) * len(spans), given.shape).copied()
+    joined = SubBlocks([row] * len(spans), spans, (row.shape,) * len(spans), given.shape).copied()
     np.testing.assert_array_equal(np.asarray(joined), whole[where])
 
 
-def test_many_pieces_take_few_launches():
+def test_many_sub_blocks_take_few_launches():
     whole = numbered((130, 8))
     chunks = ((1,) * 130, (8,))
-    given = pieces_of(whole, chunks, (slice(0, 130), slice(0, 8)), ["C"])
+    given = sub_blocks_of(whole, chunks, (slice(0, 130), slice(0, 8)), ["C"])
     np.testing.assert_array_equal(np.asarray(given.copied()), whole)
     counts = [args[0] for _, _, _, args in Kernel.launches]
     assert counts == [60, 60, 10]
@@ -129,7 +129,7 @@ def test_what_is_contiguous_in_both_is_one_row():
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_a_piece_of_whole_blocks_has_no_empty_one(blocks):
+def test_a_sub_block_of_whole_blocks_has_no_empty_one(blocks):
     source, target = (gpu(np.ones((1, 4 * batched_copy.SPAN * blocks), "f4")) for _ in "ab")
     copy_all([Move(source, everything(source), target, everything(target))])
     ((_, grid, _, _),) = Kernel.launches
@@ -161,7 +161,7 @@ def test_what_is_no_rows_of_neighbours_is_left_to_cupy():
 
 
 def test_both_ways_at_once():
-    """Some pieces by the kernel and others by CuPy, each to its place."""
+    """Some sub-blocks by the kernel and others by CuPy, each to its place."""
     values = numbered((8, 6))
     target = gpu(np.zeros((8, 6), "f4"))
     halves = [laid_out(values[:4], "C"), laid_out(values[4:], "F")]

@@ -16,7 +16,7 @@ from multimm.failures import told
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering.rechunk import cut_out, join
-from multimm.graph.lowering.symmetric import multiply_diagonal, multiply_gram
+from multimm.graph.lowering.symmetric import multiply_diagonal, multiply_symmetric
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.dtype_check import as_declared
 from multimm.graph.tasks.multiply import Step
@@ -61,15 +61,15 @@ def fine(chunks, dtype="float32"):
     return da.from_array(WIDE.astype(dtype), chunks=chunks, name=f"fine-{dtype}-{chunks}")
 
 
-def product(role, own, chunks, workers, dtype="float32", gram=False, once=True, p_k=1):
+def product(role, own, chunks, workers, dtype="float32", symmetric=False, once=True, p_k=1):
     """2 A B + 3 C, of which one is given and the others are as they should be."""
     given = {name: fine(chunks, dtype) for name in "abc"} | {role: own}
     a, b, c = given.values()
-    b = a if gram else b
-    step = Step(dtype, dtype, trans_b=gram, alpha=2, beta=3)
+    b = a if symmetric else b
+    step = Step(dtype, dtype, trans_b=symmetric, alpha=2, beta=3)
     spec, item = MatrixSpec((SIZE, SIZE), dtype, c.dtype.itemsize, c.chunks), own.chunks
     of_a, of_c = (replace(spec, chunks=item if role == x else c.chunks) for x in "ac")
-    problem = Problem(of_a, of_a, dtype, dtype, 8, 8, c=of_c, gram=gram)
+    problem = Problem(of_a, of_a, dtype, dtype, 8, 8, c=of_c, symmetric=symmetric)
     cluster, fixed = ClusterSpec.homogeneous(H200, workers), Options(BLOCK, BLOCK, p_k)
     plan = plan_matmul(problem, cluster, options=fixed)
     plan = replace(plan, layout=replace(plan.layout, cut_once=once))
@@ -98,7 +98,7 @@ def way(request):
 ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
 
 
-@pytest.mark.parametrize(("role", "gram"), ROLES)
+@pytest.mark.parametrize(("role", "symmetric"), ROLES)
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
@@ -107,28 +107,28 @@ ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
         (listed, ArrayTypeError, "is a builtins.list, its array says float32"),
     ],
 )
-def test_what_would_lose_something_is_refused(way, role, gram, change, error, said):
+def test_what_would_lose_something_is_refused(way, role, symmetric, change, error, said):
     chunks, workers, once, more = way
     at = (1, 0) if chunks[0] < SIZE else (0, 0)  # on the diagonal only if there is no other one
     own = spoilt(chunks, change, at=at)
-    lazy = product(role, own, chunks, workers, gram=gram, once=once, **more)
+    lazy = product(role, own, chunks, workers, symmetric=symmetric, once=once, **more)
     with pytest.raises(error, match=said) as caught:
         lazy.compute(scheduler="sync")
     assert "\n" not in str(caught.value)
     assert f"'{own.name}'" in told(caught.value)
 
 
-@pytest.mark.parametrize(("role", "gram"), ROLES)
-def test_what_loses_nothing_is_as_declared(way, role, gram):
+@pytest.mark.parametrize(("role", "symmetric"), ROLES)
+def test_what_loses_nothing_is_as_declared(way, role, symmetric):
     """The first block is the narrower one: others must not be made as narrow."""
     chunks, workers, once, more = way
     own = spoilt(chunks, narrowed, dtype="float64")
-    lazy = product(role, own, chunks, workers, "float64", gram=gram, once=once, **more)
+    lazy = product(role, own, chunks, workers, "float64", symmetric=symmetric, once=once, **more)
     result = lazy.compute(scheduler="sync")
     x = WIDE.copy()
     x[: chunks[0], : chunks[1]] = narrowed(x[: chunks[0], : chunks[1]])
     a, b, c = (x if role == name else WIDE for name in "abc")
-    right = 2 * a @ (a.T if gram else b) + 3 * c
+    right = 2 * a @ (a.T if symmetric else b) + 3 * c
     assert result.dtype == np.float64
     np.testing.assert_allclose(result, right, rtol=1e-15)
 
@@ -136,11 +136,13 @@ def test_what_loses_nothing_is_as_declared(way, role, gram):
 def test_the_ways_lead_through_all_tasks():
     seen = set()
     for chunks, workers, once, more in WAYS.values():
-        for gram in (False, True):
-            lazy = product("a", fine(chunks), chunks, workers, gram=gram, once=once, **more)
+        for symmetric in (False, True):
+            lazy = product(
+                "a", fine(chunks), chunks, workers, symmetric=symmetric, once=once, **more
+            )
             made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
             seen |= {task.kwargs.get("verb", task.func).__name__ for task in made}
-    plain = {multiply.multiply, multiply_gram, multiply_diagonal, multiply.add, cut_out, join}
+    plain = {multiply.multiply, multiply_symmetric, multiply_diagonal, multiply.add, cut_out, join}
     assert {task.__name__ for task in plain} | {"scale", "add_diagonal"} <= seen
 
 

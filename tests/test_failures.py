@@ -126,7 +126,7 @@ def test_a_block_that_would_make_one_of_c_too_small(client):
     ("a_shape", "b_shape", "change", "b_too"),
     [
         ((40, 20), (20, 40), lambda x: x[..., :1], True),  # k on both sides, of x @ x.T
-        ((40, 40), (40, 40), lambda x: x[..., :1], True),  # in slabs
+        ((40, 40), (40, 40), lambda x: x[..., :1], True),  # in k-tiles
         ((2, 40, 20), (2, 20, 40), lambda x: x[:1], False),  # one matrix for all of a stack
         ((2, 40, 20), (20, 40), lambda x: x[:1], False),
     ],
@@ -143,11 +143,11 @@ def test_blocks_that_are_wrong_alike_are_found(client, a_shape, b_shape, change,
     assert "its array's chunks say (" in line
 
 
-def test_gram_products_and_c_name_their_blocks_too(client):
+def test_symmetric_products_and_c_name_their_blocks_too(client):
     ones = da.ones((60, 60), chunks=20, dtype="float32")
     spoilt = spoil(masked)
-    gram = multimm.matmul(spoilt, spoilt.T, blocks=20, slabs=20)
-    assert ", from ('spoilt-masked', 1, 2)" in failure(gram, ArrayTypeError)
+    symmetric = multimm.matmul(spoilt, spoilt.T, blocks=20, slabs=20)
+    assert ", from ('spoilt-masked', 1, 2)" in failure(symmetric, ArrayTypeError)
     line = failure(multimm.gemm(1, ones, ones, 1, spoilt, blocks=20, slabs=60), ArrayTypeError)
     assert line.startswith("block (1, 2) of C, from ('spoilt-masked', 1, 2), failed on ")
 

@@ -172,7 +172,7 @@ def test_a_worker_killed_during_a_transfer(role):
     [False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["worker lost", "worker restarted"],
 )
-def test_a_killed_worker_does_not_change_a_gram_product(restarts):
+def test_a_killed_worker_does_not_change_a_symmetric_product(restarts):
     x = operands()[0].compute(scheduler="threads")
     with workers(3) as (cluster, client):
         a, _ = operands()
@@ -238,7 +238,7 @@ def test_heirs_are_on_another_host_unless_those_have_more_to_do():
 
 
 def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypatch):
-    """They read blocks again for the heir; the gates of these reads are still there."""
+    """They read blocks again for the heir; the barriers of these reads are still there."""
 
     def finished(block):
         time.sleep(0.002)

@@ -59,7 +59,7 @@ def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
     layout = plan.layout
     assert layout.in_place is not None
     assert plan.tasks <= 40
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
     of_c = 2**20 * 1024 * 4 * 3 / 4
     assert plan.bytes_received == of_c + 3 * 8192 * 1024 * 4
     assert sum(plan.received.values()) == plan.bytes_received == plan.bytes_moved
@@ -80,7 +80,7 @@ def test_whose_rows_are_neighbours_makes_blocks_that_need_not_be_joined():
     assert layout.result_owners(4)[:: plan.tasks // 4] == (0, 2, 1, 3)
     assert plan.bytes_moved == 3 * 8192 * 1024 * 4
     assert plan.time_terms["joining C"] == 0
-    assert "x 1 of 1024, made where A lies, k in slabs" in str(plan)
+    assert "x 1 of 1024, made where A lies, k in k-tiles" in str(plan)
     assert "joined" not in str(plan).replace("operands being joined", "")
 
 
@@ -142,7 +142,7 @@ def test_what_is_not_taken_in_portions():
         times(a, c=MatrixSpec((2**20, 1024))),
         times(a, rereadable=(False, True)),
         Problem(a, MatrixSpec((3, 8192, 16), chunks=((3,), (8192,), (16,)))),
-        Problem(a, a.T, gram=True),
+        Problem(a, a.T, symmetric=True),
     ):
         assert not list(in_portions(problem, gpus()))
     assert list(in_portions(times(a), gpus()))
@@ -260,9 +260,9 @@ def check_portions(portions):
     starts, found = np.cumsum([0, *portions.rows]), {}
     for number, portion in portions.made.items():
         lines = []
-        for rows, slabs in portion.groups:
+        for rows, k_tiles in portion.groups:
             lines += [line for i in rows for line in range(starts[i], starts[i + 1])]
-            for i, s in ((i, portions.slabs[s]) for i in rows for s in slabs):
+            for i, s in ((i, portions.k_tiles[s]) for i in rows for s in k_tiles):
                 assert at[i, s] == number % portions.workers
                 assert found.setdefault((i, s), number) == number
         assert len(lines) == portions.lengths[number]

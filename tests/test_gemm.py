@@ -74,8 +74,8 @@ def test_random_values_keep_the_contract(lazy, trans):
     assert (np.abs(result - exact) <= bound).all()
 
 
-def test_scalars_enter_once_after_the_last_slab():
-    """alpha after every slab would give alpha**slabs, beta more than one C."""
+def test_scalars_enter_once_after_the_last_k_tile():
+    """alpha after every k-tile would give alpha**k-tiles, beta more than one C."""
     a, b, c = da.ones((4, 12), chunks=4), da.ones((12, 4), chunks=4), da.ones((4, 4), chunks=2)
     for p_k in (1, 3):
         result = multimm.gemm(2, a, b, 3, c, slabs=2, blocks=2, p_k=p_k)
@@ -265,10 +265,10 @@ def made(monkeypatch):
     ("dtype", "alpha", "beta", "added"),
     [("f4", 1, 0, None), ("f4", 2, 1, "f4"), ("f4", 1, 0, "f8"), ("i2", 0.5, 0, None)],
 )
-@pytest.mark.parametrize("gram", [False, True])
-def test_plan_is_what_gemm_does(dtype, alpha, beta, added, gram, made):
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_plan_is_what_gemm_does(dtype, alpha, beta, added, symmetric, made):
     a = da.ones((2000, 900), chunks=500, dtype=dtype)
-    b = a if gram else da.ones((1500, 900), chunks=700, dtype=dtype)
+    b = a if symmetric else da.ones((1500, 900), chunks=700, dtype=dtype)
     c = None if added is None else da.ones((2000, b.shape[0]), chunks=900, dtype=added)
     options = {"trans_b": True, "blocks": 500, "slabs": 300}
     result = multimm.gemm(alpha, a, b, beta, c, **options)

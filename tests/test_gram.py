@@ -1,4 +1,4 @@
-"""Gram products: one triangle computed, the other mirrored; in plans, graphs and on workers."""
+"""Symmetric products: one triangle computed, the other mirrored; in plans and on workers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, Matr
 from multimm.planning.tiling.counts import MOST_ELEMENTS
 from multimm.planning.tiling.grid import Grid, even
 
-GRAM = Step("float32", "float32", trans_b=True)
+SYMMETRIC = Step("float32", "float32", trans_b=True)
 
 
-def gram_problem(m, k, batch=(), **options):
+def symmetric_problem(m, k, batch=(), **options):
     a = MatrixSpec((*batch, m, k))
-    return Problem(a, a.T, gram=True, **options)
+    return Problem(a, a.T, symmetric=True, **options)
 
 
 def cpus(workers, memory=10**9):
@@ -51,10 +51,10 @@ def cpus(workers, memory=10**9):
     return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
-def layout_of(blocks=12, grid=(2, 2, 1), slabs=4, batch=(), edge=10):
-    problem = gram_problem(blocks * edge, slabs * edge, tuple(map(sum, batch)))
+def layout_of(blocks=12, grid=(2, 2, 1), k_tiles=4, batch=(), edge=10):
+    problem = symmetric_problem(blocks * edge, k_tiles * edge, tuple(map(sum, batch)))
     sizes = even(blocks * edge, blocks)
-    cut = even(slabs * edge, slabs)
+    cut = even(k_tiles * edge, k_tiles)
     rows = blocks * int(np.prod([len(b) for b in batch]))
     band = -(-rows // grid[0])
     return Schedule(problem, Grid(*grid), batch, sizes, sizes, cut, band, mirrors=True)
@@ -68,7 +68,7 @@ def kinds(made):
     return Counter(task.label.kind for task in made.values())
 
 
-def product_of(a, plan, step=GRAM):
+def product_of(a, plan, step=SYMMETRIC):
     return build(plan, a, a, None, step, np.empty((0,) * a.ndim, "float32"))
 
 
@@ -158,7 +158,7 @@ STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack"
         (lambda: multimm.matmul(X.T, X, blocks=30), False),
     ],
 )
-def test_one_array_transposed_on_one_side_is_a_gram_product(call, expected):
+def test_one_array_transposed_on_one_side_is_a_symmetric_product(call, expected):
     c = call()
     verbs = [t.kwargs.get("verb", t.func) for t in block_tasks(c).values()]
     mirrored = [verb for verb in verbs if verb is symmetric.multiply_diagonal]
@@ -185,11 +185,11 @@ def test_recognising_computes_nothing():
     st.booleans(),
     st.booleans(),
 )
-def test_any_layout_gives_the_product(size, block, slab, chunk, p_k, left, batched, with_c):
+def test_any_layout_gives_the_product(size, block, k_tile, chunk, p_k, left, batched, with_c):
     shape = (3, *size) if batched else size
     x = integers(shape)
     a = da.from_array(x, chunks=chunk)
-    options = {"blocks": block, "slabs": slab, "p_k": p_k}
+    options = {"blocks": block, "slabs": k_tile, "p_k": p_k}
     turned = x.swapaxes(-1, -2)
     right = turned @ x if left else x @ turned
     if with_c and not batched:
@@ -288,7 +288,7 @@ def test_bits_do_not_depend_on_the_number_of_workers():
     a = da.from_array(x, chunks=64)
     results = []
     for workers in (1, 2, 3, 6, 16):
-        problem = replace(gram_problem(200, 300), a=spec_of(a), b=spec_of(a).T)
+        problem = replace(symmetric_problem(200, 300), a=spec_of(a), b=spec_of(a).T)
         options = Options(blocks=60, slabs=45, p_k=3)
         plan = plan_matmul(problem, cpus(workers), options=options)
         results.append(product_of(a, plan).compute(scheduler="threads"))
@@ -319,7 +319,7 @@ def test_the_plan_counts_the_tasks_of_the_graph(reads_c, p_k):
     a = da.ones((60, 50), chunks=10, dtype="f4")
     c = np.ones((60, 60), "f4") if reads_c else None
     added = MatrixSpec((60, 60)) if reads_c else None
-    problem = replace(gram_problem(60, 50, c=added), a=spec_of(a), b=spec_of(a).T)
+    problem = replace(symmetric_problem(60, 50, c=added), a=spec_of(a), b=spec_of(a).T)
     plan = plan_matmul(problem, cpus(4), options=Options(blocks=10, slabs=10, p_k=p_k))
     lazy = multimm.gemm(1, a, a, int(reads_c), c, trans_b=True, blocks=10, slabs=10, p_k=p_k)
     assert len(block_tasks(lazy)) == plan.tasks
@@ -344,20 +344,20 @@ def test_work_is_even_and_every_block_has_a_place_that_holds_both_operands(grid)
     [(2, 4, 4), (3, 3, 2), (4, 4, 3), (5, 5, 3), (6, 6, 3), (7, 7, 4), (8, 4, 2), (8, 8, 5)],
 )
 def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks, panels):
-    layout = layout_of(blocks, (workers, 1, 1), slabs=8, edge=8192)
-    deal = layout.work.deal
-    assert deal.free
-    assert deal.most_computed <= 1.03 * deal.computed_in_all / workers
+    layout = layout_of(blocks, (workers, 1, 1), k_tiles=8, edge=8192)
+    assignment = layout.work.assignment
+    assert assignment.free
+    assert assignment.most_computed <= 1.03 * assignment.computed_in_all / workers
     assert layout.work.panels == (panels * 8192, 0)
     held, begun = Counter(), Counter()
-    for block, slab in product(range(blocks), range(8)):
-        home = layout.tiles.home("a", 0, block, slab)
+    for block, k_tile in product(range(blocks), range(8)):
+        home = layout.tiles.home("a", 0, block, k_tile)
         assert (home.row, home.col) in set().union(*layout.work.users("a", 0, block))
         held[layout.grid.rank(home)] += 1
-        begun[layout.grid.rank(home)] += slab == 0
+        begun[layout.grid.rank(home)] += k_tile == 0
     assert max(held.values()) <= blocks * 8 / workers + blocks
     assert max(begun.values()) <= -(-blocks // workers) + 1
-    # What moves is counted from the deal, too, before a plan is chosen.
+    # What moves is counted from the assignment, too, before a plan is chosen.
     assert (
         sum(counted_transfers.received(layout, workers).values())
         == communication.moved(layout, workers).total
@@ -367,8 +367,8 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
 @pytest.mark.parametrize("fan_in", [2, 4])
 @pytest.mark.parametrize("grid", [(4, 4, 4), (2, 2, 2), (8, 1, 4), (3, 2, 4)])
 def test_workers_with_parts_of_the_same_sums_keep_as_many(grid, fan_in):
-    """The places of a cyclic deal see rows and columns of one remainder alone."""
-    layout = replace(layout_of(24, grid, slabs=8), fan_in=fan_in)
+    """The places of a cyclic assignment see rows and columns of one remainder alone."""
+    layout = replace(layout_of(24, grid, k_tiles=8), fan_in=fan_in)
     kept = Counter(layout.grid.rank(layout.keeper(*pair)) for pair in layout.pairs)
     places = Counter()
     for rank, count in kept.items():
@@ -377,33 +377,33 @@ def test_workers_with_parts_of_the_same_sums_keep_as_many(grid, fan_in):
         assert count <= -(-places[layout.grid.place(rank)[:2]] // grid[2]) + 1
 
 
-def test_in_long_columns_and_of_many_blocks_the_deal_is_cyclic():
-    assert not layout_of(17, (8, 1, 1)).work.deal.free
-    assert not layout_of(17, (17, 1, 1)).work.deal.free
-    assert not layout_of(8, (4, 2, 1)).work.deal.free
+def test_in_long_columns_and_of_many_blocks_the_assignment_is_cyclic():
+    assert not layout_of(17, (8, 1, 1)).work.assignment.free
+    assert not layout_of(17, (17, 1, 1)).work.assignment.free
+    assert not layout_of(8, (4, 2, 1)).work.assignment.free
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize("reads_c", [False, True])
-def test_a_free_deal_gives_the_product(workers, reads_c):
+def test_a_free_assignment_gives_the_product(workers, reads_c):
     x, c = integers((10 * workers, 40)), integers((10 * workers, 10 * workers), 2)
     a = da.from_array(x, chunks=(10, 20))
-    layout = layout_of(workers, (workers, 1, 1), slabs=2, edge=10)
+    layout = layout_of(workers, (workers, 1, 1), k_tiles=2, edge=10)
     c = da.from_array(c, chunks=10) if reads_c else None
     added = None if c is None else spec_of(c)
-    problem = replace(gram_problem(10 * workers, 40, c=added), a=spec_of(a), b=spec_of(a).T)
-    layout = replace(layout, problem=problem, slabs=(20, 20))
+    problem = replace(symmetric_problem(10 * workers, 40, c=added), a=spec_of(a), b=spec_of(a).T)
+    layout = replace(layout, problem=problem, k_tiles=(20, 20))
     plan = replace(plan_matmul(problem, cpus(workers)), layout=layout)
-    step = replace(GRAM, alpha=2, beta=3 if reads_c else 0)
+    step = replace(SYMMETRIC, alpha=2, beta=3 if reads_c else 0)
     lazy = build(plan, a, a, c, step, np.empty((0, 0)))
-    assert layout.work.deal.free
+    assert layout.work.assignment.free
     assert len(block_tasks(lazy)) == plan.tasks
     expected = 2 * x @ x.T + (3 * c.compute() if reads_c else 0)
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)
 
 
 def test_memory_is_a_sum_of_named_terms():
-    layout = layout_of(2, (1, 2, 1), slabs=2, edge=13)
+    layout = layout_of(2, (1, 2, 1), k_tiles=2, edge=13)
     stay, spill = memory.held(layout, cpus(2))
     # Three blocks for two workers: one has two of them, and the mirror of the one below.
     assert stay == {
@@ -428,27 +428,27 @@ def test_memory_is_a_sum_of_named_terms():
         (16384, 2_097_152, "", 1.8),
     ],
 )
-def test_a_gram_product_is_predicted_to_take_little_more_than_half(m, k, pack, least):
+def test_a_symmetric_product_is_predicted_to_take_little_more_than_half(m, k, pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)
-    gram = plan_matmul(gram_problem(m, k, pack=pack), cluster)
-    plain = plan_matmul(replace(gram_problem(m, k, pack=pack), gram=False), cluster)
-    assert plain.seconds >= least * gram.seconds
-    assert gram.flops < 0.6 * plain.flops
-    assert gram.strategy.startswith("Gram, ")
-    assert "one triangle of C computed and mirrored" in str(gram)
-    assert gram.peak_bytes <= gram.budget_bytes
+    symmetric = plan_matmul(symmetric_problem(m, k, pack=pack), cluster)
+    plain = plan_matmul(replace(symmetric_problem(m, k, pack=pack), symmetric=False), cluster)
+    assert plain.seconds >= least * symmetric.seconds
+    assert symmetric.flops < 0.6 * plain.flops
+    assert symmetric.strategy.startswith("Gram, ")
+    assert "one triangle of C computed and mirrored" in str(symmetric)
+    assert symmetric.peak_bytes <= symmetric.budget_bytes
 
 
 def test_nobody_receives_less_than_nothing():
-    """Of uneven slabs what is kept is counted as if all were the longest."""
+    """Of uneven k-tiles what is kept is counted as if all were the longest."""
     one = (870,)
     sizes = one, one, (50000, 10585)
-    layout = Schedule(gram_problem(870, 60585), Grid(8, 1, 1), (), *sizes, 1, mirrors=True)
+    layout = Schedule(symmetric_problem(870, 60585), Grid(8, 1, 1), (), *sizes, 1, mirrors=True)
     assert communication.moved(layout, 8).busiest == 0
 
 
 def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
-    problem = gram_problem(8192, 4096, pack="float32")
+    problem = symmetric_problem(8192, 4096, pack="float32")
     blocks = (2048,) * 4
     layout = Schedule(
         problem, Grid(1, 1, 1), (), blocks, blocks, (4096,), 4, pack_once=False, mirrors=True
@@ -465,15 +465,17 @@ def test_two_blocks_are_packed_for_a_product_off_the_diagonal():
 def test_a_prime_number_of_workers_shares_a_triangle_too(workers, options):
     """Some of them: an arrangement of all would be a column, with as many block rows."""
     cluster = ClusterSpec.homogeneous(H200, workers)
-    plan = plan_matmul(gram_problem(65536, 65536), cluster, options=options)
+    plan = plan_matmul(symmetric_problem(65536, 65536), cluster, options=options)
     assert plan.layout.mirrors
     assert max(plan.grid.p_m, plan.grid.p_n) < plan.grid.workers < workers
     assert plan.flops < 0.6 * plan.layout.problem.flops
 
 
-def test_ten_blocks_of_a_triangle_are_dealt_out_freely_to_eight_gpus():
+def test_ten_blocks_of_a_triangle_are_assigned_out_freely_to_eight_gpus():
     """Six off the diagonal and four halves on it: at a place of its own each, nobody has two."""
-    plan = plan_matmul(gram_problem(32768, 32768, pack="float32"), ClusterSpec.homogeneous(H200, 8))
+    plan = plan_matmul(
+        symmetric_problem(32768, 32768, pack="float32"), ClusterSpec.homogeneous(H200, 8)
+    )
     assert plan.grid == (8, 1, 1)
     assert len(plan.layout.m_blocks) == 4
     assert plan.layout.work.multiplied(1) < 1.1 * 8192**2
@@ -482,31 +484,33 @@ def test_ten_blocks_of_a_triangle_are_dealt_out_freely_to_eight_gpus():
 @pytest.mark.parametrize(("pack", "least"), [("float32", 1.7), ("tf32", 1.5), ("", 1.87)])
 def test_eight_gpus_share_a_triangle_without_parts_of_k(pack, least):
     cluster = ClusterSpec.homogeneous(H200, 8)
-    gram = plan_matmul(gram_problem(65536, 65536, pack=pack), cluster)
-    plain = plan_matmul(replace(gram_problem(65536, 65536, pack=pack), gram=False), cluster)
-    assert gram.grid == (8, 1, 1)
-    assert plain.seconds >= least * gram.seconds
+    symmetric = plan_matmul(symmetric_problem(65536, 65536, pack=pack), cluster)
+    plain = plan_matmul(
+        replace(symmetric_problem(65536, 65536, pack=pack), symmetric=False), cluster
+    )
+    assert symmetric.grid == (8, 1, 1)
+    assert plain.seconds >= least * symmetric.seconds
 
 
-def test_a_lone_chain_has_few_slabs_but_none_larger_than_was_ever_multiplied():
-    plan = plan_matmul(gram_problem(2048, 2**21), ClusterSpec.homogeneous(H200, 1))
-    assert plan.layout.slabs == (2**20, 2**20)
+def test_a_lone_chain_has_few_k_tiles_but_none_larger_than_was_ever_multiplied():
+    plan = plan_matmul(symmetric_problem(2048, 2**21), ClusterSpec.homogeneous(H200, 1))
+    assert plan.layout.k_tiles == (2**20, 2**20)
     assert MOST_ELEMENTS == 2048 * 2**20
 
 
-def test_a_triangle_of_millions_of_blocks_is_not_dealt_out():
-    plan = plan_matmul(gram_problem(2**22, 2048), ClusterSpec.homogeneous(H200, 8))
+def test_a_triangle_of_millions_of_blocks_is_not_assigned_out():
+    plan = plan_matmul(symmetric_problem(2**22, 2048), ClusterSpec.homogeneous(H200, 8))
     assert not plan.layout.mirrors
 
 
 def test_where_k_alone_is_divided_a_whole_block_is_fewer_tasks():
-    plan = plan_matmul(gram_problem(8192, 2**20), ClusterSpec.homogeneous(H200, 2))
+    plan = plan_matmul(symmetric_problem(8192, 2**20), ClusterSpec.homogeneous(H200, 2))
     assert str(plan.grid) == "1 x 1 x 2"
     assert plan.layout.m_blocks == (8192,)
 
 
 def test_where_one_block_is_enough_nothing_is_mirrored():
-    plan = plan_matmul(gram_problem(500, 20_000_000), ClusterSpec.homogeneous(H200, 8))
+    plan = plan_matmul(symmetric_problem(500, 20_000_000), ClusterSpec.homogeneous(H200, 8))
     assert type(plan.layout) is Schedule
     assert plan.strategy == "split k"
 
@@ -523,17 +527,17 @@ def test_where_one_block_is_enough_nothing_is_mirrored():
 )
 def test_all_of_c_is_looked_at_where_it_may_be_as_fast(monkeypatch, workers, m, k, pack):
     cluster = ClusterSpec.homogeneous(H200, workers)
-    chosen = plan_matmul(gram_problem(m, k, pack=pack), cluster).layout
+    chosen = plan_matmul(symmetric_problem(m, k, pack=pack), cluster).layout
     plan_matmul.cache_clear()
     monkeypatch.setattr(search, "_ahead_of_all", lambda *_: False)
-    assert plan_matmul(gram_problem(m, k, pack=pack), cluster).layout == chosen
+    assert plan_matmul(symmetric_problem(m, k, pack=pack), cluster).layout == chosen
     if m > 10000 and workers == 8:  # one of either kind
         assert chosen.mirrors == (m == 65536)
 
 
-def test_different_matrices_are_no_gram_product():
+def test_different_matrices_are_no_symmetric_product():
     with pytest.raises(ShapeError, match="one must be the other transposed"):
-        Problem(MatrixSpec((4, 5)), MatrixSpec((5, 6)), gram=True)
+        Problem(MatrixSpec((4, 5)), MatrixSpec((5, 6)), symmetric=True)
 
 
 def test_plans_of_shapes_and_arrays():
@@ -558,7 +562,7 @@ def test_a_streamed_operand_is_read_in_time_and_no_earlier(tmp_path, workers, p_
     x = integers((600, 2000))
     np.save(tmp_path / "x.npy", x)
     a = open_array(tmp_path / "x.npy")
-    problem = gram_problem(600, 2000, rereadable=(True, True))
+    problem = symmetric_problem(600, 2000, rereadable=(True, True))
     plan = plan_matmul(
         problem, cpus(workers, 2_000_000), options=Options(blocks=50, slabs=50, p_k=p_k)
     )
@@ -571,11 +575,13 @@ def test_a_streamed_operand_is_read_in_time_and_no_earlier(tmp_path, workers, p_
     steps = layout.steps
     reads = {key: task for key, task in made.items() if task.func is multiply.read}
     for task in reads.values():
-        wave, step = task.place.order[:2]
-        for gate in task.dependencies:
-            at = made[gate].place
-            assert at.order[0] * steps + at.order[1] == wave * steps + step - 2
-            ranks = {layout.grid.rank(made[name].place.owner) for name in made[gate].dependencies}
+        row_panel, step = task.place.order[:2]
+        for barrier in task.dependencies:
+            at = made[barrier].place
+            assert at.order[0] * steps + at.order[1] == row_panel * steps + step - 2
+            ranks = {
+                layout.grid.rank(made[name].place.owner) for name in made[barrier].dependencies
+            }
             assert ranks == {layout.grid.rank(at.owner)}
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x.T)
 
@@ -592,7 +598,7 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
 
 def test_a_block_is_packed_once_for_both_sides():
     a = da.ones((4096, 512), chunks=(1024, 256), dtype="f4")
-    problem = gram_problem(4096, 512, pack="float32")
+    problem = symmetric_problem(4096, 512, pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 2)
     plan = plan_matmul(problem, cluster, options=Options(blocks=1024, slabs=256))
     assert plan.layout.operands.packed
@@ -617,8 +623,8 @@ def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
     monkeypatch.setattr(symmetric, "is_packed", lambda block: isinstance(block, Packed))
     monkeypatch.setattr(symmetric, "link", lambda a, b, p=None, *, step: seen.append((a, b)))
     raw = integers((3, 5))
-    symmetric.link_gram(Packed("a", "x"), Packed("a", "y"), step=GRAM)
-    symmetric.link_gram(Packed("a", "x"), Packed("a", "y", raw), step=GRAM)
+    symmetric.link_symmetric(Packed("a", "x"), Packed("a", "y"), step=SYMMETRIC)
+    symmetric.link_symmetric(Packed("a", "x"), Packed("a", "y", raw), step=SYMMETRIC)
     assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
     assert seen[1][1].raw.shape == (5, 3)
 
@@ -633,7 +639,7 @@ def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, fr
         a = da.random.default_rng(3).standard_normal((1024, 768), chunks=(block, 128), dtype="f4")
         plan = multimm.plan(a, a, trans_b=True, blocks=block, slabs=128)
         assert plan.layout.mirrors
-        assert plan.layout.work.deal.free == free
+        assert plan.layout.work.assignment.free == free
         reset_received_bytes(client)
         c = multimm.matmul(a, a.T, blocks=block, slabs=128).persist()
         wait(c)

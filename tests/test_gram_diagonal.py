@@ -1,4 +1,4 @@
-"""Blocks on the diagonal of a Gram product: half of one, and half of its halves."""
+"""Blocks on the diagonal of a symmetric product: half of one, and half of its halves."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from multimm.gpu.simt import split_k
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks.multiply import Step
-from multimm.planning.tiling import triangle as pieces
+from multimm.planning.tiling import triangle as sub_blocks
 from multimm.planning.tiling.triangle import computed, triangle
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
+def small_sub_blocks(monkeypatch):
     """Pieces of 4 and more rows, from even ones on."""
-    _pieces_of(monkeypatch, 4, 2)
+    _sub_blocks_of(monkeypatch, 4, 2)
     yield
     triangle.cache_clear()
     computed.cache_clear()
 
 
-def _pieces_of(monkeypatch, least, grain):
-    monkeypatch.setattr(pieces, "LEAST_PIECE", dict.fromkeys(pieces.LEAST_PIECE, least))
-    monkeypatch.setattr(pieces, "LEAST_OTHER", least)
-    monkeypatch.setattr(pieces, "GRAIN", grain)
+def _sub_blocks_of(monkeypatch, least, grain):
+    monkeypatch.setattr(
+        sub_blocks, "LEAST_SUB_BLOCK", dict.fromkeys(sub_blocks.LEAST_SUB_BLOCK, least)
+    )
+    monkeypatch.setattr(sub_blocks, "LEAST_OTHER", least)
+    monkeypatch.setattr(sub_blocks, "GRAIN", grain)
     triangle.cache_clear()
     computed.cache_clear()
 
@@ -49,7 +51,7 @@ def _pieces_of(monkeypatch, least, grain):
 def test_all_below_the_diagonal_is_computed_once(size, dtype, least):
     times = np.zeros((size, size), np.int8)
     for rows, columns in triangle(size, dtype):
-        assert rows.start % pieces.GRAIN == columns.start % pieces.GRAIN == 0
+        assert rows.start % sub_blocks.GRAIN == columns.start % sub_blocks.GRAIN == 0
         assert min(rows.stop - rows.start, columns.stop - columns.start) >= min(size, least)
         times[rows, columns] += 1
     assert times.max() == 1
@@ -78,7 +80,7 @@ def test_kernels_compute_about_as_much(size, edges):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i8"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("shape", [(3, 20), (9, 7), (40, 30), (2, 33, 5)])
-def test_what_is_below_the_diagonal_is_the_product(small_pieces, dtype, turned, shape):
+def test_what_is_below_the_diagonal_is_the_product(small_sub_blocks, dtype, turned, shape):
     x, p = integers(shape, dtype=dtype), integers((*shape[:-1], shape[-2]), 1, dtype)
     step = Step(dtype, dtype, trans_a=turned, trans_b=not turned, alpha=3)
     stored = np.ascontiguousarray(x.swapaxes(-1, -2)) if turned else x
@@ -101,7 +103,7 @@ def test_what_is_below_the_diagonal_is_the_product(small_pieces, dtype, turned, 
         {"blocks": 60, "slabs": 11, "p_k": 4},
     ],
 )
-def test_products_are_whole_and_symmetric(small_pieces, options):
+def test_products_are_whole_and_symmetric(small_sub_blocks, options):
     x, c0 = integers((50, 44)), integers((50, 50), seed=2)
     a, c = da.from_array(x, chunks=13), da.from_array(c0, chunks=17)
     product = multimm.matmul(a, a.T, **options)
@@ -205,7 +207,7 @@ def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch)
     assert right.raw.shape == (5, 9)
 
 
-def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkeypatch):
+def test_what_has_no_kernel_of_ours_is_multiplied_in_sub_blocks(small_sub_blocks, monkeypatch):
     """On a GPU too: blocks of float64."""
     x = integers((20, 6), dtype="f8")
     seen = []
@@ -221,7 +223,7 @@ def test_what_has_no_kernel_of_ours_is_multiplied_in_pieces(small_pieces, monkey
     assert len(seen) == len(triangle(20, "float64")) > 1
 
 
-def test_pieces_of_other_dtypes_are_large():
+def test_sub_blocks_of_other_dtypes_are_large():
     """A library is to fill a GPU with them."""
     x, seen = np.zeros((2048, 1)), []
     step = Step("float64", "float64", trans_b=True)

@@ -1,4 +1,4 @@
-"""The graph itself: one task per (C block, slab), reads in time, sums in a fixed tree."""
+"""The graph itself: one task per (C block, k-tile), reads in time, sums in a fixed tree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
 
 
-def test_one_task_per_block_and_slab():
+def test_one_task_per_block_and_k_tile():
     a = b = da.ones((60, 60), chunks=10, dtype="float32")
     c = multimm.matmul(a, b, blocks=(20, 30), slabs=12)
     labels = [task.label for task in block_tasks(c).values()]
@@ -134,7 +134,7 @@ def test_a_file_is_read_in_the_product_s_own_blocks(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("p_k", [1, 2])
 def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_k):
-    """8 MB of operands and 1 MB of C on workers that may use 1.2 MB: slab by slab, in waves."""
+    """8 MB of operands and 1 MB of C on workers that may use 1.2 MB."""
     x, y = integers((400, 2000)), integers((2000, 600), 1)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
@@ -154,28 +154,28 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
         if when[key] < WINDOW:
             assert not task.dependencies
         else:
-            (gate,) = task.dependencies
-            assert when[gate] == when[key] - WINDOW
+            (barrier,) = task.dependencies
+            assert when[barrier] == when[key] - WINDOW
             ranks = {
                 layout.grid.rank(tasks[name].place.owner)
-                for name in (key, gate, *tasks[gate].dependencies)
+                for name in (key, barrier, *tasks[barrier].dependencies)
             }
             assert len(ranks) == 1  # nothing travels for it
-            assert {when[name] for name in tasks[gate].dependencies} == {when[gate]}
-    check_gates_are_kept(tasks, layout)
+            assert {when[name] for name in tasks[barrier].dependencies} == {when[barrier]}
+    check_barriers_are_kept(tasks, layout)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 
-def check_gates_are_kept(tasks, layout):
-    """The last task of a worker depends on all its gates: whoever reads again finds them passed."""
+def check_barriers_are_kept(tasks, layout):
+    """The last task of a worker depends on all its barriers: who reads again finds them passed."""
     own = {}
     for key, task in tasks.items():
         own.setdefault(layout.grid.rank(task.place.owner), {})[key] = task
     for mine in own.values():
-        gates = {key for key, task in mine.items() if task.label.kind is Kind.WAIT}
+        barriers = {key for key, task in mine.items() if task.label.kind is Kind.WAIT}
         *_, last = sorted(mine.values(), key=lambda task: task.place.order)
-        later = {key for key in gates if mine[key].place.order[:2] >= last.place.order[:2]}
-        assert gates - last.dependencies == later
+        later = {key for key in barriers if mine[key].place.order[:2] >= last.place.order[:2]}
+        assert barriers - last.dependencies == later
         assert len(later) <= 2
 
 
@@ -190,7 +190,7 @@ class Live(Callback):
         self.peak = max(self.peak, sum(live))
 
 
-def test_streaming_holds_a_few_slabs_only(tmp_path):
+def test_streaming_holds_a_few_k_tiles_only(tmp_path):
     x, y = integers((200, 8000)), integers((8000, 200), 1)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
@@ -214,11 +214,11 @@ def test_streaming_holds_a_few_slabs_only(tmp_path):
     st.none() | st.integers(1, 4),
     st.integers(1, 6),
 )
-def test_any_layout_gives_the_product(size, block, slab, chunk, p_k, workers):
+def test_any_layout_gives_the_product(size, block, k_tile, chunk, p_k, workers):
     m, n, k = size
     x, y = integers((m, k)), integers((k, n), 1)
     a, b = da.from_array(x, chunks=chunk), da.from_array(y, chunks=chunk)
-    plan = plan_of(a, b, workers, blocks=block, slabs=slab, p_k=p_k)
+    plan = plan_of(a, b, workers, blocks=block, slabs=k_tile, p_k=p_k)
     result = product_of(a, b, plan).compute(scheduler="sync")
     np.testing.assert_array_equal(result, x @ y)
     assert result.shape == (m, n)

@@ -44,7 +44,7 @@ def of_file(folder, x, name="x.npy"):
 
 
 def streamed(folder, workers=4):
-    """A product that reads blocks of files slab by slab, each when it is needed."""
+    """A product that reads blocks of files k-tile by k-tile, each when it is needed."""
     a, b = of_file(folder, A, "a.npy"), of_file(folder, B, "b.npy")
     problem = Problem(MatrixSpec(A.shape), MatrixSpec(B.shape), rereadable=(True, True))
     memory = DeviceSpec("cpu", "cpu", 20_000, 50.0, 20.0)

@@ -31,8 +31,8 @@ from multimm.failures import told
 from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
-from multimm.graph.lowering.rechunk import upload_pieces
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.rechunk import upload_sub_blocks
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks import host_offload
 from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
 from multimm.io import open_array
@@ -48,7 +48,7 @@ def gpus(monkeypatch):
 
 
 def matrices(client, chunks_a=(64, 80), chunks_b=(100, 50), shape=(200, 240, 150)):
-    """Two matrices of small integers, their chunks dealt out in turn, and the arrays."""
+    """Two matrices of small integers, their chunks assigned in turn, and the arrays."""
     m, n, k = shape
     x, y = integers((m, k), 1), integers((k, n), 2)
     owners = [*range(4)] * 99
@@ -121,7 +121,7 @@ def test_other_dtypes_go_up_too(client, dtype):
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", ">c8", ">f2"])
 @pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
-@pytest.mark.parametrize("chunks", [16, -1])  # a chunk that is all of it is no piece
+@pytest.mark.parametrize("chunks", [16, -1])  # a chunk that is all of it is no sub-block
 def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options, chunks):
     sent = []
     link(monkeypatch, send=lambda block: sent.append(block.dtype) or np.copy(block))
@@ -166,20 +166,20 @@ def test_what_gpus_do_not_have_stays(client):
     np.testing.assert_array_equal(c.compute(), x @ x.T)
 
 
-def test_a_stack_a_gram_product_and_an_addend(client):
+def test_a_stack_a_symmetric_product_and_an_addend(client):
     x, y = integers((3, 40, 30), 5), integers((30, 20), 6)
     c = multimm.matmul(da.from_array(x, chunks=(1, 16, 30)), da.from_array(y, chunks=30))
     np.testing.assert_array_equal(c.compute(), x @ y)
     a = da.from_array(x[0], chunks=10)
-    gram = multimm.matmul(a.T, a, blocks=20)
-    assert len(tasks_of(gram, Kind.UPLOAD, "A")) == 12
-    assert not tasks_of(gram, Kind.UPLOAD, "B")
+    symmetric = multimm.matmul(a.T, a, blocks=20)
+    assert len(tasks_of(symmetric, Kind.UPLOAD, "A")) == 12
+    assert not tasks_of(symmetric, Kind.UPLOAD, "B")
     square = da.from_array(x[0, :30], chunks=10)
     both = multimm.matmul(square, square, blocks=20)
     assert len(tasks_of(both, Kind.UPLOAD, "A")) == 9
     assert not tasks_of(both, Kind.UPLOAD, "B")
     np.testing.assert_array_equal(both.compute(), x[0, :30] @ x[0, :30])
-    np.testing.assert_array_equal(gram.compute(), x[0].T @ x[0])
+    np.testing.assert_array_equal(symmetric.compute(), x[0].T @ x[0])
     d = multimm.gemm(2.0, a, y, 3.0, da.from_array(x[0] @ y, chunks=8), blocks=16)
     assert len(tasks_of(d, Kind.UPLOAD, "C")) == 15
     np.testing.assert_array_equal(d.compute(), 5 * (x[0] @ y))
@@ -252,10 +252,10 @@ def test_plans_count_what_goes_up_and_comes_back():
     assert str(on_paper) == str(hosted)
 
 
-@pytest.mark.parametrize(("workers", "gram"), [(1, False), (1, True), (4, False)])
-def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, gram):
-    """Their blocks go up slab by slab, in every wave, and no more of them than there is room."""
-    # Sums of blocks, slabs in flight: a third of what both operands and the result take.
+@pytest.mark.parametrize(("workers", "symmetric"), [(1, False), (1, True), (4, False)])
+def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, symmetric):
+    """Their blocks go up k-tile by k-tile, in every row panel, no more than there is room for."""
+    # Sums of blocks, k-tiles in flight: a third of what both operands and the result take.
     memory = 10**7 if workers == 1 else 35 * 10**5
     plan_for_little(monkeypatch, memory)
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
@@ -263,13 +263,13 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
     with counting(workers) as client:
         x = integers((1500, 1300), 13)
         a = scattered(client, x, (400, 350), [n % workers for n in range(16)])
-        y = x.T if gram else integers((1300, 1400), 14)
-        b = a.T if gram else da.from_array(y, chunks=250)
+        y = x.T if symmetric else integers((1300, 1400), 14)
+        b = a.T if symmetric else da.from_array(y, chunks=250)
         fixed = {"precision": "ieee", "blocks": 200, "slabs": 200}
         plan = multimm.plan(a, b, **fixed)
         assert plan.layout.stream
         assert plan.peak_bytes <= plan.budget_bytes
-        assert "operand blocks taken from host memory slab by slab" in str(plan)
+        assert "operand blocks taken from host memory k-tile by k-tile" in str(plan)
         c = multimm.matmul(a, b, **fixed)
         assert not tasks_of(c, Kind.UPLOAD)
         assert tasks_of(c, Kind.READ)
@@ -291,10 +291,10 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
         wait([a, b])
         layout = multimm.plan(a, b, **fixed).layout
-        wave = layout.blocks // layout.waves
-        assert (layout.stream, layout.waves, wave) == (True, 4, 4)
+        row_panel = layout.blocks // layout.row_panels
+        assert (layout.stream, layout.row_panels, row_panel) == (True, 4, 4)
         lazy = multimm.matmul(a, b, **fixed)
-        last = len(layout.slabs) - 1
+        last = len(layout.k_tiles) - 1
         multiplied = tasks_of(lazy, Kind.MULTIPLY).items()
         finished = {key for key, task in multiplied if task.label.k_tiles[-1] == last}
         c = lazy.persist()
@@ -306,16 +306,16 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         def runs(kind):
             return any(ts.key in tasks_of(lazy, kind) for ts in [*worker.state.executing])
 
-        soon(lambda: done() >= wave and runs(Kind.DOWNLOAD))
+        soon(lambda: done() >= row_panel and runs(Kind.DOWNLOAD))
         time.sleep(0.2)  # in which others would run, if they could
         assert runs(Kind.DOWNLOAD)
-        assert done() <= 2 * wave
+        assert done() <= 2 * row_panel
         opened.set()
         np.testing.assert_array_equal(c.compute(), x @ y)
 
 
-@pytest.mark.parametrize("bring", [upload_pieces, partial(on_device, Pieces.copied)])
-def test_pieces_are_let_go_when_they_are_joined(monkeypatch, bring):
+@pytest.mark.parametrize("bring", [upload_sub_blocks, partial(on_device, SubBlocks.copied)])
+def test_sub_blocks_are_let_go_when_they_are_joined(monkeypatch, bring):
     """At once, and not when garbage is collected some day."""
     there = []
 
@@ -328,7 +328,7 @@ def test_pieces_are_let_go_when_they_are_joined(monkeypatch, bring):
     monkeypatch.setattr(host_offload, "to_numpy", np.copy)
     x, halves = integers((6, 4), 7), ((slice(0, 3), slice(0, 4)), (slice(3, 6), slice(0, 4)))
     blocks = [x[cut].copy() for cut in halves]
-    parts = Pieces(blocks, tuple((halves[0], to) for to in halves), ((3, 4),) * 2, (6, 4))
+    parts = SubBlocks(blocks, tuple((halves[0], to) for to in halves), ((3, 4),) * 2, (6, 4))
     gc.disable()
     try:
         np.testing.assert_array_equal(bring(parts), x)

@@ -51,7 +51,7 @@ def made(kind, monkeypatch):
     more = {"task_overhead_s": 1e-6, "call_s": 1e-4} if streams else {}
     plan_for(monkeypatch, SMALL if streams else H200, **more)
     (x, a), (y, b), (z, c) = lazy(1), lazy(2), lazy(3)
-    if kind.endswith("Gram"):
+    if kind.endswith("Symmetric"):
         product, wanted = multimm.matmul(a.T, a, **FIXED), x.T @ x
     elif kind == "gemm":
         product, wanted = multimm.gemm(2, a, b, 3, c, **FIXED), 2 * (x @ y) + 3 * z
@@ -77,7 +77,7 @@ def is_of(kind, label):
         ("plain", Kind.MULTIPLY, 50, True),
         ("plain", Kind.DOWNLOAD, 4, False),
         ("gemm", Kind.UPLOAD, 53, False),  # the last ones bring C
-        ("Gram", Kind.MULTIPLY, 25, False),
+        ("Symmetric", Kind.MULTIPLY, 25, False),
         ("chain", Kind.MULTIPLY, 160, False),
         ("streamed", Kind.READ, 20, False),
         ("streamed", Kind.MULTIPLY, 50, True),
@@ -94,7 +94,7 @@ def test_a_worker_killed_at_any_moment(monkeypatch, kind, while_they, after, res
         future = client.compute(product)  # while it is there, the scheduler knows who did what
         np.testing.assert_array_equal(future.result(timeout=60), wanted)
         # The survivors of a chain make blocks of its first product again for the heirs; those of
-        # a stream, when they are through, what the gates of other blocks wait for.
+        # a stream, when they are through, what the barriers of other blocks wait for.
         once = kind != "chain" and (kind, while_they) != ("streamed", Kind.DOWNLOAD)
         if restarts:
             killer.thread.join()

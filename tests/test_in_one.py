@@ -64,7 +64,7 @@ def test_a_matrix_on_both_sides_goes_up_once_and_all_of_it_together(client, gone
 
 
 @pytest.mark.parametrize("chunks", [-1, 16])
-def test_transposes_gram_products_addends_stacks_and_vectors(client, gone, chunks):
+def test_transposes_symmetric_products_addends_stacks_and_vectors(client, gone, chunks):
     x, y = integers((40, 30), 5), integers((40, 20), 6)
     a, b = (da.from_array(z, chunks=chunks) for z in (x, y))
     c = da.from_array(x.T @ y, chunks=chunks)

@@ -56,7 +56,7 @@ def times(a, c=None, shape=WIDE):
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 5))
-def test_blocks_are_dealt_out_to_those_who_have_them(owners, workers):
+def test_blocks_are_assigned_out_to_those_who_have_them(owners, workers):
     """Whose are more than a fair share gives away just what is beyond it."""
     owners = [owner % workers for owner in owners]
     order = _in_turn(owners, workers)
@@ -84,7 +84,7 @@ def test_of_a_tall_matrix_nothing_travels(owners):
     assert plan.grid == in_turn.grid == (4, 1, 1)
     assert plan.layout.problem.rows
     assert not in_turn.layout.problem.rows
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
     assert plan.bytes_received == in_turn.bytes_received == 3 * 8192 * 1024 * 4
     assert plan.seconds == in_turn.seconds
     assert "rows in the order in which they lie on workers" in str(plan)
@@ -155,10 +155,10 @@ def test_only_what_lies_on_one_worker_each():
     for problem in (
         times(parts),
         times(replace(a, owners=())),
-        times(in_rows((0, 1, 2, 3) * 8)),  # as it is dealt out
+        times(in_rows((0, 1, 2, 3) * 8)),  # as it is assigned
         Problem(a, stack),
         Problem(a, MatrixSpec(WIDE), rereadable=(True, False)),
-        Problem(a, a.T, gram=True),
+        Problem(a, a.T, symmetric=True),
     ):
         assert not list(where_they_lie(problem, 4))
     assert [grid for _, grid in where_they_lie(Problem(a, a.T), 4)] == [(4, 1, 1), (1, 4, 1)]
@@ -215,7 +215,7 @@ def test_products_of_sides_in_any_order_are_right(
     )  # fmt: skip
     plan = plan_matmul(problem, gpus(workers), options=Options(p_k=1))
     layout, _ = lay_out(problem, gpus(workers), Grid(workers, 1, 1), Options())
-    layout = replace(layout, m_blocks=sorted_m, n_blocks=sorted_n, slabs=sorted_k, band=4)
+    layout = replace(layout, m_blocks=sorted_m, n_blocks=sorted_n, k_tiles=sorted_k, band=4)
     plan = replace(plan, layout=layout)
     step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)
     stored = a.T if trans_a else a, b.T if trans_b else b
@@ -366,7 +366,7 @@ def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
     assert plan.layout.operands.cut_again == ("a", "b")
     c, moved = received(client, multimm.matmul(a, b, **fixed))
     assert moved == plan.bytes_moved
-    assert plan.bytes_recut < x.nbytes + y.nbytes
+    assert plan.bytes_rechunk < x.nbytes + y.nbytes
     assert "at most" not in str(plan)
     np.testing.assert_array_equal(c.compute(), x @ y)
 

@@ -217,7 +217,7 @@ def test_results_do_not_share_memory_with_operands():
 
 
 def test_graphs_stay_small(x):
-    """One task per block and slab, and little beside it."""
+    """One task per block and k-tile, and little beside it."""
     a = da.ones((400, 400), chunks=100)
     c = multimm.matmul(a, a, blocks=100, slabs=100)
     (optimized,) = dask.optimize(c)

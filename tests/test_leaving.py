@@ -242,7 +242,7 @@ def test_a_smaller_block_at_the_edge_has_the_limit_of_its_plan(monkeypatch):
             np.testing.assert_array_equal(copy.result(timeout=30), block)
 
 
-def in_waves(monkeypatch, n=700, blocks=200):
+def in_row_panels(monkeypatch, n=700, blocks=200):
     """A product of NumPy blocks that a GPU holds a part of at a time; its plan; and the result."""
     plan_for_little(monkeypatch)
     x, y = integers((n, 1200), 5), integers((1200, n), 6)
@@ -259,9 +259,9 @@ def test_every_block_of_a_product_has_the_limit_of_its_plan(monkeypatch):
     """Also the smaller ones at the edge, and after tasks were pickled."""
     link(monkeypatch)
     with in_threads(1) as cluster, Client(cluster):
-        c, plan, expected = in_waves(monkeypatch, 700, 200)
+        c, plan, expected = in_row_panels(monkeypatch, 700, 200)
         limit = download_limit(plan.layout, plan.cluster)
-        assert plan.layout.waves > 1
+        assert plan.layout.row_panels > 1
         assert not limit % (200 * 200 * 4)  # of whole blocks
         assert c.chunks == ((200, 200, 200, 100),) * 2
         tasks = downloads(c)
@@ -274,7 +274,7 @@ def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeyp
     opened = held_up(monkeypatch, seconds=60)
     monkeypatch.setattr(host_offload, "_leaving", room := Room())
     with in_threads(1, threads=3, memory_limit=0) as cluster, Client(cluster) as client:
-        products = [in_waves(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
+        products = [in_row_panels(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
         limits = {task.kwargs["limit"] for c, _, _ in products for task in downloads(c)}
         assert len(limits) == 2
         assert None not in limits

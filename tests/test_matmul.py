@@ -144,8 +144,8 @@ def test_half_formats_are_summed_in_float32(dtype):
     for _ in range(4096):
         stuck = dtype.type(stuck + dtype.type(0.5))
     assert float(stuck) < 2048
-    for slabs in (None, 1, 64):
-        options = {} if slabs is None else {"slabs": slabs * 64}
+    for k_tiles in (None, 1, 64):
+        options = {} if k_tiles is None else {"slabs": k_tiles * 64}
         c = multimm.matmul(da.from_array(a, 300), da.from_array(b, 700), **options)
         same_bits(c.compute(scheduler="sync"), np.full((3, 2), 2048, out))
     same_bits(multimm.matmul(a, b), np.full((3, 2), 2048, out))
@@ -281,12 +281,12 @@ def test_chunks_of_the_operands_do_not_change_the_bits_of_a_fixed_plan():
 
 
 @pytest.mark.parametrize("blocks", [None, 1, 8, 1000, (10, 7), (100, 3)])
-@pytest.mark.parametrize("slabs", [None, 1, 9, 1000])
+@pytest.mark.parametrize("k_tiles", [None, 1, 9, 1000])
 @pytest.mark.parametrize("p_k", [None, 1, 2, 5])
-def test_every_blocking_gives_the_same_product(blocks, slabs, p_k):
+def test_every_blocking_gives_the_same_product(blocks, k_tiles, p_k):
     rng = np.random.default_rng(9)
     a, b = integers(rng, (13, 20), "f4"), integers(rng, (20, 9), "f4")
-    options = {"blocks": blocks, "slabs": slabs, "p_k": p_k}
+    options = {"blocks": blocks, "slabs": k_tiles, "p_k": p_k}
     c = multimm.matmul(da.from_array(a, 8), da.from_array(b, 8), **options)
     same_bits(c.compute(scheduler="sync"), a @ b)
     edges = (blocks, blocks) if isinstance(blocks, int) else blocks

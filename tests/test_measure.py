@@ -263,41 +263,41 @@ def test_all_threads_of_a_worker_count(monkeypatch):
 
 
 #: Tasks of workers in this process wait for it.
-GATE = threading.Event()
+BARRIER = threading.Event()
 
 
-def wait_for_gate():
-    return GATE.wait(30)
+def wait_for_barrier():
+    return BARRIER.wait(30)
 
 
 @pytest.fixture
-def gate():
-    GATE.clear()
-    yield GATE
-    GATE.set()
+def barrier():
+    BARRIER.clear()
+    yield BARRIER
+    BARRIER.set()
 
 
 @pytest.mark.usefixtures("quick")
-def test_busy_workers_are_not_measured(gate, rates_file):
+def test_busy_workers_are_not_measured(barrier, rates_file):
     with workers(2) as client:
-        blocked = client.submit(wait_for_gate)
+        blocked = client.submit(wait_for_barrier)
         while not any(client.processing().values()):
             time.sleep(0.01)
         with pytest.raises(ClusterError, match=r"1 tasks run or wait .* when the workers are idle"):
             mc.describe(client, measure=True)
-        gate.set()
+        barrier.set()
         assert blocked.result()
         assert not rates_file.exists()
         assert mc.describe(client).devices[0].measured == ""
 
 
 @pytest.mark.usefixtures("quick")
-def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rates_file):
+def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, barrier, rates_file):
     real = calibration_run._links
     with workers(1) as client:
 
         def links(*args):
-            late.append(client.submit(wait_for_gate))
+            late.append(client.submit(wait_for_barrier))
             while not any(client.processing().values()):
                 time.sleep(0.01)
             return real(*args)
@@ -306,7 +306,7 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, gate, rate
         monkeypatch.setattr(calibration_run, "_links", links)
         with pytest.raises(ClusterError, match="nothing was kept"):
             mc.describe(client, measure=True)
-        gate.set()
+        barrier.set()
     assert not rates_file.exists()
 
 

@@ -135,21 +135,28 @@ def assert_as_planned(plan):
     assert Ledger.most("all") <= sum(stay.values()) + sum(spill.values()) + UNHEARD
 
 
-PLAIN, GRAM = Step("float32", "float32"), Step("float32", "float32", trans_b=True)
+PLAIN, SYMMETRIC = Step("float32", "float32"), Step("float32", "float32", trans_b=True)
 
 
-@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("p_k", [1, 2])
 @pytest.mark.parametrize("memory", [10**9, 600_000])
-def test_workers_hold_no_more_than_planned(client, gram, p_k, memory):
+def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
     a, b = operand((600, 400), "left"), operand((400, 600), "right")
-    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, a.T if gram else b)),
-                      gram=gram)  # fmt: skip
+    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, a.T if symmetric else b)),
+                      symmetric=symmetric)  # fmt: skip
     plan, c = compute(
-        a, a if gram else b, GRAM if gram else PLAIN, problem, memory, blocks=50, slabs=50, p_k=p_k
+        a,
+        a if symmetric else b,
+        SYMMETRIC if symmetric else PLAIN,
+        problem,
+        memory,
+        blocks=50,
+        slabs=50,
+        p_k=p_k,
     )
-    assert plan.layout.mirrors == gram
-    assert (plan.layout.waves > 1) == (memory < 10**9)
+    assert plan.layout.mirrors == symmetric
+    assert (plan.layout.row_panels > 1) == (memory < 10**9)
     assert_as_planned(plan)
     np.testing.assert_array_equal(c.compute(), np.full((600, 600), 1600.0))
 
@@ -167,7 +174,9 @@ def test_what_is_added_is_planned_for(client, chunk, known, p_k):
     if known:
         added = added.persist()
         wait(added)
-        spec = replace(spec, owners=lying(client, added, sorted(client.cluster.scheduler.workers)))
+        spec = replace(
+            spec, owners=in_place(client, added, sorted(client.cluster.scheduler.workers))
+        )
     problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, b)), c=spec)
     fixed = {"blocks": 50, "slabs": 50, "p_k": p_k}
     plan, c = compute(a, b, replace(PLAIN, beta=1), problem, 10**9, added, **fixed)
@@ -175,45 +184,47 @@ def test_what_is_added_is_planned_for(client, chunk, known, p_k):
     most = plan.memory_terms["C in use"]
     most += sum(plan.spill_terms.get(f"C {at}", 0) for at in ("as it comes", "on its way"))
     assert (chunk != 50) <= (Ledger.most("cut") > 0)
-    lying_there = spec.fullest * known  # the ledger begins when these are there
-    assert Ledger.most("cut") + Ledger.most("added") <= most - lying_there + UNHEARD
+    in_place_there = spec.fullest * known  # the ledger begins when these are there
+    assert Ledger.most("cut") + Ledger.most("added") <= most - in_place_there + UNHEARD
     np.testing.assert_array_equal(c.compute(), np.full((600, 600), 1605.0))
 
 
-@pytest.mark.parametrize("gram", [False, True])
-def test_streamed_operands_are_alive_for_a_few_slabs(client, tmp_path, gram):
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_streamed_operands_are_alive_for_a_few_k_tiles(client, tmp_path, symmetric):
     x, y = integers((400, 1600), 0), integers((1600, 400), 1)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     specs = MatrixSpec(x.shape), MatrixSpec(y.shape)
-    problem = Problem(*specs, rereadable=(True, True), gram=gram)
-    step = GRAM if gram else PLAIN
-    plan, c = compute(a, a if gram else b, step, problem, 1_500_000, blocks=50, slabs=50)
+    problem = Problem(*specs, rereadable=(True, True), symmetric=symmetric)
+    step = SYMMETRIC if symmetric else PLAIN
+    plan, c = compute(a, a if symmetric else b, step, problem, 1_500_000, blocks=50, slabs=50)
     assert plan.layout.stream
     assert plan.peak_bytes <= plan.budget_bytes
     assert_as_planned(plan)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
     assert 0 < Ledger.most("operands") <= flight + UNHEARD
     # Everything at once would be four times as much on each worker.
-    assert flight < (x.nbytes + y.nbytes * (not gram)) / 4
-    np.testing.assert_array_equal(c.compute(), x @ (x.T if gram else y))
+    assert flight < (x.nbytes + y.nbytes * (not symmetric)) / 4
+    np.testing.assert_array_equal(c.compute(), x @ (x.T if symmetric else y))
 
 
-def lying(client, x, addresses):
+def in_place(client, x, addresses):
     held = client.who_has()
     return where_blocks_lie([held[key] for key in block_keys(x)], addresses)
 
 
-def test_blocks_that_are_fetched_are_let_go_slab_by_slab(client):
-    """Operands lie where they were made; what a worker holds beyond its own is a few slabs."""
+def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
+    """Operands lie where they were made; what a worker holds beyond its own is a few k-tiles."""
     a, b = (
         operand(shape, name).persist()
         for shape, name in (((400, 1600), "left"), ((1600, 400), "right"))
     )
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
-    specs = [MatrixSpec(x.shape, chunks=x.chunks, owners=lying(client, x, ranks)) for x in (a, b)]
+    specs = [
+        MatrixSpec(x.shape, chunks=x.chunks, owners=in_place(client, x, ranks)) for x in (a, b)
+    ]
     problem = Problem(*specs)
     plan, c = compute(a, b, PLAIN, problem, 10**9, blocks=50, slabs=50)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
@@ -226,7 +237,7 @@ def test_a_product_larger_than_all_workers_says_so_beforehand():
     fixed = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cluster)
     assert "more than all workers hold" in str(fixed)
     read = Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900)), rereadable=(True, True))
-    assert "operand blocks read slab by slab" in str(plan_matmul(read, cluster))
+    assert "operand blocks read k-tile by k-tile" in str(plan_matmul(read, cluster))
     roomy = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cpus(2, 10**9))
     assert "more than all workers hold" not in str(roomy)
 

@@ -78,7 +78,7 @@ CASES = [
 ] + [
     (REGISTRY[i], arch, PATHS[i % len(PATHS)]) for i, arch in ((-2, 75), (-1, 80), (-1, 120))
 ] + [
-    (REGISTRY[0], 90, {**path, "LOWER": 1}) for path in PATHS[1:3]  # both ways that Gram blocks lie
+    (REGISTRY[0], 90, {**path, "LOWER": 1}) for path in PATHS[1:3]  # both ways
 ]  # fmt: skip
 
 

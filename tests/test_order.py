@@ -42,8 +42,8 @@ def tall(owners, shape=TALL):
     return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=owners)
 
 
-def gram_of(spec):
-    return Problem(spec.T, spec, pack="tf32", gram=True)
+def symmetric_of(spec):
+    return Problem(spec.T, spec, pack="tf32", symmetric=True)
 
 
 # ------------------------------------------------------------------ the plan
@@ -51,11 +51,11 @@ def gram_of(spec):
 
 @pytest.mark.parametrize("owners", [(0, 1) * 8, (1, 0, 0, 1) * 4])
 def test_of_a_tall_matrix_nothing_travels_wherever_its_blocks_lie(owners):
-    plan = plan_matmul(gram_of(tall(owners)), gpus(2))
-    in_a_row = plan_matmul(gram_of(tall((0,) * 8 + (1,) * 8)), gpus(2))
+    plan = plan_matmul(symmetric_of(tall(owners)), gpus(2))
+    in_a_row = plan_matmul(symmetric_of(tall((0,) * 8 + (1,) * 8)), gpus(2))
     assert plan.grid == in_a_row.grid == (1, 1, 2)
-    assert plan.layout.operands.lying
-    assert not plan.bytes_recut
+    assert plan.layout.operands.in_place
+    assert not plan.bytes_rechunk
     assert plan.bytes_received == in_a_row.bytes_received == 2048 * 2048 * 4  # one sum
     assert plan.seconds == in_a_row.seconds
     assert "k in the order in which it lies on workers" in str(plan)
@@ -64,8 +64,8 @@ def test_of_a_tall_matrix_nothing_travels_wherever_its_blocks_lie(owners):
 
 def test_order_is_worth_its_bits():
     """Unless it is faster k is as it is stored."""
-    plan = plan_matmul(gram_of(tall((0, 1) * 8)), gpus(2))
-    other = plan_matmul(gram_of(tall((0, 1) * 8)), gpus(2), options=Options(p_k=2))
+    plan = plan_matmul(symmetric_of(tall((0, 1) * 8)), gpus(2))
+    other = plan_matmul(symmetric_of(tall((0, 1) * 8)), gpus(2), options=Options(p_k=2))
     assert plan.layout.problem.order
     assert not other.layout.problem.order
     assert plan.seconds < 0.9 * other.seconds
@@ -127,8 +127,8 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
         MatrixSpec(y.shape, chunks=(sorted_k, (6, 4))),
     )
     problem = Problem(*specs, order=tuple(order))
-    blocks, slabs = cut
-    fixed = Options(blocks=blocks, slabs=slabs)
+    blocks, k_tiles = cut
+    fixed = Options(blocks=blocks, slabs=k_tiles)
     layout, _ = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed)
     plan = replace(plan_matmul(problem, gpus(workers), options=fixed), layout=layout)
     for once in (True, False) if workers == 1 else (True,):
@@ -141,40 +141,42 @@ def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.booleans(),
        st.sampled_from([1, 2, 5]))  # fmt: skip
-def test_parts_of_any_length_are_right(seed, counts, gram, at_once):
+def test_parts_of_any_length_are_right(seed, counts, symmetric, at_once):
     k, rng = tuple(1 + i % 3 for i in range(sum(counts))), np.random.default_rng(seed)
     x = rng.integers(-8, 9, (9, sum(k))).astype("float32")
-    y = x.T if gram else rng.integers(-8, 9, (sum(k), 10)).astype("float32")
+    y = x.T if symmetric else rng.integers(-8, 9, (sum(k), 10)).astype("float32")
     a = da.from_array(x, chunks=((5, 4), k))
-    b = a.T if gram else da.from_array(y, chunks=(k, (6, 4)))
+    b = a.T if symmetric else da.from_array(y, chunks=(k, (6, 4)))
     workers = len(counts)
     owners = tuple(part for part, count in enumerate(counts) for _ in range(count))
     left = MatrixSpec(x.shape, chunks=a.chunks, owners=owners * 2)
-    problem = Problem(left, MatrixSpec(y.shape, chunks=b.chunks), gram=gram)
+    problem = Problem(left, MatrixSpec(y.shape, chunks=b.chunks), symmetric=symmetric)
     grid, options = Grid(1, 1, workers), Options(blocks=4)
-    layout, _ = lay_out(replace(problem, gram=False), gpus(workers), grid, options)
-    layout = replace(layout, slabs=k, part_slabs=tuple(counts), slabs_per_task=at_once)
+    layout, _ = lay_out(replace(problem, symmetric=False), gpus(workers), grid, options)
+    layout = replace(layout, k_tiles=k, part_k_tiles=tuple(counts), k_tiles_per_task=at_once)
     assert layout.steps == max(counts)
     assert layout.share_k == max(
         sum(k[start:end]) for start, end in pairwise([0, *accumulate(counts)])
     )
     plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
-    c = build(plan, a, a.T if gram else b, None, Step("float32", "float32"), np.empty((0, 0), "f4"))
+    c = build(
+        plan, a, a.T if symmetric else b, None, Step("float32", "float32"), np.empty((0, 0), "f4")
+    )
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
 
 
 @pytest.mark.parametrize("chunks", [512, 2048, 4096])
 @pytest.mark.parametrize("workers", [2, 8])
-@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("in_turn", [True, False])
-def test_many_chunks_are_joined_where_they_lie(chunks, workers, gram, in_turn):
+def test_many_chunks_are_joined_where_they_lie(chunks, workers, symmetric, in_turn):
     """As Dask cuts it: too many to be multiplied one by one."""
     owners = [i % workers for i in range(chunks)]
     x = tall(tuple(owners if in_turn else sorted(owners)), (2**22, 1024))
-    shape = gram_of(x) if gram else Problem(x.T, replace(x), pack="tf32")
+    shape = symmetric_of(x) if symmetric else Problem(x.T, replace(x), pack="tf32")
     plan = plan_matmul(shape, gpus(workers))
-    assert len(plan.layout.slabs) < chunks / 16
-    assert not plan.bytes_recut
+    assert len(plan.layout.k_tiles) < chunks / 16
+    assert not plan.bytes_rechunk
     assert plan.bytes_moved == (workers - 1) * 4 * 1024 * 1024  # sums
     assert "MB move" in plan.reason
     assert "GB" not in plan.reason.partition(";")[0]
@@ -187,16 +189,16 @@ def test_many_chunks_are_joined_where_they_lie(chunks, workers, gram, in_turn):
     st.integers(1, 12),
     st.booleans(),
 )
-def test_what_of_an_ordered_operand_travels_is_known(blocks, workers, slab, gram):
-    """Where it is cut into slabs of any length, too; workers beyond the grid send it."""
+def test_what_of_an_ordered_operand_travels_is_known(blocks, workers, k_tile, symmetric):
+    """Where it is cut into k-tiles of any length, too; workers beyond the grid send it."""
     sizes, owners = zip(*blocks, strict=True)
     x = MatrixSpec((sum(sizes), 4), chunks=(sizes, (4,)), owners=owners)
-    given = gram_of(x) if gram else Problem(x.T, replace(x))
+    given = symmetric_of(x) if symmetric else Problem(x.T, replace(x))
     ordered = by_owner(given) or given
-    layout, _ = lay_out(ordered, gpus(4), Grid(1, 1, workers), Options(blocks=(4, 4), slabs=slab))
+    layout, _ = lay_out(ordered, gpus(4), Grid(1, 1, workers), Options(blocks=(4, 4), slabs=k_tile))
     for role in layout.operands.cut_again:
         if all(owner < workers for owner in owners):
-            share = sum(redistribution._pieces_brought(layout, role, 4)) / x.nbytes
+            share = sum(redistribution._sub_blocks_brought(layout, role, 4)) / x.nbytes
             assert layout.tiles.away(role) == pytest.approx(share)
         else:
             assert 0 < layout.tiles.away(role) <= 1
@@ -208,23 +210,23 @@ def test_of_stacks_any_may_travel():
     layout, _ = lay_out(Problem(x, y), gpus(2), Grid(2, 1, 1), Options(blocks=(8, 8), slabs=6))
     assert layout.operands.cut_again == ("a", "b")
     assert layout.tiles.away("a") is layout.tiles.away("b") is None
-    assert layout.operands.recut.nbytes == (x.nbytes + y.nbytes) // 2
+    assert layout.operands.rechunk.nbytes == (x.nbytes + y.nbytes) // 2
 
 
 def test_uneven_blocks_are_uneven_parts():
     """As `persist()` may leave them: those of even parts would be sent."""
     owners = (0, 1) * 10 + (0,) * 12
-    plan = plan_matmul(gram_of(tall(owners)), gpus(2))
-    assert plan.layout.part_slabs == (22, 10)
+    plan = plan_matmul(symmetric_of(tall(owners)), gpus(2))
+    assert plan.layout.part_k_tiles == (22, 10)
     assert plan.bytes_moved == 2048 * 2048 * 4  # one sum
     assert "parts of k are where they lie; 16.8 MB move" in str(plan)
-    assert plan.layout.slabs_per_task > 1
+    assert plan.layout.k_tiles_per_task > 1
     assert plan.tasks <= 6
     one_does_it_all = tall((0,) * 31 + (1,), (2**19, 8192))
-    long = replace(gram_of(one_does_it_all), pack="")
-    assert not plan_matmul(long, gpus(2)).layout.part_slabs
+    long = replace(symmetric_of(one_does_it_all), pack="")
+    assert not plan_matmul(long, gpus(2)).layout.part_k_tiles
     for uneven in ((0, 2, 0, 0) * 4, (0,) * 16):  # some have nothing
-        assert not list(parts_in_place(gram_of(tall(tuple(uneven))), gpus(3)))
+        assert not list(parts_in_place(symmetric_of(tall(tuple(uneven))), gpus(3)))
 
 
 # ----------------------------------------------------------------- on workers
@@ -248,7 +250,7 @@ def test_only_sums_travel(client, other, owners, monkeypatch):
     plan = multimm.plan(a.T, b)
     assert plan.layout.problem.order
     assert plan.grid == (1, 1, 3)
-    assert bool(plan.layout.part_slabs) is uneven
+    assert bool(plan.layout.part_k_tiles) is uneven
     reset_received_bytes(client)
     c = multimm.matmul(a.T, b).persist()
     wait(c)
@@ -265,7 +267,7 @@ def test_many_chunks_do_not_travel(client, other):
     a = scattered(client, x, 512, (0, 1, 2) * 88)
     b = scattered(client, y, 512, (0, 1, 2) * 88) if other else a
     plan = multimm.plan(a.T, b)
-    assert len(plan.layout.slabs) < 264
+    assert len(plan.layout.k_tiles) < 264
     reset_received_bytes(client)
     c = multimm.matmul(a.T, b).persist()
     wait(c)
@@ -282,7 +284,7 @@ def test_a_little_operand_comes_to_where_the_large_one_lies(client, monkeypatch)
     y = rng.integers(-4, 5, (60000, 16)).astype("float32")
     a, b = scattered(client, x, 5000, owners), scattered(client, y, 5000, (0, 1, 2) * 4)
     plan = multimm.plan(a.T, b)
-    assert plan.layout.slabs_per_task == 4
+    assert plan.layout.k_tiles_per_task == 4
     assert plan.tasks == 3 + 1  # the sum
     reset_received_bytes(client)
     c = multimm.matmul(a.T, b).persist()

@@ -44,16 +44,16 @@ def held(client, array):
 
 
 @pytest.mark.parametrize("p_k", [1, 2])
-@pytest.mark.parametrize("gram", [False, True])
-def test_a_lazy_product_knows_where_its_blocks_will_be(client, p_k, gram):
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_lazy_product_knows_where_its_blocks_will_be(client, p_k, symmetric):
     (x, a), (y, b) = matrix(1), matrix(2)
-    c = multimm.matmul(a, a.T if gram else b, **FIXED, p_k=p_k)
+    c = multimm.matmul(a, a.T if symmetric else b, **FIXED, p_k=p_k)
     owners = owners_of(c, 4)
     done = c.persist()
     wait(done)
     assert owners == held(client, done)
     assert len(set(owners)) == 4
-    np.testing.assert_array_equal(done.compute(), x @ (x.T if gram else y))
+    np.testing.assert_array_equal(done.compute(), x @ (x.T if symmetric else y))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
     operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
     plan = multimm.plan(*operands, **FIXED)
     assert LIE in str(plan)
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
     d = multimm.matmul(*operands, **FIXED)
     other = z if side != "both" else expected
     first, second = (expected, other) if side != "b" else (other, expected)

@@ -75,13 +75,13 @@ def test_transposed_blocks_are_packed_as_they_are_stored(role, monkeypatch):
     assert (512, 1024) in seen or (1024, 512) in seen
 
 
-def test_streamed_blocks_are_read_gated_and_packed_again_in_each_wave(tmp_path):
+def test_streamed_blocks_are_read_gated_and_packed_again_in_each_row_panel(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((4096, 2048), "f4"))
     np.save(tmp_path / "y.npy", np.ones((2048, 2048), "f4"))
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     plan = planned(a.shape, b.shape, 1, memory=147_000_000, rereadable=True, blocks=1024, slabs=256)
     assert plan.layout.stream
-    assert plan.layout.waves > 1
+    assert plan.layout.row_panels > 1
     assert plan.peak_bytes <= plan.budget_bytes
     c, made = graph_of(a, b, plan)
     assert len(made) == plan.tasks

@@ -17,7 +17,7 @@ import multimm
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.lowering.sub_blocks import Pieces, multiply_bands, pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_bands, sub_blocks
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning import distribution
@@ -45,10 +45,10 @@ def spec_of(x, *, turned=False):
     return spec.T if turned else spec
 
 
-def planned(a, b, step=PLAIN, *, once=False, gram=False, **fixed):
+def planned(a, b, step=PLAIN, *, once=False, symmetric=False, **fixed):
     """A plan for one worker, in which each product cuts its own."""
     specs = spec_of(a, turned=step.trans_a), spec_of(b, turned=step.trans_b)
-    plan = plan_matmul(Problem(*specs, gram=gram), gpus(1), options=Options(**fixed))
+    plan = plan_matmul(Problem(*specs, symmetric=symmetric), gpus(1), options=Options(**fixed))
     return replace(plan, layout=replace(plan.layout, cut_once=once))
 
 
@@ -63,7 +63,7 @@ def product(plan, a, b, step=PLAIN, c=None):
 @pytest.mark.parametrize(
     "fixed", [{"blocks": 10, "slabs": 10}, {"blocks": (30, 9), "slabs": 35}, {"blocks": 40}]
 )
-def test_products_of_pieces_are_right_and_take_no_other_tasks(step, fixed):
+def test_products_of_sub_blocks_are_right_and_take_no_other_tasks(step, fixed):
     x, y = integers((31, 35), 0), integers((35, 33), 1)
     a, b = (z.T if step.trans_a else z for z in (x, y))
     a = da.from_array(a, chunks=(7, (30, a.shape[1] - 30)), name="pieces-a")
@@ -88,17 +88,17 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
         for name in "ab"
     )
     results = [
-        product(planned(a, b, once=once, blocks=32, slabs=16), a, b).compute(scheduler="sync")
+        product(planned(a, b, once=once, blocks=32, k_tiles=16), a, b).compute(scheduler="sync")
         for once in (True, False)
     ]
     np.testing.assert_array_equal(*results)
 
 
-def test_gram_products_and_addends():
+def test_symmetric_products_and_addends():
     x, d = integers((35, 30), 4), integers((30, 30), 5)
     a = da.from_array(x, chunks=(9, 7), name="pieces-gram")
     step = Step("float32", "float32", trans_a=True, alpha=2, beta=3)
-    plan = planned(a, a, step, gram=True, blocks=10, slabs=20)
+    plan = planned(a, a, step, symmetric=True, blocks=10, k_tiles=20)
     assert plan.layout.mirrors
     c = product(plan, a, a, step, da.from_array(d, chunks=10))
     np.testing.assert_array_equal(c.compute(scheduler="sync"), 2 * x.T @ x + 3 * d)
@@ -107,21 +107,21 @@ def test_gram_products_and_addends():
 @pytest.mark.parametrize("stored", ["as multiplied", "turned", "A turned", "B turned"])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(
-    ("slabs", "along_k"),
+    ("k_tiles", "along_k"),
     [((24,), (24,)), ((10, 14), (10, 14)), ((24,), (10, 8, 6)), ((7, 17), (10, 14))],
 )
 @pytest.mark.parametrize(
     ("dtype", "added"), [("float32", False), ("float16", True), ("int32", False)]
 )
-def test_long_pieces_are_multiplied_as_they_come(
-    monkeypatch, stored, wide, slabs, along_k, dtype, added
+def test_long_sub_blocks_are_multiplied_as_they_come(
+    monkeypatch, stored, wide, k_tiles, along_k, dtype, added
 ):
-    """Nothing of them is joined, also where blocks of C, or slabs, end within one."""
+    """Nothing of them is joined, also where blocks of C, or k-tiles, end within one."""
     monkeypatch.setattr(distribution, "LEAST_BAND", 1)
-    monkeypatch.setattr(distribution, "PACKED_SLAB", 1)
-    monkeypatch.setattr(Pieces, "copied", None)
+    monkeypatch.setattr(distribution, "PACKED_K_TILE", 1)
+    monkeypatch.setattr(SubBlocks, "copied", None)
     x, y, d = integers((130, 24), 8), integers((24, 3), 9), integers((130, 3), 10)
-    chunks = (((40, 7, 43, 40), along_k), (slabs, (3,)))
+    chunks = (((40, 7, 43, 40), along_k), (k_tiles, (3,)))
     x, y, d = (y.T, x.T, d.T) if wide else (x, y, d)
     chunks = (chunks[1][::-1], chunks[0][::-1]) if wide else chunks
     turns = stored in ("turned", "A turned"), stored in ("turned", "B turned")
@@ -136,7 +136,7 @@ def test_long_pieces_are_multiplied_as_they_come(
     specs = (MatrixSpec(z.shape, dtype, chunks=own) for z, own in zip((x, y), chunks, strict=True))
     problem = Problem(*specs, dtype=of_sums, accumulate=of_sums)
     layout = plan_matmul(problem, gpus(1), options=Options(blocks=60)).layout
-    layout = replace(layout, slabs=slabs, cut_once=False, in_bands=True)
+    layout = replace(layout, k_tiles=k_tiles, cut_once=False, in_bands=True)
     assert layout.operands.banded == ("b" if wide else "a")
     plan = replace(plan_matmul(problem, gpus(1)), layout=layout)
     meta = np.empty((0, 0), of_sums)
@@ -147,9 +147,9 @@ def test_long_pieces_are_multiplied_as_they_come(
     np.testing.assert_array_equal(c.compute(scheduler="sync"), expected)
 
 
-def test_a_wrong_piece_is_named():
+def test_a_wrong_sub_block_is_named():
     x = integers((8, 8), 8)
-    whole = Pieces([x], (((slice(0, 8),) * 2,) * 2,), ((9, 8),), (8, 8))
+    whole = SubBlocks([x], (((slice(0, 8),) * 2,) * 2,), ((9, 8),), (8, 8))
     with pytest.raises(ShapeError, match=r"\(8, 8\).*\(9, 8\)"):
         multiply_bands(whole, x, banded="a", step=PLAIN)
 
@@ -158,7 +158,7 @@ def test_stacks():
     x, y = integers((3, 8, 8), 6), integers((8, 8), 7)
     a = da.from_array(x, chunks=((1, 2), 3, 5), name="pieces-stack")
     b = da.from_array(y, chunks=3, name="pieces-shared")
-    plan = planned(a, b, blocks=4, slabs=4)
+    plan = planned(a, b, blocks=4, k_tiles=4)
     meta = np.empty((0, 0, 0), "float32")
     c = build(plan, a, b, None, PLAIN, meta)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
@@ -167,7 +167,7 @@ def test_stacks():
 def test_a_block_within_another_is_no_copy():
     x = integers((8, 8), 8)
     cuts = (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),)
-    whole = Pieces([x], cuts, ((8, 8),), (2, 8))
+    whole = SubBlocks([x], cuts, ((8, 8),), (2, 8))
     assert whole.joined().base is x
     np.testing.assert_array_equal(whole.joined(), x[2:4])
 
@@ -189,7 +189,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
 
 def test_keys_are_those_of_the_array():
     x = da.ones((6, 6), chunks=(4, 3), name="pieces-keys")
-    part, keys = pieces(lambda at: (x.name, *at), x.chunks, (slice(2, 6), slice(3, 6)))
+    part, keys = sub_blocks(lambda at: (x.name, *at), x.chunks, (slice(2, 6), slice(3, 6)))
     assert keys == [("pieces-keys", 0, 1), ("pieces-keys", 1, 1)]
     assert part.dependencies == set(keys)
 
@@ -207,10 +207,10 @@ def test_a_lone_worker_cuts_operands_within_its_products(chunks, pack):
     assert plan.tasks == 1
     assert plan.memory_terms["operands being joined"] == a.nbytes + b.nbytes
     assert not plan.bytes_received
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
 
 
-def test_one_operand_in_pieces_and_the_other_from_a_file(tmp_path):
+def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
     x, y = integers((40, 40), 11), integers((40, 40), 12)
     np.save(tmp_path / "x.npy", x)
     a, b = open_array(tmp_path / "x.npy"), da.from_array(y, chunks=7)

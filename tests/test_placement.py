@@ -175,7 +175,7 @@ def test_idle_workers_do_not_steal(client, recorder):
     assert not misplaced(recorder, c, Grid(1, 1, 3), workers_of(client))
 
 
-def test_priorities_go_slab_by_slab(client, recorder):
+def test_priorities_go_k_tile_by_k_tile(client, recorder):
     (x, a), (y, b) = matrix(7), matrix(8)
     c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
     np.testing.assert_array_equal(c.compute(), x @ y)

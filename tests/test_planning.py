@@ -105,10 +105,10 @@ def test_no_worker_is_asked_for_everything_in_one_step():
     """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
     grid, sizes = Grid(4, 4, 1), even(80, 8)
     layout = Schedule(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
-    for slab in range(8):
-        asked = Counter(layout.tiles.keepers("a", 0, i)[slab] for i in range(8))
+    for k_tile in range(8):
+        asked = Counter(layout.tiles.keepers("a", 0, i)[k_tile] for i in range(8))
         assert max(asked.values()) == 1
-        asked.update(layout.tiles.keepers("b", 0, j)[slab] for j in range(8))
+        asked.update(layout.tiles.keepers("b", 0, j)[k_tile] for j in range(8))
         assert max(asked.values()) <= 2
 
 
@@ -199,10 +199,10 @@ def test_bound_is_the_best_plane():
 @example(2, 1, 3, 1, 1)
 @example(3, 3, 4, 4, 2)
 @given(st.integers(1, 4), st.integers(1, 4), *[st.integers(1, 9)] * 3)
-def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, columns, slabs):
+def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, columns, k_tiles):
     """Exactly, where blocks are too few for all workers; and three on two are not shared evenly."""
     shape, grid = problem(60, 70, 80), Grid(p_m, p_n, 1)
-    layout = Schedule(shape, grid, (), even(60, rows), even(80, columns), even(70, slabs), band=9)
+    layout = Schedule(shape, grid, (), even(60, rows), even(80, columns), even(70, k_tiles), band=9)
     counted = counted_transfers.received(layout, grid.workers)
     most, moved = max(counted.values(), default=0), communication.of_products(layout, grid.workers)
     assert moved.total == sum(counted.values())
@@ -233,7 +233,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
         shape = replace(problem(240, 480, 360), a=spec)
         layout = Schedule(shape, grid, (), (120, 120), (360,), (480,), band=1)
         assert "A in flight" in memory.held(layout, cluster)[0]
-    # What is read when its slab comes is at home nowhere.
+    # What is read when its k-tile comes is at home nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
 
 
@@ -263,30 +263,30 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
     switch = time.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
-    idle = ("packing", "cutting", "sums between slabs", "last sums", "mirroring", "spilling")
+    idle = ("packing", "cutting", "sums between k-tiles", "last sums", "mirroring", "spilling")
     assert [terms[name] for name in idle] == [0] * len(idle)
     hidden = time.FRICTION * (terms["block products"] + switch + terms["scheduling"])
     around = terms["starting"] + terms["first blocks"]
     assert time.total_seconds(terms) == pytest.approx(1.5 + hidden + around)
 
 
-@pytest.mark.parametrize(("slabs", "p_k"), [(1, 1), (3, 1), (6, 2), (5, 2)])
-def test_sums_are_handed_from_slab_to_slab(slabs, p_k):
-    """Of the busiest worker, in each slab of its part of k but the first."""
+@pytest.mark.parametrize(("k_tiles", "p_k"), [(1, 1), (3, 1), (6, 2), (5, 2)])
+def test_sums_are_handed_from_k_tile_to_k_tile(k_tiles, p_k):
+    """Of the busiest worker, in each k-tile of its part of k but the first."""
     device = DeviceSpec("quick", "cpu", 1000 * GB, 1e6, 2.0)
     cluster = ClusterSpec.homogeneous(device, 2 * p_k, Link("wire", 1e6, 0.0))
     layout = Schedule(
-        problem(20, 60, 40), Grid(2, 1, p_k), (), (10, 10), (40,), even(60, slabs), band=1
+        problem(20, 60, 40), Grid(2, 1, p_k), (), (10, 10), (40,), even(60, k_tiles), band=1
     )
     terms = time.seconds(layout, cluster, 0)
-    handed_on = (-(-slabs // p_k) - 1) * 10 * 40 * 4
-    assert terms["sums between slabs"] == pytest.approx(time.SUMS_BYTES * handed_on / 2e9)
-    without = terms | {"sums between slabs": 0.0}
+    handed_on = (-(-k_tiles // p_k) - 1) * 10 * 40 * 4
+    assert terms["sums between k-tiles"] == pytest.approx(time.SUMS_BYTES * handed_on / 2e9)
+    without = terms | {"sums between k-tiles": 0.0}
     in_turn = sum(without[name] for name in time.IN_TURN)
-    assert in_turn + terms["sums between slabs"] == sum(terms[name] for name in time.IN_TURN)
+    assert in_turn + terms["sums between k-tiles"] == sum(terms[name] for name in time.IN_TURN)
 
 
-def test_parts_of_k_without_a_slab_have_no_share():
+def test_parts_of_k_without_a_k_tile_have_no_share():
     """Their ranks are idle: they receive no sums, and no worker computes for two of them."""
     shape = problem(24, 60, 40)
     cluster = cpus(2)
@@ -296,22 +296,22 @@ def test_parts_of_k_without_a_slab_have_no_share():
     assert moved.total == communication.volume(shape, Grid(2, 1, 2))
     most = max(counted_transfers.received(layout, 8).values())
     assert most <= moved.busiest == 1.2 * most  # who has no block of B keeps no sums
-    one = replace(layout, grid=Grid(1, 1, 8), slabs=(60,))
+    one = replace(layout, grid=Grid(1, 1, 8), k_tiles=(60,))
     rate = cluster.slowest.gflops * 1e9
     assert time.seconds(one, cluster, 0)["block products"] == 2 * 24 * 40 * 60 / rate
-    assert memory.held(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one wave
+    assert memory.held(one, cluster)[0]["partial sums"] == 12 * 40 * 4  # of one row panel
 
 
-def test_one_slab_is_kept_where_k_is_not_divided():
+def test_one_k_tile_is_kept_where_k_is_not_divided():
     rows, k = (8192,) * 8, 65536
     a = MatrixSpec((k, k), chunks=(rows, (k,)))
     shape = Problem(a, a.T, pack="float32")
     cluster = ClusterSpec.homogeneous(H200, 8)
     given = Cut(given=True)
     whole, _ = lay_out(shape, cluster, Grid(8, 1, 1), Options(), given)
-    assert (whole.m_blocks, whole.n_blocks, whole.slabs) == (rows, rows, (k,))
+    assert (whole.m_blocks, whole.n_blocks, whole.k_tiles) == (rows, rows, (k,))
     halves, _ = lay_out(shape, cluster, Grid(4, 1, 2), Options(), given)
-    assert len(halves.slabs) > 1
+    assert len(halves.k_tiles) > 1
 
 
 def test_packing_is_counted_once_for_each_block_or_for_each_product():
@@ -333,16 +333,16 @@ def test_packing_is_counted_once_for_each_block_or_for_each_product():
 
 
 def test_what_has_to_be_cut_again_is_waited_for():
-    pieces = (1000,) * 4
-    a, b = MatrixSpec((4000, 4000), chunks=(pieces, pieces)), MatrixSpec((4000, 4000))
+    sub_blocks = (1000,) * 4
+    a, b = MatrixSpec((4000, 4000), chunks=(sub_blocks, sub_blocks)), MatrixSpec((4000, 4000))
     cluster, even = cpus(2), (2000, 2000)
     layout = Schedule(Problem(a, b), Grid(2, 1, 1), (), even, even, even, band=1)
     # No block is cut, four are joined to each; half of them come from the other worker.
-    assert layout.operands.recut == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
+    assert layout.operands.rechunk == (a.nbytes / 2, 4 + 4, 4, 16 + 8, 1.5 * a.nbytes)
     terms = time.seconds(layout, cluster, 0)
     copied = 2 * 1.5 * a.nbytes / 2 / (cluster.slowest.copy_gbps * 1e9)
     once = 4 * time.PACK_S + 2 * time.FETCH_S
-    assert terms["cutting"] == pytest.approx(once + 12 * time.PIECE_S + copied)
+    assert terms["cutting"] == pytest.approx(once + 12 * time.SUB_BLOCK_S + copied)
     fits = replace(layout, problem=Problem(replace(a, chunks=(even, even)), b))
     assert time.seconds(fits, cluster, 0)["cutting"] == 0
     # Half of the first block of A comes from the other worker, and a block of B.
@@ -356,7 +356,7 @@ def test_a_lone_chain_is_waited_for_where_others_have_two():
     cluster, thirds = ClusterSpec.homogeneous(H200, 2), (1000,) * 3
     a, b = MatrixSpec((3000, 4000)), MatrixSpec((4000, 1000))
     layout = Schedule(Problem(a, b), Grid(2, 1, 1), (), thirds, (1000,), (1000,) * 4, band=2)
-    tasks = -(-(layout.tasks + layout.operands.recut.tasks) // 2) * time.SWITCH["gpu"]
+    tasks = -(-(layout.tasks + layout.operands.rechunk.tasks) // 2) * time.SWITCH["gpu"]
     terms = time.seconds(layout, cluster, 0)
     each = cluster.task_overhead_s
     assert terms["between tasks"] == pytest.approx((tasks + 3 * time.CHAINED["gpu"]) * each)
@@ -410,7 +410,7 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
     if plan.strategy != "one task":
         share = matrices * m * n * k / plan.grid.workers
         assert plan.layout.work.most_summed * plan.layout.share_k <= 1.1 * share
-        # While one chain of a worker is multiplied, the next slab of another one is fetched.
+        # While one chain of a worker is multiplied, the next k-tile of another one is fetched.
         assert plan.layout.blocks * plan.layout.parts >= 2 * workers
 
 
@@ -425,7 +425,7 @@ def test_a_product_that_fills_two_gpus_is_not_spilled():
 
 
 def test_what_is_cut_finer_starts_at_once():
-    """Every worker keeps a block of A and one of B in the first slab: none waits for another."""
+    """Every worker keeps a block of A and one of B in the first k-tile: none waits for another."""
     layout = plan_matmul(square(65536), H200X8).layout
     first = {(i, j): layout.grid.rank(layout.owner(i, j, 0)) for i, j in layout.pairs}
     ready = {
@@ -482,13 +482,13 @@ def test_blocks_are_packed_for_each_product_where_packed_ones_would_be_spilled()
 
 
 @pytest.mark.parametrize(
-    ("gram", "parts", "steps"), [(False, 1, 1), (False, 2, 2), (False, 8, 2), (True, 1, 2)]
+    ("symmetric", "parts", "steps"), [(False, 1, 1), (False, 2, 2), (False, 8, 2), (True, 1, 2)]
 )
-def test_what_is_held_up_by_other_tasks_waits_for_the_scheduler(gram, parts, steps):
+def test_what_is_held_up_by_other_tasks_waits_for_the_scheduler(symmetric, parts, steps):
     """For packed blocks, for sums of other parts of k, all at once, and for the mirror image."""
     cluster = ClusterSpec.homogeneous(H200, 8)
     problem = Problem(MatrixSpec((65536, 65536)), MatrixSpec((65536, 65536)), pack="float32",
-                      gram=gram)  # fmt: skip
+                      symmetric=symmetric)  # fmt: skip
     options = Options(blocks=16384, slabs=8192, p_k=parts)
     plan = plan_matmul(problem, cluster, options=options)
     assert plan.time_terms["from step to step"] == pytest.approx(steps * 3e-3)
@@ -522,9 +522,9 @@ def test_small_blocks_are_packed_by_each_product_that_uses_them(size, once):
     wanted = Problem(MatrixSpec((size, size)), MatrixSpec((size, size)), pack="float32")
     plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, 2))
     assert bool(plan.layout.operands.packed) == once
-    packs = sum(len(plan.layout.slabs) * count for count in (
+    packs = sum(len(plan.layout.k_tiles) * count for count in (
         len(plan.layout.m_blocks), len(plan.layout.n_blocks)))  # fmt: skip
-    assert plan.tasks == plan.layout.blocks * len(plan.layout.slabs) + packs * once
+    assert plan.tasks == plan.layout.blocks * len(plan.layout.k_tiles) + packs * once
     given = plan_matmul(wanted, plan.cluster, options=Options(blocks=size // 2))
     assert given.layout.operands.packed, "kernels must not depend on the workers"
 
@@ -599,7 +599,7 @@ def test_a_plan_that_moves_more_says_what_speaks_against_the_one_that_moves_less
     a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
     b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
     plan = plan_matmul(Problem(a, b), cpus(2))
-    cut = human(plan.layout.operands.recut.nbytes)
+    cut = human(plan.layout.operands.rechunk.nbytes)
     assert f"move, about {cut} of them to cut operands; next best is 1 x 1 x 2" in plan.reason
     assert plan.reason.endswith(
         "as fast within 2%, but with sums of 2 parts of k, which travel last"
@@ -620,14 +620,14 @@ def test_plan_text_of_a_small_cluster():
         "workers   4 of cpu, tcp, rates as shipped",
         "grid      2 x 2 x 1 (p_m x p_n x p_k): stationary C, because 134 MB move; next best is "
         "4 x 1 x 1 with 201 MB",
-        "blocks    C in 4 of 1024 x 4 of 1024, k in slabs of 2 of 2048",
-        "order     32 tasks in one wave",
+        "blocks    C in 4 of 1024 x 4 of 1024, k in k-tiles of 2 of 2048",
+        "order     32 tasks in one row panel",
         "moved     134 MB between workers, 33.6 MB to the busiest, 1.00 x the 2D bound",
         "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
         "A in flight 33.6 MB, B in flight 33.6 MB)",
         "          and 33.6 MB that may be spilled (A at home 16.8 MB, B at home 16.8 MB)",
         "time      0.727 s, 189.1 GFLOP/s (block products 0.687, transfers 0.0336, sums between "
-        "slabs 0.00336, between tasks 0.016, scheduling 0.016, starting 0.0152)",
+        "k-tiles 0.00336, between tasks 0.016, scheduling 0.016, starting 0.0152)",
     ]
 
 
@@ -635,8 +635,8 @@ def test_ill_fitting_chunks_are_replaced_not_cut_into_their_union():
     a = MatrixSpec((4000, 4001), chunks=((4000,), (7,) * 571 + (4,)))
     b = MatrixSpec((4001, 4000), chunks=((11,) * 363 + (8,), (4000,)))
     layout = plan_matmul(Problem(a, b), cpus(4)).layout
-    assert len(layout.slabs) <= 8
-    assert min(layout.slabs) > 100
+    assert len(layout.k_tiles) <= 8
+    assert min(layout.k_tiles) > 100
 
 
 def test_fitting_chunks_are_kept_and_tiny_ones_joined():
@@ -656,9 +656,9 @@ def test_chunks_are_kept_where_there_is_no_blas(workers, chunk):
     spec = MatrixSpec((1200, 1200), "int32", chunks=((chunk,) * (1200 // chunk),) * 2)
     shape = Problem(spec, spec, dtype="int32", accumulate="int32")
     layout = plan_matmul(shape, replace(cpus(workers), threads=3 - workers)).layout
-    assert {*layout.m_blocks, *layout.n_blocks, *layout.slabs} == {chunk}
+    assert {*layout.m_blocks, *layout.n_blocks, *layout.k_tiles} == {chunk}
     fast = plan_matmul(Problem(spec, spec), cpus(workers)).layout
-    assert fast.slabs == (1200,)
+    assert fast.k_tiles == (1200,)
 
 
 @pytest.mark.parametrize(
@@ -669,7 +669,7 @@ def test_blocks_without_blas_are_short_but_not_too_many(dtype, size, longest):
     spec = MatrixSpec((size, size), dtype)
     plan = plan_matmul(Problem(spec, spec, dtype=dtype, accumulate=dtype), cpus(2))
     layout = plan.layout
-    assert max(*layout.m_blocks, *layout.n_blocks, *layout.slabs) <= longest
+    assert max(*layout.m_blocks, *layout.n_blocks, *layout.k_tiles) <= longest
     assert plan.tasks < 500_000
 
 
@@ -683,13 +683,13 @@ def test_large_operands_that_can_be_read_again_are_streamed():
     assert sum(fixed.spill_terms.values()) > fixed.budget_bytes
 
 
-def test_c_larger_than_memory_is_made_in_waves():
+def test_c_larger_than_memory_is_made_in_row_panels():
     plan = plan_matmul(problem(60_000, 5000, 60_000, rereadable=True), cpus(2))
     layout = plan.layout
-    assert layout.waves > 1
+    assert layout.row_panels > 1
     assert plan.peak_bytes <= plan.budget_bytes
     rows = len(layout.row_sizes)
-    assert sorted({layout.wave(row) for row in range(rows)}) == list(range(layout.waves))
+    assert sorted({layout.row_panel(row) for row in range(rows)}) == list(range(layout.row_panels))
 
 
 def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
@@ -725,13 +725,13 @@ def test_long_doubles_have_no_blas(dtype):
         assert replace(square(8), accumulate=name).relative_cost > 100
 
 
-def test_fixed_blocks_slabs_and_parts_do_not_depend_on_the_workers():
+def test_fixed_blocks_k_tiles_and_parts_do_not_depend_on_the_workers():
     options = Options(blocks=(1000, 700), slabs=900, p_k=3)
     layouts = [
         plan_matmul(square(5000), cpus(workers), options=options).layout
         for workers in (1, 2, 3, 5, 8, 16)
     ]
-    assert len({(x.m_blocks, x.n_blocks, x.slabs, x.part_of) for x in layouts}) == 1
+    assert len({(x.m_blocks, x.n_blocks, x.k_tiles, x.part_of) for x in layouts}) == 1
 
 
 @pytest.mark.parametrize(
@@ -784,17 +784,17 @@ def test_blocks_text():
     st.integers(1, 40),
     st.none() | st.integers(1, 5),
 )
-def test_every_layout_covers_the_product(m, k, n, workers, blocks, slabs, p_k):
+def test_every_layout_covers_the_product(m, k, n, workers, blocks, k_tiles, p_k):
     # So many of them at most, and any size: shapes of millions of tasks are refused.
-    edges = Options(blocks=-(-max(m, n) // blocks), slabs=-(-k // slabs), p_k=p_k)
+    edges = Options(blocks=-(-max(m, n) // blocks), slabs=-(-k // k_tiles), p_k=p_k)
     plan = plan_matmul(problem(m, k, n), cpus(workers), options=edges)
     layout = plan.layout
-    assert (sum(layout.m_blocks), sum(layout.n_blocks), sum(layout.slabs)) == (m, n, k)
-    assert layout.first_slab[0] == 0
-    assert layout.first_slab[-1] == len(layout.slabs)
+    assert (sum(layout.m_blocks), sum(layout.n_blocks), sum(layout.k_tiles)) == (m, n, k)
+    assert layout.first_k_tile[0] == 0
+    assert layout.first_k_tile[-1] == len(layout.k_tiles)
     assert list(layout.part_of) == sorted(layout.part_of)
     sums = len(merges(layout.parts, 0, layout.fan_in))
-    assert plan.tasks == layout.blocks * (len(layout.slabs) + sums)
+    assert plan.tasks == layout.blocks * (len(layout.k_tiles) + sums)
     assert plan.seconds > 0
     assert str(plan)
 

@@ -16,7 +16,7 @@ import multimm
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import Recipe, Slab, portion
+from multimm.graph.tasks.partial_products import KTile, Recipe, portion
 from multimm.planning.candidates.in_place import in_place
 from multimm.planning.candidates.owner_computes import in_portions
 from multimm.planning.choice import plan_matmul
@@ -34,7 +34,7 @@ def gpus(workers):
     return ClusterSpec.homogeneous(H200, workers)
 
 
-def lying(workers, seed=0):
+def anywhere(workers, seed=0):
     """Chunks of X on any workers, as `persist` leaves them."""
     owners = np.random.default_rng(seed).integers(0, workers, len(ROWS) * len(COLUMNS))
     return MatrixSpec(SHAPE, chunks=(ROWS, COLUMNS), owners=tuple(map(int, owners)))
@@ -58,12 +58,12 @@ def test_a_portion_has_the_rows_of_which_its_worker_has_chunks():
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize("columns", [1, 64, 1024])
 def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
-    x = lying(workers)
+    x = anywhere(workers)
     w = MatrixSpec((SHAPE[1], columns), owners=(0,))
     plan = plan_matmul(Problem(x, w, pack="float32"), gpus(workers))
     layout = plan.layout
     assert layout.in_place is not None
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
     # Each row's sums are in two portions at most, and one of them may be where they are joined.
     of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.in_place.fetched.values())
     assert plan.bytes_moved <= of_c + (workers - 1) * w.nbytes
@@ -77,7 +77,7 @@ def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
 
 
 def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
-    x = lying(4)
+    x = anywhere(4)
     y = MatrixSpec((SHAPE[0], 64), chunks=((2**19,) * 2, (64,)), owners=(0, 1))
     plan = plan_matmul(Problem(x.T, y, pack="float32"), gpus(4))
     layout = plan.layout
@@ -104,7 +104,7 @@ def test_of_two_matrices_of_one_size_the_plan_names_the_one_that_stays(role):
 
 
 def test_many_small_chunks_travel_in_bundles():
-    x = lying(2)
+    x = anywhere(2)
     y = MatrixSpec((SHAPE[0], 8), chunks=(ROWS, (8,)), owners=(0, 1) * 91)
     plan = plan_matmul(Problem(x.T, y), gpus(2))
     assert plan.layout.operands.bundles == 2
@@ -118,7 +118,7 @@ def test_many_small_chunks_travel_in_bundles():
 
 def test_of_wide_products_each_row_goes_to_the_worker_with_most_of_it():
     w = MatrixSpec((SHAPE[1], 8192), owners=(0,))
-    layouts = list(in_portions(Problem(lying(4), w, pack="float32"), gpus(4)))
+    layouts = list(in_portions(Problem(anywhere(4), w, pack="float32"), gpus(4)))
     whole = [layout for layout in layouts if not layout.in_place.work.adds]
     assert whole
     for layout in whole:
@@ -210,8 +210,8 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
     other = np.ones((400, 4), "float32")
     where = ((slice(0, 200), slice(0, 4)), (slice(200, 400), slice(0, 4)))
-    slabs = tuple(Slab((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
-    recipe = Recipe(slabs, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
+    k_tiles = tuple(KTile((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
+    recipe = Recipe(k_tiles, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
     step = Step("float32", "float32")
     joined = 8000 * 200 * 4
     tracemalloc.start()

@@ -168,7 +168,7 @@ def test_lower_products_are_asked_of_kernels_that_know_them(kernels, monkeypatch
 
 
 def test_of_a_product_with_its_transpose_one_operand_is_packed(kernels):
-    """Only of a lower one, which is what Gram products ask for; each kind is kept as its own."""
+    """Only of a lower one, which symmetric products ask for; each kind is kept as its own."""
     a, _ = operands()
     ways = {
         "split float32 gram lower": ((a, a), {"trans_b": True, "lower": True}),
@@ -185,7 +185,7 @@ def test_of_a_product_with_its_transpose_one_operand_is_packed(kernels):
     assert kernels.ran[-1] == "split float32 lower", "no transpose: two operands"
 
 
-def test_repeated_rows_of_a_gram_product_are_laid_out_once(kernels):
+def test_repeated_rows_of_a_symmetric_product_are_laid_out_once(kernels):
     row = np.lib.stride_tricks.as_strided(operands()[0][:1], (SIDE, SIDE), (0, 4)).view(GPUArray)
     result = gemm(row, row, trans_a=True, lower=True)
     np.testing.assert_array_equal(result, np.asarray(row).T @ np.asarray(row))
@@ -242,7 +242,7 @@ def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypa
         gemm(a, b)
 
 
-def test_stretches_of_a_gram_product_are_packed_once(kernels, monkeypatch):
+def test_stretches_of_a_symmetric_product_are_packed_once(kernels, monkeypatch):
     monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     a, _ = operands(k=104)
     result = gemm(a, a, trans_b=True, lower=True)

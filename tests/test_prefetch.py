@@ -25,7 +25,7 @@ from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
 
-SIDE, SLABS = 600, 6
+SIDE, K_TILES = 600, 6
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def client():
 
 def operands(client, seed):
     """Two block rows of A, one block column of B: each worker has one chain."""
-    shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
+    shapes = (2 * SIDE, K_TILES * SIDE), (K_TILES * SIDE, SIDE)
     a, b = client.persist(
         [
             da.random.default_rng(seed).integers(-4, 5, shape, chunks=SIDE).astype("float32")
@@ -66,7 +66,7 @@ def test_a_worker_of_one_chain_fetches_during_its_products(client):
     fetched = idle = 0
     for intervals in timelines.values():
         products = sorted((start, end) for kind, _, start, end in intervals if kind == "multiply")
-        assert len(products) == SLABS
+        assert len(products) == K_TILES
         first, _ = products[0]
         for kind, _, start, end in intervals:
             if kind == "transfer" and start > first:
@@ -112,7 +112,7 @@ def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypat
             asked.append((place.order[1], min((step for _, step in progress.left))))
 
     monkeypatch.setattr(prefetch, "fetch_for", noted)
-    shapes = (2 * SIDE, SLABS * SIDE), (SLABS * SIDE, SIDE)
+    shapes = (2 * SIDE, K_TILES * SIDE), (K_TILES * SIDE, SIDE)
     a, b = (da.random.default_rng(7).integers(-4, 5, s, chunks=SIDE).astype("f4") for s in shapes)
     c, _ = run(client, a, b)
     assert asked
@@ -191,7 +191,7 @@ def waiting(step, *blocks):
 BLOCKS = ("a", {"there"}), ("b", {"worker"}), ("sum", set())
 
 
-def test_blocks_that_are_there_are_fetched_once_for_a_wave():
+def test_blocks_that_are_there_are_fetched_once_for_a_row_panel():
     scheduler, progress = Asked(), Progress(Counter({(0, 0): 1, (0, 1): 2}))
     for task, place in (waiting(1, *BLOCKS), waiting(1, *BLOCKS)):
         fetch_for(scheduler, task, place, progress, "")

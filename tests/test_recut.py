@@ -20,7 +20,7 @@ from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering.rechunk import cut_out, join
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost.redistribution import brought
@@ -48,18 +48,18 @@ def cutting(c):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "blocks", "slabs"),
+    ("chunks", "blocks", "k_tiles"),
     [(12, 24, 24), (24, 12, 12), (48, 12, 12), ((36, 60), 24, 24), (96, 24, 24), (18, 24, 32)],
 )
 @pytest.mark.parametrize("persisted", [True, False])
-def test_no_more_travels_than_the_plan_says(client, chunks, blocks, slabs, persisted):
+def test_no_more_travels_than_the_plan_says(client, chunks, blocks, k_tiles, persisted):
     """However large the blocks are that operands come in: none goes whole to several workers."""
     x, y = integers((SIZE, SIZE), 0), integers((SIZE, SIZE), 1)
     a, b = (da.from_array(z, chunks=chunks).map_blocks(np.copy) for z in (x, y))
     if persisted:
         a, b = client.persist([a, b])
         wait([a, b])
-    fixed = {"blocks": blocks, "slabs": slabs}
+    fixed = {"blocks": blocks, "slabs": k_tiles}
     plan = multimm.plan(a, b, **fixed)
     assert plan.grid.workers == 4
     reset_received_bytes(client)
@@ -67,8 +67,8 @@ def test_no_more_travels_than_the_plan_says(client, chunks, blocks, slabs, persi
     assert cutting(c)
     c = c.persist()
     wait(c)
-    most = plan.bytes_received + plan.bytes_recut
-    if not plan.bytes_recut:  # of one chunk that is still to be made, a plan knows nothing
+    most = plan.bytes_received + plan.bytes_rechunk
+    if not plan.bytes_rechunk:  # of one chunk that is still to be made, a plan knows nothing
         most += x.nbytes + y.nbytes
     received = sum(received_bytes(client).values())
     assert received == most if persisted else 0 < received <= most
@@ -77,7 +77,7 @@ def test_no_more_travels_than_the_plan_says(client, chunks, blocks, slabs, persi
 
 def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     x = integers((SIZE, SIZE), 2)
-    a, b = client.persist([da.from_array(x, chunks=48, name=f"recut-{n}") for n in "ab"])
+    a, b = client.persist([da.from_array(x, chunks=48, name=f"rechunked-{n}") for n in "ab"])
     wait([a, b])
     c = multimm.matmul(a, b, blocks=24, slabs=24)
     plan = multimm.plan(a, b, blocks=24, slabs=24)
@@ -88,8 +88,8 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
         if task.func is join:
             homes[plan.grid.rank(task.place.owner)] += 1
             role, at = task.label.matrix.lower(), task.label.block
-            row_or_column, slab = at if role == "a" else at[::-1]
-            assert task.place.owner == plan.layout.tiles.home(role, 0, row_or_column, slab)
+            row_or_column, k_tile = at if role == "a" else at[::-1]
+            assert task.place.owner == plan.layout.tiles.home(role, 0, row_or_column, k_tile)
             continue
         cuts += 1
         for source, lies in task.place.blocks:
@@ -102,8 +102,8 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
 
 def test_blocks_of_a_transpose_are_cut_where_they_lie(client):
     x, y = integers((SIZE, SIZE), 7), integers((SIZE, SIZE), 8)
-    a = client.persist(da.from_array(x, chunks=(48, 32), name="recut-turned"))
-    b = client.persist(da.from_array(y, chunks=24, name="recut-plain"))
+    a = client.persist(da.from_array(x, chunks=(48, 32), name="rechunked-turned"))
+    b = client.persist(da.from_array(y, chunks=24, name="rechunked-plain"))
     wait([a, b])
     c = multimm.matmul(a.T, b, blocks=24, slabs=24)
     grid = multimm.plan(a.T, b, blocks=24, slabs=24).grid
@@ -119,7 +119,7 @@ def test_blocks_of_a_transpose_are_cut_where_they_lie(client):
 
 
 def test_chunks_that_were_fetched_to_be_joined_are_let_go(client):
-    a = client.persist(da.from_array(integers((SIZE, SIZE), 6), chunks=12, name="recut-small"))
+    a = client.persist(da.from_array(integers((SIZE, SIZE), 6), chunks=12, name="rechunked-small"))
     wait(a)
     reset_received_bytes(client)
     c = multimm.matmul(a, a, blocks=48, slabs=48).persist()
@@ -146,7 +146,7 @@ def product(a, b, workers, **fixed):
 def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
     """However small the chunks: each fetch takes longer than its bytes do."""
     x = integers((64, 64), 10)
-    a = da.from_array(x, chunks=4, name="recut-scattered")
+    a = da.from_array(x, chunks=4, name="rechunked-scattered")
     owners = tuple(np.random.default_rng(0).integers(0, 4, 16 * 16))
     spec = MatrixSpec(a.shape, chunks=a.chunks, owners=owners)
     cluster = ClusterSpec.homogeneous(H200, 4)
@@ -161,20 +161,20 @@ def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
             fetched += len(elsewhere)
             assert len(elsewhere) <= 3
             assert all(made[key].func is cut_out for key in elsewhere if key in made)
-    expected = plan.layout.operands.recut
+    expected = plan.layout.operands.rechunk
     assert 0.9 * expected.fetched <= fetched <= expected.fetched
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
     moved = sum(4 * 16 for task in made.values() if task.func is cut_out for _ in task.place.blocks)
     alone = fetched - sum(task.func is cut_out for task in made.values())
-    assert plan.bytes_recut == moved + 4 * 16 * alone
+    assert plan.bytes_rechunk == moved + 4 * 16 * alone
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
 def test_a_chunk_that_is_alone_travels_as_it_is():
     """No task is needed for it."""
     x = integers((64, 64), 11)
-    a = da.from_array(x, chunks=(16, 64), name="recut-alone")
-    b = da.from_array(x, chunks=(64, 64), name="recut-near")
+    a = da.from_array(x, chunks=(16, 64), name="rechunked-alone")
+    b = da.from_array(x, chunks=(64, 64), name="rechunked-near")
     specs = (MatrixSpec(a.shape, chunks=a.chunks, owners=(0, 1, 1, 0)),
              MatrixSpec(b.shape, chunks=b.chunks, owners=(0,)))  # fmt: skip
     layout, _ = lay_out(Problem(*specs), ClusterSpec.homogeneous(H200, 2), Grid(2, 1, 1),
@@ -183,7 +183,7 @@ def test_a_chunk_that_is_alone_travels_as_it_is():
     c = build(replace(plan, layout=layout), a, b, None, PLAIN, np.empty((0, 0), "float32"))
     of_a = [task for key, task in cutting(c).items() if key[0].split("-")[2] == "a"]
     assert [task.func for task in of_a] == [join, join]
-    assert layout.operands.recut.tasks == 2 + 2 + 1  # and half of one block of B, expected
+    assert layout.operands.rechunk.tasks == 2 + 2 + 1  # and half of one block of B, expected
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
@@ -213,20 +213,20 @@ def test_blocks_that_are_still_to_be_made_are_spread_over_the_workers():
 def test_what_lies_beyond_the_grid_is_cut_in_it():
     """It travels to a worker of the grid, and on from there: twice, at most."""
     x = integers((40, 40), 9)
-    a = da.from_array(x, chunks=20, name="recut-beyond")
-    b = da.from_array(x, chunks=(20, 10), name="recut-near")
+    a = da.from_array(x, chunks=20, name="rechunked-beyond")
+    b = da.from_array(x, chunks=(20, 10), name="rechunked-near")
     specs = [MatrixSpec(z.shape, chunks=z.chunks, owners=(at,) * z.npartitions)
              for z, at in ((a, 7), (b, 0))]  # fmt: skip
     cluster, fixed = ClusterSpec.homogeneous(H200, 8), Options(blocks=10, slabs=10)
     layout, _ = lay_out(Problem(*specs), cluster.first(2), Grid(2, 1, 1), fixed)
     assert (
-        layout.operands.recut.nbytes == 1.5 * a.nbytes + b.nbytes / 2
+        layout.operands.rechunk.nbytes == 1.5 * a.nbytes + b.nbytes / 2
     )  # of a half, nothing is known
     assert brought(layout, 2) == 2 * a.nbytes + b.nbytes / 2
     own = once(specs[0], layout.operand_chunks("a"), 2, beyond=False)
     assert (
-        layout.operands.recut.fetched == own.fetched + 8 + 16
-    )  # half of B's pieces, and all of A's once more
+        layout.operands.rechunk.fetched == own.fetched + 8 + 16
+    )  # half of B's sub-blocks, and all of A's once more
     plan = replace(plan_matmul(Problem(*specs), cluster, options=fixed), layout=layout)
     c = build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
     at = {lies for task in cutting(c).values() for key, lies in task.place.blocks
@@ -241,7 +241,7 @@ def test_of_one_chunk_that_lies_somewhere_the_plan_knows():
     cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16)
     plan = plan_matmul(Problem(a, unknown), cluster, options=fixed)
     assert plan.layout.operands.cut_again == ("a",)
-    assert plan.bytes_recut == a.nbytes * 3 / 4  # a quarter stays
+    assert plan.bytes_rechunk == a.nbytes * 3 / 4  # a quarter stays
     assert "and 12.3 kB before to cut A into these blocks" in str(plan)
 
 
@@ -250,7 +250,7 @@ def test_of_operands_that_are_still_to_be_made_the_plan_says_at_most():
     a = b = MatrixSpec((64, 64), chunks=((8,) * 8,) * 2)
     cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=32, slabs=32)
     plan = plan_matmul(Problem(a, b), cluster, options=fixed)
-    assert plan.bytes_recut == a.nbytes + b.nbytes
+    assert plan.bytes_rechunk == a.nbytes + b.nbytes
     assert "and at most 32.8 kB before to cut A and B into these blocks" in str(plan)
     quarter = a.nbytes / 4
     for role in "ab":
@@ -270,7 +270,7 @@ def test_one_worker_cuts_blocks_as_it_joins_them():
     assert plan.layout.cut_once
     made = cutting(c)
     assert {task.func for task in made.values()} == {join}
-    assert len(made) == plan.layout.operands.recut.tasks == 2 * 8
+    assert len(made) == plan.layout.operands.rechunk.tasks == 2 * 8
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -300,6 +300,6 @@ def test_a_block_that_is_not_what_its_chunks_say_is_an_error(workers, chunk):
 def test_what_is_cut_out_has_memory_of_its_own():
     x = integers((6, 6), 5)
     cuts = ((slice(0, 2), slice(1, 4)), (slice(0, 2), slice(0, 3))), ((slice(5, 6),) * 2,) * 2
-    parts = cut_out(Pieces([x, x], cuts, (x.shape, x.shape), (9, 9)))
+    parts = cut_out(SubBlocks([x, x], cuts, (x.shape, x.shape), (9, 9)))
     assert parts.base is None
     np.testing.assert_array_equal(parts, [*x[:2, 1:4].ravel(), x[5, 5]])

@@ -39,8 +39,8 @@ def in_rows(owners, shape):
     return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
 
 
-def gram_of(spec):
-    return Problem(spec.T, spec, pack="tf32", gram=True)
+def symmetric_of(spec):
+    return Problem(spec.T, spec, pack="tf32", symmetric=True)
 
 
 def times(spec, columns=1024):
@@ -92,7 +92,7 @@ def test_c_is_numbered_with_the_others():
     plan = plan_matmul(Problem(a, a, c=c, pack="tf32"), cluster)
     assert plan.cluster.numbers[0] == 1
     assert plan.grid.workers == 1
-    assert plan.bytes_received == plan.bytes_recut == plan.bytes_added == 0
+    assert plan.bytes_received == plan.bytes_rechunk == plan.bytes_added == 0
 
 
 def test_the_larger_operand_comes_first():
@@ -141,17 +141,17 @@ def test_all_on_one_worker_is_multiplied_there(worker, options):
         return
     assert plan.grid.workers == 1
     assert plan.cluster.addresses[0] == f"ucxx://host:{worker}"
-    assert not plan.bytes_received + plan.bytes_recut
+    assert not plan.bytes_received + plan.bytes_rechunk
 
 
 def test_a_tall_matrix_stays_with_its_workers():
-    plan = plan_matmul(gram_of(in_rows((1,) * 32, TALL)), gpus(2))
-    assert plan.seconds == plan_matmul(gram_of(in_rows((0,) * 32, TALL)), gpus(2)).seconds
-    assert not plan.bytes_received + plan.bytes_recut
-    plan = plan_matmul(gram_of(in_rows((2,) * 16 + (3,) * 16, TALL)), gpus(4))
+    plan = plan_matmul(symmetric_of(in_rows((1,) * 32, TALL)), gpus(2))
+    assert plan.seconds == plan_matmul(symmetric_of(in_rows((0,) * 32, TALL)), gpus(2)).seconds
+    assert not plan.bytes_received + plan.bytes_rechunk
+    plan = plan_matmul(symmetric_of(in_rows((2,) * 16 + (3,) * 16, TALL)), gpus(4))
     assert plan.used.addresses == ("ucxx://host:2", "ucxx://host:3")
     assert plan.bytes_received == 2048 * 2048 * 4  # one sum
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_blocks_in_turn_stay_wherever_they_begin(owners, per_node):
 def test_bands_stay_in_any_order():
     owners = [worker for worker in (2, 0, 3, 1) for _ in range(8)]
     plan, first = (
-        plan_matmul(gram_of(in_rows(each, TALL)), gpus(4)) for each in (owners, sorted(owners))
+        plan_matmul(symmetric_of(in_rows(each, TALL)), gpus(4)) for each in (owners, sorted(owners))
     )
     assert plan.cluster.numbers == (2, 0, 3, 1)
     assert plan.layout == first.layout
     assert plan.bytes_received == 3 * 2048 * 2048 * 4
-    assert not plan.bytes_recut
+    assert not plan.bytes_rechunk
 
 
 def test_a_product_finds_its_grid_again():
@@ -232,7 +232,7 @@ def test_the_order_of_k_does_not_depend_on_numbers():
     found = set()
     for names in itertools.permutations(range(3)):
         owners = [names[at] for at in (0, 1, 1, 2, 0, 2) * 4]
-        plan = plan_matmul(gram_of(in_rows(owners, (2**21 * 3, 2048))), gpus(3))
+        plan = plan_matmul(symmetric_of(in_rows(owners, (2**21 * 3, 2048))), gpus(3))
         found.add(plan.layout)
     (layout,) = found
     assert layout.problem.order
@@ -301,7 +301,7 @@ def test_a_chain_stays_where_it_lies(client):
 
 
 @pytest.mark.parametrize("owners", [(3,) * 8, (2, 3) * 4, (3, 1, 1, 2, 0, 3, 2, 0)])
-def test_of_a_gram_product_sums_alone_travel(client, owners):
+def test_of_a_symmetric_product_sums_alone_travel(client, owners):
     x = integers((144000, 64), 6)
     a = scattered(client, x, 18000, owners)
     plan = multimm.plan(a.T, a)

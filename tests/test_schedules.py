@@ -42,19 +42,19 @@ def gpus(workers: int) -> ClusterSpec:
 
 @st.composite
 def schedules(draw: st.DrawFn, located: bool = False) -> Schedule:
-    """Plain products, stacks and Gram products, in several waves and parts of k."""
+    """Plain products, stacks and symmetric products, in several row panels and parts of k."""
     grid, mirrors = draw(GRIDS), draw(st.booleans())
     of_a, of_b = draw(st.sampled_from(BATCHES))
-    rows, columns, slabs = (draw(st.integers(1, 5)) for _ in range(3))
-    assume(slabs >= grid.p_k)
+    rows, columns, k_tiles = (draw(st.integers(1, 5)) for _ in range(3))
+    assume(k_tiles >= grid.p_k)
     a = MatrixSpec((*of_a, M, K))
     b = a.T if mirrors else MatrixSpec((*of_b, K, N))
     m_blocks = even(M, rows)
     n_blocks = m_blocks if mirrors else even(N, columns)
-    problem = Problem(a, b, gram=mirrors)
+    problem = Problem(a, b, symmetric=mirrors)
     batch = tuple(even(size, size) for size in problem.batch_shape)
     band = draw(st.integers(1, ceil_div(prod(map(len, batch)) * rows, grid.p_m)))
-    schedule = Schedule(problem, grid, batch, m_blocks, n_blocks, even(K, slabs), band,
+    schedule = Schedule(problem, grid, batch, m_blocks, n_blocks, even(K, k_tiles), band,
                         mirrors=mirrors)  # fmt: skip
     if not located:
         return schedule
@@ -66,8 +66,10 @@ def schedules(draw: st.DrawFn, located: bool = False) -> Schedule:
         owners = draw(st.lists(lies, min_size=count, max_size=count))
         specs.append(MatrixSpec(spec.shape, chunks=chunks, owners=tuple(owners)))
     a, b = (specs[0], specs[0].T) if mirrors else specs
-    return Schedule(Problem(a, b, gram=mirrors), grid, batch, m_blocks, n_blocks, even(K, slabs),
-                    band, mirrors=mirrors)  # fmt: skip
+    problem = Problem(a, b, symmetric=mirrors)
+    return Schedule(
+        problem, grid, batch, m_blocks, n_blocks, even(K, k_tiles), band, mirrors=mirrors
+    )
 
 
 def cells(schedule: Schedule) -> list[tuple[int, int]]:
@@ -97,15 +99,15 @@ def test_every_block_of_c_is_made_of_one_work_item_and_no_item_is_for_nothing(sc
 
 
 @given(schedules())
-def test_every_work_item_is_in_one_wave_of_the_place_that_does_it(schedule):
+def test_every_work_item_is_in_one_row_panel_of_the_place_that_does_it(schedule):
     found, places = Counter(), [*product(range(schedule.grid.p_m), range(schedule.grid.p_n))]
-    for wave in range(schedule.waves):
-        busy = {schedule.work.stand_in(wave, at) for at in places}
+    for row_panel in range(schedule.row_panels):
+        busy = {schedule.work.stand_in(row_panel, at) for at in places}
         for at in busy:
-            items = [*schedule.work.behind(wave, at)]
+            items = [*schedule.work.behind(row_panel, at)]
             assert items
             assert {place(schedule, *item) for item in items} == {at}
-            assert {schedule.wave(row) for row, _ in items} == {wave}
+            assert {schedule.row_panel(row) for row, _ in items} == {row_panel}
             found.update(items)
     assert found == Counter(cells(schedule))
 
@@ -117,13 +119,13 @@ def test_every_tile_has_one_owner_that_uses_it_unless_it_lies_elsewhere(schedule
         for share, block in product(schedule.shares(role), range(len(edges[role]))):
             flat = share.users[0]
             keepers = schedule.tiles.keepers(role, flat, block)
-            assert len(keepers) == len(schedule.slabs)
+            assert len(keepers) == len(schedule.k_tiles)
             users = set().union(*schedule.work.users(role, flat, block))
-            for slab, rank in enumerate(keepers):
-                home = schedule.tiles.home(role, flat, block, slab)
+            for k_tile, rank in enumerate(keepers):
+                home = schedule.tiles.home(role, flat, block, k_tile)
                 assert schedule.grid.rank(home) == rank < schedule.grid.workers
-                if role not in schedule.operands.lying and users:
-                    assert home.part == schedule.part_of[slab]
+                if role not in schedule.operands.in_place and users:
+                    assert home.part == schedule.part_of[k_tile]
                     if len(schedule.row_sizes) >= schedule.grid.p_m and (
                         len(schedule.n_blocks) >= schedule.grid.p_n
                     ):
@@ -139,35 +141,39 @@ def test_who_uses_a_tile_is_who_computes_with_it(schedule):
     }
     for row, j in cells(schedule):
         (flat, i), at = divmod(row, len(schedule.m_blocks)), place(schedule, row, j)
-        used["a", share_of["a"][flat], i, schedule.wave(row)].add(at)
+        used["a", share_of["a"][flat], i, schedule.row_panel(row)].add(at)
         other = "a" if schedule.mirrors else "b"
-        used[other, share_of[other][flat], j, schedule.wave(row)].add(at)
+        used[other, share_of[other][flat], j, schedule.row_panel(row)].add(at)
     edges = {"a": schedule.m_blocks, "b": schedule.n_blocks}
     for role in schedule.roles:
         for share, block in product(schedule.shares(role), range(len(edges[role]))):
             at = role, share.users[0], block
-            expected = [used[*at, wave] for wave in range(schedule.waves) if used[*at, wave]]
+            expected = [
+                used[*at, row_panel]
+                for row_panel in range(schedule.row_panels)
+                if used[*at, row_panel]
+            ]
             assert [*schedule.work.users(*at)] == expected
-            assert sorted(schedule.work.waves(*at)) == [
-                wave for wave in range(schedule.waves) if used[*at, wave]
+            assert sorted(schedule.work.row_panels(*at)) == [
+                row_panel for row_panel in range(schedule.row_panels) if used[*at, row_panel]
             ]
 
 
 @given(schedules())
 def test_the_busiest_is_the_busiest_of_the_map(schedule):
-    sums, in_wave = Counter(), Counter()
+    sums, in_row_panel = Counter(), Counter()
     for row, j in cells(schedule):
         at = place(schedule, row, j)
         sums[at] += size(schedule, row, j)
-        in_wave[schedule.wave(row), at] += size(schedule, row, j)
+        in_row_panel[schedule.row_panel(row), at] += size(schedule, row, j)
     work = schedule.work
-    most, of_wave = max(sums.values()), max(in_wave.values())
+    most, of_row_panel = max(sums.values()), max(in_row_panel.values())
     if schedule.mirrors:
-        assert (work.most_summed, work.most_in_wave) == (most, of_wave)
+        assert (work.most_summed, work.most_in_row_panel) == (most, of_row_panel)
         assert work.computed <= sum(sums.values())
-    else:  # most rows and most columns need not be in the same waves
+    else:  # most rows and most columns need not be in the same row panels
         assert most == work.most_summed
-        assert of_wave <= work.most_in_wave <= most
+        assert of_row_panel <= work.most_in_row_panel <= most
         assert work.computed == sum(sums.values()) == schedule.flops // (2 * K)
     assert work.multiplied(K) * schedule.grid.p_m * schedule.grid.p_n >= work.computed * K
 
@@ -182,7 +188,7 @@ def graph_of(schedule: Schedule, a: da.Array, b: da.Array) -> da.Array:
 
 
 def operands(schedule: Schedule) -> list[da.Array]:
-    """Small integers in the blocks of a schedule; of a Gram product A alone, on both sides."""
+    """Small integers in the blocks of a schedule; of a symmetric product A alone, on both sides."""
     specs = zip("ab", (schedule.problem.a, schedule.problem.b), strict=True)
     made = [
         da.from_array(integers(spec.shape, seed), chunks=schedule.operand_chunks(role))
@@ -203,11 +209,11 @@ def from_tasks(schedule: Schedule, lazy: da.Array, arrays: list[da.Array]) -> tu
     received, kept, sent = Counter(), defaultdict(Counter), set()
     homes = {}
     for task in tasks.values():
-        here, wave = schedule.grid.rank(task.place.owner), task.place.order[0]
+        here, row_panel = schedule.grid.rank(task.place.owner), task.place.order[0]
         for key, at in task.place.blocks:
             homes[key] = home = schedule.grid.rank(at)
-            if home != here and (key, here, wave) not in sent:
-                sent.add((key, here, wave))
+            if home != here and (key, here, row_panel) not in sent:
+                sent.add((key, here, row_panel))
                 received[here] += nbytes[key]
         for key in task.dependencies & tasks.keys():
             before = tasks[key]
@@ -243,15 +249,15 @@ def test_what_moves_is_known_before_it_is_counted(schedule):
     if schedule.mirrors:
         halves = sum(size * (size - 1) // 2 for size in schedule.m_blocks) * schedule.problem.batch
         assert moved.total + 4 * halves * (schedule.parts - 1) >= total
-    elif schedule.waves == 1 or len(schedule.row_sizes) % schedule.grid.p_m == 0:
+    elif schedule.row_panels == 1 or len(schedule.row_sizes) % schedule.grid.p_m == 0:
         assert moved.total == total
-    else:  # in the last wave not all rows of the grid need B, and which of them is not asked
+    else:  # in the last row panel not all rows of the grid need B, and which of them is not asked
         assert abs(moved.total - total) <= schedule.problem.b.nbytes * schedule.grid.p_m
     assert moved.busiest >= 0
 
 
 @given(schedules())
-def test_the_panels_of_a_wave_hold_what_its_items_need(schedule):
+def test_the_panels_of_a_row_panel_hold_what_its_items_need(schedule):
     needed = Counter()
     share_of = {
         role: {flat: share for share in schedule.shares(role) for flat in share.users}
@@ -264,7 +270,7 @@ def test_the_panels_of_a_wave_hold_what_its_items_need(schedule):
         sides = ("a", i, schedule.m_blocks), (other, j, schedule.n_blocks)
         for role, block, edges in sides:
             share = share_of[role][flat]
-            tile = role, at, schedule.wave(row), share.users[0], block
+            tile = role, at, schedule.row_panel(row), share.users[0], block
             if tile not in seen:
                 seen.add(tile)
                 needed[tile[:3]] += share.matrices * edges[block]

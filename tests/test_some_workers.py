@@ -72,7 +72,7 @@ def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, 
     (x, a), (y, b) = integers(1, ((24,) * 4, (48,))), integers(2, ((48,), (24,) * 4))
     a, spec = kept_on(client, a, owners)
     plan = planned(grid, spec, MatrixSpec((48, 96), chunks=b.chunks))
-    assert plan.layout.operands.lying == {"a": owners}
+    assert plan.layout.operands.in_place == {"a": owners}
     ranks = sorted(client.cluster.scheduler.workers)
     reset_received_bytes(client)
     c = product(plan, a, b)

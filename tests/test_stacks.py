@@ -23,11 +23,11 @@ def gpus(workers):
     return ClusterSpec.homogeneous(H200, workers)
 
 
-def stack_layout(batches, grid, rows, band, slabs=2):
+def stack_layout(batches, grid, rows, band, k_tiles=2):
     a, b = (MatrixSpec((*batch, *sides)) for batch, sides in zip(batches, ((M, K), (K, N))))  # noqa: B905
     problem = Problem(a, b)
     blocks = tuple(even(size, size) for size in problem.batch_shape)
-    return Schedule(problem, grid, blocks, even(M, rows), even(N, 3), even(K, slabs), band=band)
+    return Schedule(problem, grid, blocks, even(M, rows), even(N, 3), even(K, k_tiles), band=band)
 
 
 @pytest.mark.parametrize(("batch", "matrices"), [((6,), 3), ((1,), 1), ((), 1)])

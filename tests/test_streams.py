@@ -16,7 +16,7 @@ HOST_CHUNK = 256
 
 
 class Pool:
-    """Memory by the piece; `log` says what happened to it, and to the streams."""
+    """Memory by the sub-block; `log` says what happened to it, and to the streams."""
 
     def __init__(self, capacity=100):
         self.log, self.free, self.taken = [], capacity, 0
@@ -172,7 +172,7 @@ def test_a_task_takes_again_what_it_has_dropped(pool):
     assert pool.free == 100
 
 
-def test_many_slabs_take_the_memory_of_one(pool):
+def test_many_k_tiles_take_the_memory_of_one(pool):
     with streams.own_stream(0):
         sums = None
         for _ in range(50):

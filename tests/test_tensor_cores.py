@@ -169,7 +169,7 @@ def test_four_launches_without_a_look(kernels, trans, layout):
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("odd", [None, 2.0**30, np.nan])
-def test_a_gram_product_is_packed_once(kernels, turned, odd):
+def test_a_symmetric_product_is_packed_once(kernels, turned, odd):
     """What was counted holds for both sides; B has the lists of A, too."""
     x, p = integers(130, 200), integers(130, 130, seed=2)
     x[7] = 0

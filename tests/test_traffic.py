@@ -120,7 +120,7 @@ def client(request, tmp_path_factory) -> Iterator[Client]:
     store.forget()
 
 
-def lying(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray, da.Array]:
+def in_place(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray, da.Array]:
     """Small integers, and an array of them in chunks on workers, or of tasks."""
     shape_text, _, edges = text.split()
     shape = tuple(map(int, shape_text.split("x")))
@@ -135,14 +135,14 @@ def lying(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray, da
 @pytest.mark.parametrize(("client", "of", "where"), TABLE, indirect=["client"])
 def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, where):
     (text_a, text_b, arguments), at = PRODUCTS[of], WHERE[where]
-    x, a = lying(client, text_a, at, 0)
+    x, a = in_place(client, text_a, at, 0)
     other = WHERE[(where + of + len(listed(client))) % len(WHERE)]
-    y, b = (x, a) if text_b == "a" else lying(client, text_b, other, 1)
+    y, b = (x, a) if text_b == "a" else in_place(client, text_b, other, 1)
     arguments = dict(arguments)
     expected = x.T if arguments.get("trans_a") else x
     expected = expected @ (y.T if arguments.get("trans_b") else y)
     if text_c := arguments.get("c"):
-        z, arguments["c"] = lying(client, text_c, at, 2)
+        z, arguments["c"] = in_place(client, text_c, at, 2)
         expected = arguments["alpha"] * expected + arguments["beta"] * z
     plan = multimm.plan(a, b, **arguments)
     assert plan.tasks > 1
@@ -161,7 +161,7 @@ def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, wh
 @pytest.mark.parametrize("client", [4], indirect=True)
 def test_a_product_of_a_product_moves_what_both_plans_say(client):
     """What is between the two stays where the first one leaves it."""
-    (x, a), (y, b), (z, e) = (lying(client, SQUARE, "turn", seed) for seed in range(3))
+    (x, a), (y, b), (z, e) = (in_place(client, SQUARE, "turn", seed) for seed in range(3))
     c = multimm.matmul(a, b, **FIXED)
     plans = multimm.plan(a, b, **FIXED), multimm.plan(c, e, **FIXED)
     assert plans[1].bytes_received == plans[1].bytes_bound

@@ -144,7 +144,7 @@ def typical():
     return a, b, a @ b
 
 
-def omit_slab(a, b, c):
+def omit_k_tile(a, b, c):
     return c - a[:, 320:384] @ b[320:384]
 
 
@@ -169,12 +169,12 @@ def one_element(a, b, c):
 def half_sums(a, b, c):
     total = np.zeros(c.shape, np.float16)
     for start in range(0, a.shape[1], 50):
-        slab = slice(start, start + 50)
-        total += (a[:, slab] @ b[slab]).astype(np.float16)
+        k_tile = slice(start, start + 50)
+        total += (a[:, k_tile] @ b[k_tile]).astype(np.float16)
     return total.astype(np.float32)
 
 
-def add_slab_twice(a, b, c):
+def add_k_tile_twice(a, b, c):
     return c + a[:, :64] @ b[:64]
 
 
@@ -185,12 +185,12 @@ def stale_row(a, b, c):
 
 
 FAULTS = [
-    omit_slab,
+    omit_k_tile,
     swap_blocks,
     transpose_block,
     one_element,
     half_sums,
-    add_slab_twice,
+    add_k_tile_twice,
     stale_row,
 ]
 

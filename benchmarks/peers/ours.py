@@ -80,10 +80,10 @@ class Multimm(OnDask):
             return made
         plan = self._planned(product, precision)
         layout = plan.layout
-        b = self.matrix(layout.slabs, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
+        b = self.matrix(layout.k_tiles, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
         if product.gram:
             return b.T, b
-        return self.matrix(layout.m_blocks, layout.slabs, 2 * seed, _home(plan, "a")), b
+        return self.matrix(layout.m_blocks, layout.k_tiles, 2 * seed, _home(plan, "a")), b
 
     def _planned(
         self, product: Product, precision: str, made: tuple[da.Array, da.Array] | None = None

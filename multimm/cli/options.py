@@ -50,7 +50,7 @@ PRODUCT = (
     click.option("--trans-a", is_flag=True, help="Multiply the transpose of A."),
     click.option("--trans-b", is_flag=True, help="Multiply the transpose of B."),
     click.option("--blocks", type=int, metavar="N", help="Edge of C's blocks. Default: planned."),
-    click.option("--slabs", type=int, metavar="N", help="Length of slabs of k. Default: planned."),
+    click.option("--slabs", type=int, metavar="N", help="Length of k-tiles. Default: planned."),
     click.option("--p-k", type=int, metavar="N", help="Parts of k, summed side by side."),
 )
 

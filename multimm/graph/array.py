@@ -34,7 +34,8 @@ def build(
     ----------
     plan : MatmulPlan
     a, b : dask.array.Array
-        As stored: transposed if ``step.trans_a``, ``step.trans_b``. The same in a Gram product.
+        As stored: transposed if ``step.trans_a``, ``step.trans_b``. The same in a symmetric
+        product.
     c : dask.array.Array or None
         Shape of the result; None when beta is zero.
     step : Step

@@ -52,14 +52,14 @@ class Place(NamedTuple):
     grid: Grid  #: as planned
     workers: int  #: that it was planned for; the grid may use fewer, or wrap around them
     owner: Coordinate  #: of the task's result
-    #: Smaller first: wave and step; of what prepares, its kind, of all else `Kind.MULTIPLY`; then,
-    #: within these, row and column.
+    #: Smaller first: row panel and step; of what prepares, its kind, of all else `Kind.MULTIPLY`;
+    #: then, within these, row and column.
     order: tuple[int, ...]
     inputs: Inputs = ()  #: operand blocks and where they belong
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
 
     @property
-    def wave(self) -> int:
+    def row_panel(self) -> int:
         """The pass over C's rows that it is in."""
         return self.order[0]
 

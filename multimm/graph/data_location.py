@@ -37,27 +37,29 @@ class ProductLayer(TaskLayer):
     ) -> tuple[TaskLayer, dict[Key, set[Key]]]:
         """What some blocks of C need, and no more.
 
-        Gates order the tasks of a product; what they wait for is no operand of who waits for them.
-        So of a slice of C they wait for those of its tasks alone.
+        Barriers order the tasks of a product; what they wait for is no operand of who waits for
+        them. So of a slice of C they wait for those of its tasks alone.
         """
         kept: dict[Key, Task] = {}
-        gates: dict[Key, BlockTask] = {}
+        barriers: dict[Key, BlockTask] = {}
         needed = {key for key in keys if key in self.mapping}
         while needed:
             key = needed.pop()
             task = self.mapping[key]
             if task.label.kind is Kind.WAIT:
-                gates[key] = task
+                barriers[key] = task
             else:
                 kept[key] = task
                 needed.update(
                     dep
                     for dep in task.dependencies
-                    if dep in self.mapping and dep not in kept and dep not in gates
+                    if dep in self.mapping and dep not in kept and dep not in barriers
                 )
-        for key, gate in gates.items():
-            waits = [ref for ref in gate.args if ref.key in kept]
-            kept[key] = BlockTask(key, gate.func, *waits, label=gate.label, place=gate.place)
+        for key, barrier in barriers.items():
+            waits = [ref for ref in barrier.args if ref.key in kept]
+            kept[key] = BlockTask(
+                key, barrier.func, *waits, label=barrier.label, place=barrier.place
+            )
         needs = {key: set(task.dependencies) for key, task in kept.items()}
         return TaskLayer(kept, self.annotations), needs
 

@@ -22,7 +22,7 @@ allocator that goes to stream 0 for each array, result and temporary alike.
   stream 0 may still be in use there.
 - What a task drops is kept until S has been synchronised: it goes back in the order of stream 0,
   where anybody may take it at once, while a kernel on S may still use it. The task itself may take
-  it again at once, for what it launches comes after that on S: so many slabs in one task take no
+  it again at once, for what it launches comes after that on S: so many k-tiles in one task take no
   more than one. If the pool runs dry within a task, S is synchronised at once, and what was dropped
   until then goes back.
 - S is synchronised before the task returns, or raises: its result is complete, and its operands,
@@ -74,7 +74,7 @@ def own_stream(device: int) -> Iterator[None]:
                 task.close()
 
 
-class _Piece(NamedTuple):
+class _SubBlock(NamedTuple):
     """Memory from the pool."""
 
     size: int
@@ -92,16 +92,18 @@ class _Task:
         self._zero = cupy.cuda.Stream.null
         self.stream, self._event = _stream_of(device)
         self.running = True
-        self.dropped: list[_Piece] = []  # kernels on the stream may still use it
+        self.dropped: list[_SubBlock] = []  # kernels on the stream may still use it
 
     def allocate(self, size: int) -> Any:
         """Memory that is ready for this task's stream: its own of before, or the pool's."""
         import cupy
 
-        piece = self._dropped_before(size) or self._from_pool(size)
-        if not piece.pointer.ptr:
-            return piece.pointer
-        memory = cupy.cuda.UnownedMemory(piece.pointer.ptr, size, _Lent(piece, self), self._device)
+        sub_block = self._dropped_before(size) or self._from_pool(size)
+        if not sub_block.pointer.ptr:
+            return sub_block.pointer
+        memory = cupy.cuda.UnownedMemory(
+            sub_block.pointer.ptr, size, _Lent(sub_block, self), self._device
+        )
         return cupy.cuda.MemoryPointer(memory, 0)
 
     def close(self) -> None:
@@ -109,13 +111,13 @@ class _Task:
         self._reclaim()
         self.running = False
 
-    def _dropped_before(self, size: int) -> _Piece | None:
-        """The smallest piece that this task has dropped and that is large enough."""
-        sizes = [piece.size for piece in self.dropped]
+    def _dropped_before(self, size: int) -> _SubBlock | None:
+        """The smallest sub-block that this task has dropped and that is large enough."""
+        sizes = [sub_block.size for sub_block in self.dropped]
         fitting = [found for found in sizes if size <= found <= SPARE * size]
         return self.dropped.pop(sizes.index(min(fitting))) if fitting else None
 
-    def _from_pool(self, size: int) -> _Piece:
+    def _from_pool(self, size: int) -> _SubBlock:
         """New memory, in the order of stream 0."""
         try:
             pointer = self._from_stream_0(size)
@@ -124,7 +126,7 @@ class _Task:
             pointer = self._from_stream_0(size)
         if pointer.ptr:
             self.follow_stream_0()
-        return _Piece(size, pointer)
+        return _SubBlock(size, pointer)
 
     def _from_stream_0(self, size: int) -> Any:
         with self._zero:
@@ -142,14 +144,14 @@ class _Task:
 class _Lent:
     """What an array holds in place of its memory: it notices when the last array is gone."""
 
-    __slots__ = ("_piece", "_task")
+    __slots__ = ("_sub_block", "_task")
 
-    def __init__(self, piece: _Piece, task: _Task) -> None:
-        self._piece, self._task = piece, task
+    def __init__(self, sub_block: _SubBlock, task: _Task) -> None:
+        self._sub_block, self._task = sub_block, task
 
     def __del__(self) -> None:
         if self._task.running:
-            self._task.dropped.append(self._piece)
+            self._task.dropped.append(self._sub_block)
 
 
 def _stream_of(device: int) -> tuple[Any, Any]:

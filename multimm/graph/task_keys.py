@@ -3,8 +3,8 @@
 T is a token of the operands, the plan and the scalars, so that the same call gives the same keys,
 and different plans never share results. C's own blocks have the indices that they are stored at;
 all else counts in the plan's order, which `multimm.planning.candidates.block_order` may change.
-Operand blocks that are read or packed anew in each wave have the wave first; what is cut out has
-last the worker that has it, by its rank in the plan's grid, whoever has taken that over.
+Operand blocks that are read or packed anew in each row panel have the row panel first; what is cut
+out has last the worker that has it, by its rank in the plan's grid, whoever has taken that over.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Keys:
         return Place(grid, cluster.workers, owner, order, inputs, cluster.numbers)
 
     def chain(self, batch: Index, i: int, j: int, s: int) -> Key:
-        """The key of P(i, j) after slab s; C's own key where no tree follows the last slab."""
-        if self.layout.parts == 1 and s == len(self.layout.slabs) - 1:
+        """The key of P(i, j) after k-tile s; C's own key where no tree follows the last k-tile."""
+        if self.layout.parts == 1 and s == len(self.layout.k_tiles) - 1:
             return self.sum(batch, i, j)
         return (self.name("part"), *batch, i, j, s)
 

@@ -19,7 +19,7 @@ from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.gpu.tuning.precompile import compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.lowering.symmetric import multiply_diagonal
 from multimm.graph.tasks.half_precision import FLOAT32
 from multimm.graph.tasks.host_offload import download, upload
@@ -28,7 +28,7 @@ from multimm.graph.tasks.multiply import Step, add, multiply, pack, transpose
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.
 SIDE, K = 8192, 2048
-#: The same of a tall Gram product, whose sums are cut into slices of k.
+#: The same of a tall symmetric product, whose sums are cut into slices of k.
 TALL_SIDE, TALL_K = 2048, 32768
 #: Beside ones, too small for a packed operand's parts.
 SMALL = 1e-12
@@ -63,15 +63,15 @@ def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
         multiply(b, a, step=replace(step, trans_a=True, trans_b=True))
         turned = replace(step, trans_a=True)
         multiply_diagonal(tall, multiply_diagonal(tall, step=turned), step=turned, complete=True)
-        gram = replace(step, trans_b=True)
-        multiply_diagonal(a, partial, step=gram, complete=True)
+        symmetric = replace(step, trans_b=True)
+        multiply_diagonal(a, partial, step=symmetric, complete=True)
         if precision != "ieee":
             packed_a, packed_b = pack(a, role="a", step=step), pack(b, role="b", step=step)
             multiply(packed_a, packed_b, partial, step=step)
-            multiply_diagonal(packed_a, partial, step=gram)
+            multiply_diagonal(packed_a, partial, step=symmetric)
     add(partial, transpose(partial), step=step)
     whole = (slice(0, SIDE), slice(0, SIDE))
-    join(Pieces([partial], ((whole, whole),), (partial.shape,), partial.shape))
+    join(SubBlocks([partial], ((whole, whole),), (partial.shape,), partial.shape))
     download(upload(np.ones((SIDE, K), FLOAT32)))
     for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
         add(*[partial[:1]] * count, step=step)

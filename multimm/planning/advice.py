@@ -131,8 +131,8 @@ def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
 def _does(plan: MatmulPlan, cluster: ClusterSpec, options: Options | None = None) -> bool:
     """Whether the same product fits in these workers, in these blocks or those that were given."""
     problem, asked = plan.asked or (plan.layout.problem, Options())
-    # Half of C is dealt out block by block, which takes long; all of it needs about as much memory.
-    problem = replace(problem, gram=False)
+    # Half of C is assigned block by block, which takes long; all of it needs about as much memory.
+    problem = replace(problem, symmetric=False)
     with suppress(MemoryBudgetError):
         made = plan_matmul(problem, cluster, precision=plan.precision, options=options or asked)
         return made.fits

@@ -74,7 +74,7 @@ def plan_matmul(
     precision: str = "float32",
     options: Options | None = None,
 ) -> MatmulPlan:
-    """Choose grid, blocks, slabs and waves with the least predicted time that fit in memory.
+    """Choose grid, blocks, k-tiles and row panels with the least predicted time that fit in memory.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def plan_matmul(
     precision : str
         Carried in the plan; it does not change the schedule.
     options : Options, optional
-        Blocks, slabs and p_k that the caller fixed.
+        Blocks, k-tiles and p_k that the caller fixed.
 
     Returns
     -------
@@ -247,8 +247,8 @@ def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move"
-    if layout.operands.recut.nbytes:
-        moved += f", about {human(layout.operands.recut.nbytes)} of them to cut operands"
+    if layout.operands.rechunk.nbytes:
+        moved += f", about {human(layout.operands.rechunk.nbytes)} of them to cut operands"
     if min(ranks.values()).seconds < of_all:
         count = layout.grid.workers
         alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"

@@ -12,20 +12,20 @@ from functools import cached_property
 from itertools import accumulate, product
 from typing import TYPE_CHECKING
 
-from multimm.planning.problem import PACKED_SIDE, PACKED_SLAB
+from multimm.planning.problem import PACKED_K_TILE, PACKED_SIDE
 from multimm.planning.tiling import rechunk
 from multimm.planning.tiling.grid import Blocks, Coordinate, spans
-from multimm.planning.tiling.rechunk import Recut
+from multimm.planning.tiling.rechunk import Rechunk
 
 if TYPE_CHECKING:
     from multimm.planning.schedule import Schedule
 
-#: Bytes of a piece from which on it is multiplied by itself, rather than joined to others. X W of
-#: 1048576 x 8192 and 1024 columns took an H200 180 ms in place of 241 in pieces of 5792 x 5792,
-#: Dask's own, and 179 in place of 182 in 4096 x 4096.
+#: Bytes of a sub-block from which on it is multiplied by itself, rather than joined to others. X W
+#: of 1048576 x 8192 and 1024 columns took an H200 180 ms in place of 241 in sub-blocks of 5792 x
+#: 5792, Dask's own, and 179 in place of 182 in 4096 x 4096.
 LEAST_BAND = 128_000_000
-#: ... if the other operand's block, of which a part is packed for each piece, has so many times
-#: fewer columns, or rows, than the piece has rows, or columns: arbitrary.
+#: ... if the other operand's block, of which a part is packed for each sub-block, has so many times
+#: fewer columns, or rows, than the sub-block has rows, or columns: arbitrary.
 NARROWER = 2
 
 
@@ -38,7 +38,7 @@ class Distribution:
     """
 
     bundles = 0  #: tasks that bundle what travels
-    joined_small = 0  #: bytes of slabs that a task joins from several chunks, all at once
+    joined_small = 0  #: bytes of k-tiles that a task joins from several chunks, all at once
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -72,7 +72,7 @@ class Distribution:
 
     @cached_property
     def bandable(self) -> str:
-        """An operand in long pieces: a slab of rows of A, or columns of B, or parts; "" if none is.
+        """An operand in long sub-blocks of rows of A, columns of B, or parts; "" if none is.
 
         Blocks from host memory are joined on their way.
         """
@@ -89,7 +89,7 @@ class Distribution:
             if (
                 long
                 and longest >= NARROWER * other
-                and along_k >= min(PACKED_SLAB, *self.schedule.slabs)
+                and along_k >= min(PACKED_K_TILE, *self.schedule.k_tiles)
             ):
                 return role
         return ""
@@ -103,24 +103,24 @@ class Distribution:
 
     @property
     def banded(self) -> str:
-        """The operand that products multiply piece by piece, if there is one."""
+        """The operand that products multiply chunk by chunk, if there is one."""
         return self.bandable if self.schedule.in_bands else ""
 
     @property
     def bands(self) -> int:
-        """Pieces that are multiplied by themselves, over all blocks of C and slabs."""
-        return self._within(self.banded).pieces if self.banded else 0
+        """Pieces that are multiplied by themselves, over all blocks of C and k-tiles."""
+        return self._within(self.banded).sub_blocks if self.banded else 0
 
     @property
     def sums_in_bands(self) -> int:
-        """Pieces along k beyond one in each slab: so often sums are handed on within tasks."""
+        """Pieces along k beyond one in each k-tile: so often sums are handed on within tasks."""
         if not self.banded:
             return 0
-        ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.schedule.slabs)}
-        return len(ends) - len(self.schedule.slabs)
+        ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.schedule.k_tiles)}
+        return len(ends) - len(self.schedule.k_tiles)
 
     @cached_property
-    def recut(self) -> Recut:
+    def rechunk(self) -> Rechunk:
         """What it takes to bring operands and C into these blocks, by what is expected of any."""
         found = []
         for role in self.cut_apart:
@@ -128,15 +128,17 @@ class Distribution:
             beyond, away = self.schedule.lies_beyond(role), self.away(role)
             found.append(rechunk.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
         for role in self.cut_within:
-            pieces = self._within(role)
-            found.append(pieces._replace(pieces=0, copied=0) if role == self.banded else pieces)
+            sub_blocks = self._within(role)
+            found.append(
+                sub_blocks._replace(sub_blocks=0, copied=0) if role == self.banded else sub_blocks
+            )
         if self.schedule.cuts_c:
             spec, blocks = self.spec("c"), self.schedule.operand_chunks("c")
             beyond = self.schedule.lies_beyond("c")
             found.append(rechunk.added(spec, blocks, self.grid.workers, beyond=beyond))
-        return Recut.of_all(found)
+        return Rechunk.of_all(found)
 
-    def _within(self, role: str) -> Recut:
+    def _within(self, role: str) -> Rechunk:
         """The same of an operand that products cut."""
         uses = {"a": len(self.schedule.n_blocks), "b": len(self.schedule.row_sizes)}[role]
         beyond = self.schedule.lies_beyond(role)
@@ -150,7 +152,7 @@ class Distribution:
 
         A block that is used once is packed by the product that uses it.
         """
-        long_enough = self.problem.packable and min(self.schedule.slabs) >= PACKED_SLAB
+        long_enough = self.problem.packable and min(self.schedule.k_tiles) >= PACKED_K_TILE
         if not (self.schedule.pack_once and long_enough):
             return ()
         if min(*self.schedule.m_blocks, *self.schedule.n_blocks) < PACKED_SIDE:
@@ -167,15 +169,17 @@ class Distribution:
 
     @cached_property
     def in_use(self) -> dict[str, int]:
-        """Bytes of a slab of each operand that the busiest worker needs in one wave, by role."""
-        longest = max(self.schedule.slabs)
+        """By role, bytes of a k-tile that the busiest worker needs in one row panel."""
+        longest = max(self.schedule.k_tiles)
         panels = zip(self.schedule.roles, self.work.panels, strict=False)
         return {role: panel * longest * self.width(role) for role, panel in panels}
 
     @property
     def first_use(self) -> dict[str, int]:
         """Bytes of each operand that a worker's first product multiplies, by role, at most."""
-        length = max(self.schedule.slabs) * min(self.schedule.slabs_per_task, self.schedule.steps)
+        length = max(self.schedule.k_tiles) * min(
+            self.schedule.k_tiles_per_task, self.schedule.steps
+        )
         edges = {"a": max(self.schedule.row_sizes), "b": max(self.schedule.n_blocks)}
         return {
             role: edges[role] * length * self.spec(role).itemsize for role in self.schedule.roles
@@ -184,7 +188,7 @@ class Distribution:
     # ---------------------------------------------------------------- who keeps them
 
     @cached_property
-    def lying(self) -> dict[str, tuple[int, ...]]:
+    def in_place(self) -> dict[str, tuple[int, ...]]:
         """Workers of the blocks of those operands that are used where they lie."""
         return {
             role: self.spec(role).owners
@@ -195,11 +199,11 @@ class Distribution:
 
     @cached_property
     def elsewhere(self) -> tuple[str, ...]:
-        """Those of `lying` of which a block lies where it would not be kept otherwise."""
+        """Those of `in_place` of which a block lies where it would not be kept otherwise."""
         edges = {"a": self.schedule.m_blocks, "b": self.schedule.n_blocks}
         return tuple(
             role
-            for role in self.lying
+            for role in self.in_place
             if any(
                 self.keepers(role, *at) != self._in_turn(role, *at)
                 for at in product(
@@ -209,19 +213,19 @@ class Distribution:
             )
         )
 
-    def home(self, role: str, flat: int, block: int, slab: int) -> Coordinate:
+    def home(self, role: str, flat: int, block: int, k_tile: int) -> Coordinate:
         """Where an operand block is kept: where it lies, if it lies in a place of the grid.
 
-        Else A's by block row, B's by block column, and slab. Of a stack, `flat` is the first batch
-        block of C that uses it.
+        Else A's by block row, B's by block column, and k-tile. Of a stack, `flat` is the first
+        batch block of C that uses it.
         """
-        rank = self.keepers(role, flat, block)[slab]
+        rank = self.keepers(role, flat, block)[k_tile]
         if rank >= self.grid.workers:
-            rank = self._in_turn(role, flat, block)[slab]
+            rank = self._in_turn(role, flat, block)[k_tile]
         return self.grid.place(rank)
 
     def keepers(self, role: str, flat: int, block: int) -> tuple[int, ...]:
-        """By slab: the number of the worker that keeps an operand block, in the grid or beyond it.
+        """By k-tile, the number of the worker that keeps an operand block, also beyond the grid.
 
         Of a block of A's rows, or of B's columns.
         """
@@ -236,23 +240,23 @@ class Distribution:
         return {}
 
     def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
-        """By slab: the number of the worker on which a block lies; empty if some lie nowhere."""
-        slabs, matrix = (
-            len(self.schedule.slabs),
+        """By k-tile: the number of the worker on which a block lies; empty if some lie nowhere."""
+        k_tiles, matrix = (
+            len(self.schedule.k_tiles),
             self._number_of[role][flat] if self.schedule.batch_blocks else 0,
         )
-        if role in self.lying:
-            owners = self.lying[role]
+        if role in self.in_place:
+            owners = self.in_place[role]
             if role == "a":
-                first = (matrix * len(self.schedule.m_blocks) + block) * slabs
-                return owners[first : first + slabs]
+                first = (matrix * len(self.schedule.m_blocks) + block) * k_tiles
+                return owners[first : first + k_tiles]
             columns = len(self.schedule.n_blocks)
-            first = matrix * slabs * columns + block
-            return owners[first : first + slabs * columns : columns]
+            first = matrix * k_tiles * columns + block
+            return owners[first : first + k_tiles * columns : columns]
         if role not in self._fitting:
             return ()
         found, usual = self._fitting[role], self._in_turn(role, flat, block)
-        at = ((block, slab) if role == "a" else (slab, block) for slab in range(slabs))
+        at = ((block, k_tile) if role == "a" else (k_tile, block) for k_tile in range(k_tiles))
         return tuple(found.get((matrix, *pair), rank) for pair, rank in zip(at, usual, strict=True))
 
     def away(self, role: str) -> float | None:
@@ -268,7 +272,7 @@ class Distribution:
         if len(spec.chunks[across]) > 1 or len(blocks[across]) > 1:
             return None
         return rechunk.away(
-            spec.chunks[along], spec.owners, self.schedule.slabs, self.keepers(role, 0, 0)
+            spec.chunks[along], spec.owners, self.schedule.k_tiles, self.keepers(role, 0, 0)
         )
 
     @cached_property
@@ -317,16 +321,18 @@ class Distribution:
             held: Counter[int] = Counter()
             for (at, size), share in product(enumerate(blocks), self.schedule.shares(role)):
                 keepers, width = self.keepers(role, share.users[0], at), size * spec.itemsize
-                for rank, slab in zip(keepers, self.schedule.slabs, strict=True):
-                    held[rank] += share.matrices * width * slab
+                for rank, k_tile in zip(keepers, self.schedule.k_tiles, strict=True):
+                    held[rank] += share.matrices * width * k_tile
             return max(held.values())
-        kept = self.work.kept(role, self.schedule.steps) * max(self.schedule.slabs) * spec.itemsize
+        kept = (
+            self.work.kept(role, self.schedule.steps) * max(self.schedule.k_tiles) * spec.itemsize
+        )
         return min(spec.nbytes, kept)
 
     def _in_turn(self, role: str, flat: int, block: int) -> tuple[int, ...]:
-        """By slab: the number of the worker that keeps a block unless it lies somewhere."""
-        (_, p_n, p_k), first = self.grid, self.schedule.first_slab
-        steps = [slab - first[part] for slab, part in enumerate(self.schedule.part_of)]
+        """By k-tile: the number of the worker that keeps a block unless it lies somewhere."""
+        (_, p_n, p_k), first = self.grid, self.schedule.first_k_tile
+        steps = [k_tile - first[part] for k_tile, part in enumerate(self.schedule.part_of)]
         places = zip(
             self.work.in_turn(role, flat, block, steps), self.schedule.part_of, strict=True
         )

@@ -84,14 +84,14 @@ def _blocks_line(plan: MatmulPlan) -> str:
         portions, within = _portions_text(layout.in_place), ()
     cut = f", {names(within)} cut by every product" if within else ""
     if layout.operands.banded:
-        cut += f", {layout.operands.banded.upper()} multiplied piece by piece"
+        cut += f", {layout.operands.banded.upper()} multiplied chunk by chunk"
     packed = ", packed by every product" if layout.on_tensor_cores else ""
     if layout.operands.packed:
         are = "it is" if len(layout.operands.packed) == 1 else "they are"
         packed = f", {names(layout.operands.packed)} packed where {are} kept"
     return (
         f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
-        f"k in slabs of {blocks_text(layout.slabs)}{cut}{packed}"
+        f"k in k-tiles of {blocks_text(layout.k_tiles)}{cut}{packed}"
     )
 
 
@@ -118,15 +118,15 @@ def _order_line(plan: MatmulPlan) -> str:
     tasks = f"{plan.tasks} task{'s' * (plan.tasks > 1)}"
     if plan.tasks > MOST_TASKS:
         tasks = f"{tasks} ({_burden_text(plan)})"
-    waves = "one wave" if layout.waves == 1 else f"{layout.waves} waves"
-    slabs = min(layout.slabs_per_task, layout.steps)
-    fused = f", {slabs} slabs multiplied by each" if slabs > 1 else ""
+    row_panels = "one row panel" if layout.row_panels == 1 else f"{layout.row_panels} row panels"
+    k_tiles = min(layout.k_tiles_per_task, layout.steps)
+    fused = f", {k_tiles} k-tiles multiplied by each" if k_tiles > 1 else ""
     read = "taken from host memory" if layout.problem.from_host else "read"
-    reads = f", operand blocks {read} slab by slab" if layout.stream else ""
+    reads = f", operand blocks {read} k-tile by k-tile" if layout.stream else ""
     half = ", one triangle of C computed and mirrored" if layout.mirrors else ""
     at_once = min(layout.fan_in, layout.parts)
     sums = f", {at_once} parts of k added at once" if at_once > 2 else ""
-    return f"{tasks} in {waves}{fused}{reads}{half}{sums}{_sorted_text(plan)}"
+    return f"{tasks} in {row_panels}{fused}{reads}{half}{sums}{_sorted_text(plan)}"
 
 
 def _burden_text(plan: MatmulPlan) -> str:
@@ -142,7 +142,7 @@ def _sorted_text(plan: MatmulPlan) -> str:
 
 
 def _moved_line(plan: MatmulPlan) -> str:
-    more = _recut_text(plan) if plan.bytes_recut else ""
+    more = _rechunk_text(plan) if plan.bytes_rechunk else ""
     more += _added_text(plan) if plan.bytes_added else ""
     if plan.bytes_joined:
         more += f", and {human(plan.bytes_joined)} of C to join its chunks"
@@ -150,18 +150,18 @@ def _moved_line(plan: MatmulPlan) -> str:
         return f"nothing: all is at home{more}"
     worst, bound = plan.bytes_busiest, plan.bytes_bound
     against = f", {plan.bytes_received / bound:.2f} x the 2D bound" if bound else ""
-    roles = plan.layout.operands.lying
+    roles = plan.layout.operands.in_place
     lie = "it lies" if len(roles) == 1 else "they lie"
-    lying = f", {names(roles)} used where {lie}" if roles else ""
+    in_place = f", {names(roles)} used where {lie}" if roles else ""
     return (
         f"{human(plan.bytes_received)} between workers, {human(worst)} to the busiest"
-        f"{against}{_nodes_text(plan)}{lying}{more}"
+        f"{against}{_nodes_text(plan)}{in_place}{more}"
     )
 
 
-def _recut_text(plan: MatmulPlan) -> str:
-    size, roles = human(plan.bytes_recut), plan.layout.operands.cut_again
-    if plan.layout.problem.from_host:  # whole chunks, some of them again in later waves
+def _rechunk_text(plan: MatmulPlan) -> str:
+    size, roles = human(plan.bytes_rechunk), plan.layout.operands.cut_again
+    if plan.layout.problem.from_host:  # whole chunks, some of them again in later row panels
         what = names(plan.layout.roles)
         return f", and about {size} between host memories to bring {what} into these blocks"
     return f", and {_at_most(plan, roles)}{size} before to cut {names(roles)} into these blocks"

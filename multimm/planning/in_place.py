@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks, spans
-from multimm.planning.tiling.rechunk import Recut
+from multimm.planning.tiling.rechunk import Rechunk
 from multimm.planning.work.owner_computes import OwnerComputes
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class InPlace:
         Who multiplies what of the large operand, and who joins it.
     """
 
-    lying: dict[str, tuple[int, ...]] = {}  # noqa: RUF012  (nobody writes to it)
+    in_place: dict[str, tuple[int, ...]] = {}  # noqa: RUF012  (nobody writes to it)
     elsewhere = cut_again = cut_apart = packed = ()
     banded = bandable = ""
     bands = sums_in_bands = 0
@@ -68,12 +68,12 @@ class InPlace:
         return self.schedule.spec(role).itemsize
 
     @cached_property
-    def recut(self) -> Recut:
+    def rechunk(self) -> Rechunk:
         """The chunks that are multiplied, and bytes of those that are joined."""
         times = len(self.work.across)
-        pieces = len(self.portions.rows) * len(self.schedule.slabs)
+        sub_blocks = len(self.portions.rows) * len(self.schedule.k_tiles)
         copied = self.portions.joined * self.laid.itemsize
-        return Recut(0, 0, 0, times * pieces, times * copied)
+        return Rechunk(0, 0, 0, times * sub_blocks, times * copied)
 
     @cached_property
     def fetched(self) -> Counter[int]:
@@ -142,12 +142,12 @@ class InPlace:
 
     @property
     def joined_small(self) -> int:
-        """Bytes of those slabs of the small operand that are cut from several chunks."""
+        """Bytes of those k-tiles of the small operand that are cut from several chunks."""
         along, across = self.sent.chunks[:: -1 if self.portions.by_columns else 1]
-        slabs = self.schedule.slabs
+        k_tiles = self.schedule.k_tiles
         wide = any(_of_several(self.work.across, across))
-        cut = zip(slabs, _of_several(slabs, along), strict=True)
-        length = sum(slab for slab, several in cut if several or wide)
+        cut = zip(k_tiles, _of_several(k_tiles, along), strict=True)
+        length = sum(k_tile for k_tile, several in cut if several or wide)
         return length * max(self.work.across) * self.sent.itemsize
 
     def keeper_of_small(self, chunk: int) -> int:

@@ -15,7 +15,7 @@ from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS
 from multimm.planning.tiling.grid import ceil_div
 
 #: A, B and C together may be so many times as large as the memory of all workers, what is spilled
-#: and read slab by slab included: arbitrary. A 4 TB disk is that for a worker of 4 GB.
+#: and read k-tile by k-tile included: arbitrary. A 4 TB disk is that for a worker of 4 GB.
 BEYOND = 1000
 #: What takes so many times the tasks that are allowed is not laid out, for that alone takes long:
 #: arbitrary. Up to there a plan shows what is wrong.
@@ -45,7 +45,7 @@ def refuse_the_hopeless(problem: Problem, cluster: ClusterSpec, options: Options
         parts = ", ".join(f"{name} {human(size)}" for name, size in sizes.items())
         raise MemoryBudgetError(
             f"{product} is {human(needed)} ({parts}) and {all_of_them} {human(have)}: at most "
-            f"{BEYOND} times that can be planned for, spilled or read piece by piece; use smaller "
+            f"{BEYOND} times that can be planned for, spilled or read chunk by chunk; use smaller "
             "matrices or more workers"
         )
     least = _few_tasks(problem, options, EDGE[cluster.slowest.kind])

@@ -19,8 +19,8 @@ class Options:
     ----------
     blocks : int or pair of int, optional
         Rows and columns of C's blocks; None for a side that is planned.
-    slabs : int, optional
-        Length of a slab of k.
+    k-tiles : int, optional
+        Length of a k-tile.
     p_k : int, optional
         Parts of k.
     whole : bool

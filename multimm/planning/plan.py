@@ -28,7 +28,7 @@ class MatmulPlan:
     Attributes
     ----------
     layout : Schedule
-        Blocks, slabs, grid and waves.
+        Blocks, k-tiles, grid and row panels.
     cluster : ClusterSpec
         The workers it was made for, by rank.
     precision : str
@@ -138,7 +138,7 @@ class MatmulPlan:
         return self._of_products.busiest
 
     @cached_property
-    def bytes_recut(self) -> int:
+    def bytes_rechunk(self) -> int:
         """What workers exchange beforehand to bring operands into the plan's blocks.
 
         At most, unless it is known where they lie, in the grid.
@@ -147,13 +147,13 @@ class MatmulPlan:
 
     @cached_property
     def bytes_added(self) -> int:
-        """What workers receive of the C that is added: at most, as `bytes_recut`."""
+        """What workers receive of the C that is added: at most, as `bytes_rechunk`."""
         return redistribution.added(self.layout, self.used.workers)
 
     @property
     def bytes_moved(self) -> int:
         """All that workers receive: of the product, of what is cut, added, and joined."""
-        return self.bytes_received + self.bytes_recut + self.bytes_added + self.bytes_joined
+        return self.bytes_received + self.bytes_rechunk + self.bytes_added + self.bytes_joined
 
     @property
     def bytes_joined(self) -> int:

@@ -27,9 +27,9 @@ _INTEGER_COST = 50.0
 _PACKED_COST = {"float32": 0.29, "tf32": 0.09}
 #: Bytes of a packed element, by precision: two FP16 parts of it, or one.
 _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
-#: Blocks are packed for tensor cores once, where they are kept, if each slab is at least so long,
+#: Blocks are packed for tensor cores once, where they are kept, if each k-tile is at least so long,
 #: and so are the blocks of C on both sides: shorter ones do not pay for it.
-PACKED_SLAB, PACKED_SIDE = 256, 1024
+PACKED_K_TILE, PACKED_SIDE = 256, 1024
 #: A product packs its own operands where that takes less time than tensor cores save: packing moves
 #: (m + n) k elements for m n k multiplications. On an H200 it pays from some 80 columns of a tall
 #: operand on: 2^30 elements by 64 columns take 2.8 ms with multiply-adds, by 96 4.4 packed and 5.4.
@@ -91,7 +91,7 @@ class Problem:
     c: MatrixSpec | None = None
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
-    gram: bool = False
+    symmetric: bool = False
     awaited: bool = False
     order: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
@@ -105,9 +105,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_operands(self.a.shape, self.b.shape)
-        if self.gram and self.a.T.shape != self.b.shape:
+        if self.symmetric and self.a.T.shape != self.b.shape:
             raise ShapeError(
-                f"a Gram product of shapes {self.a.shape} and {self.b.shape}: one must be the "
+                f"a symmetric product of shapes {self.a.shape} and {self.b.shape}: one must be the "
                 "other transposed"
             )
 
@@ -183,7 +183,7 @@ class Problem:
     def _large(self) -> bool:
         """Each matrix is large enough, and there is a precision to pack for."""
         worth = self.m * self.n >= PACKED_SHARE * (self.m + self.n)
-        return bool(self.pack) and self.k >= PACKED_SLAB and worth
+        return bool(self.pack) and self.k >= PACKED_K_TILE and worth
 
     @cached_property
     def packed_itemsize(self) -> int:

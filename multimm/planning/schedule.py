@@ -1,12 +1,13 @@
-"""A schedule: blocks, slabs and grid, who computes what when, and the tasks that this takes.
+"""A schedule: blocks, k-tiles and grid, who computes what when, and the tasks that this takes.
 
-A *wave* is a band of block rows that is worked on at once. One wave covers all of C where
-its partial sums fit in memory; otherwise the waves follow each other, and each goes through
-all slabs. Within a wave the order is slab by slab:
+A *row panel* is a band of block rows that is worked on at once. One row panel covers all of C where
+its partial sums fit in memory; otherwise the row panels follow each other, and each goes through
+all k-tiles. Within a row panel the order is k-tile by k-tile:
 
-    for wave:  for slab s:  for block (i, j) of the wave:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
+    for row panel:  for k-tile s:  for block (i, j) of the row panel:   P(i,j) <- A(i,s) B(s,j) +
+    P(i,j)
 
-so that only a few slabs of A and B are alive at a time.
+so that only a few k-tiles of A and B are alive at a time.
 
 Who computes which block is said by a work map (`multimm.planning.work`), and how operands come
 there by `multimm.planning.distribution`, or, where one is multiplied chunk by chunk where it lies,
@@ -46,11 +47,11 @@ from multimm.planning.work.cyclic import Cyclic, cyclic
 from multimm.planning.work.owner_computes import OwnerComputes, Portions
 from multimm.planning.work.symmetric import Symmetric, symmetric
 
-#: Slabs of A and B that may be alive at once: one in use and one on its way.
+#: K-tiles of A and B that may be alive at once: one in use and one on its way.
 WINDOW = 2
-#: Slabs in a part of k, at most, where threads make operands ahead: arbitrary. 80 slabs of 2 MB on
-#: two threads held 31, 18, 25, 42 and 82 MB in parts of 2, 4, 10, 20 and 40, and 156 in one part;
-#: `dask.array.matmul` held 29. With parts of 4 another product held 1.7 times as much as it.
+#: K-tiles in a part of k, at most, where threads make operands ahead: arbitrary. 80 k-tiles of 2 MB
+#: on two threads held 31, 18, 25, 42 and 82 MB in parts of 2, 4, 10, 20 and 40, and 156 in one
+#: part; `dask.array.matmul` held 29. With parts of 4 another product held 1.7 times as much as it.
 SHORT = 2
 
 
@@ -59,7 +60,7 @@ SHORT = 2
 LONE_FLOPS = 1.2e9
 #: Packed blocks are filled up to multiples of this many rows and this much of k.
 PACKED_ROWS, PACKED_K = 128, 64
-#: Bytes of an operand that may travel before a task begins that multiplies many slabs, and what
+#: Bytes of an operand that may travel before a task begins that multiplies many k-tiles, and what
 #: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
 
@@ -69,18 +70,18 @@ LITTLE, LITTLE_OF = 64_000_000, 1 / 16
 COUNTED = 20_000
 
 
-class Gate(NamedTuple):
-    """A worker's block products of one slab in one wave: streamed reads wait for them."""
+class Barrier(NamedTuple):
+    """A worker's block products of one k-tile in one row panel: streamed reads wait for them."""
 
-    wave: int
-    slab: int
+    row_panel: int
+    k_tile: int
     row: int  #: of the grid
     col: int  #: of the grid
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How one product is cut, dealt out and put in order.
+    """How one product is cut, assigned and put in order.
 
     Parameters
     ----------
@@ -88,13 +89,13 @@ class Schedule:
     grid : Grid
     batch_blocks : tuple of Blocks
         Per batch dimension.
-    m_blocks, n_blocks, slabs : Blocks
+    m_blocks, n_blocks, k-tiles : Blocks
         Of C's rows, of C's columns, of k.
     band : int
-        Block rows that each grid row works on in one wave.
+        Block rows that each grid row works on in one row panel.
     stream : bool
-        Operand blocks are read when their slab comes, again in every wave, and no earlier
-        than `WINDOW` slabs ahead; only for operands that can be made again.
+        Operand blocks are read when their k-tile comes, again in every row panel, and no earlier
+        than `WINDOW` k-tiles ahead; only for operands that can be made again.
     pack_once : bool
         Blocks that are used more than once may be packed where they are at home; else each
         product packs its own, which takes less memory.
@@ -103,13 +104,13 @@ class Schedule:
         each product does so with what it needs.
     in_bands : bool
         Of what each product would join, rows of A or columns of B are multiplied as they come, one
-        piece after the other: see `Distribution.bandable`.
+        sub-block after the other: see `Distribution.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int
-        Slabs that one task multiplies in turn, at most, where it has them at home.
+        K-tiles that one task multiplies in turn, at most, where it has them at home.
     part_slabs : Blocks
-        Slabs of each part of k. Empty: as even as can be.
+        K-tiles of each part of k. Empty: as even as can be.
     mirrors : bool
         One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
     portions : Portions, optional
@@ -122,15 +123,15 @@ class Schedule:
     batch_blocks: tuple[Blocks, ...]
     m_blocks: Blocks
     n_blocks: Blocks
-    slabs: Blocks
+    k_tiles: Blocks
     band: int
     stream: bool = False
     pack_once: bool = True
     cut_once: bool = True
     in_bands: bool = False
     fan_in: int = 2
-    slabs_per_task: int = 1
-    part_slabs: Blocks = ()
+    k_tiles_per_task: int = 1
+    part_k_tiles: Blocks = ()
     mirrors: bool = False
     portions: Portions | None = None
 
@@ -146,20 +147,20 @@ class Schedule:
 
     @cached_property
     def part_of(self) -> Blocks:
-        """The part of k that each slab belongs to."""
-        if self.part_slabs:
-            return tuple(part for part, n in enumerate(self.part_slabs) for _ in range(n))
-        return parts_of(len(self.slabs), self.grid.p_k)
+        """The part of k that each k-tile belongs to."""
+        if self.part_k_tiles:
+            return tuple(part for part, n in enumerate(self.part_k_tiles) for _ in range(n))
+        return parts_of(len(self.k_tiles), self.grid.p_k)
 
     @cached_property
-    def first_slab(self) -> Blocks:
-        """The slab that each part of k begins with, and behind the last the slab count."""
+    def first_k_tile(self) -> Blocks:
+        """The k-tile that each part of k begins with, and behind the last the k-tile count."""
         starts = dict(zip(reversed(self.part_of), reversed(range(len(self.part_of))), strict=True))
-        return (*sorted(starts.values()), len(self.slabs))
+        return (*sorted(starts.values()), len(self.k_tiles))
 
     @property
     def parts(self) -> int:
-        """Parts of k in use: p_k, or fewer where there are fewer slabs."""
+        """Parts of k in use: p_k, or fewer where there are fewer k-tiles."""
         return self.part_of[-1] + 1
 
     @property
@@ -170,12 +171,14 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Slabs in the longest part of k that are multiplied by tasks of their own."""
-        return 1 if self.portions else max(self.part_slabs or even(len(self.slabs), self.grid.p_k))
+        return (
+            1 if self.portions else max(self.part_k_tiles or even(len(self.k_tiles), self.grid.p_k))
+        )
 
     def in_turn(self, workers: int) -> bool:
         """Whether a worker with several parts of k takes one after another.
 
-        What is read when it is needed has gates within a part alone, and all parts together.
+        What is read when it is needed has barriers within a part alone, and all parts together.
         """
         return self.ranks > workers and not self.stream
 
@@ -183,23 +186,23 @@ class Schedule:
         """The step at which a worker begins a part of k."""
         return part // workers * (self.steps + 1) if self.in_turn(workers) else 0
 
-    def step(self, slab: int, workers: int) -> int:
-        """When a worker multiplies a slab: so many of its steps come before."""
-        part = self.part_of[slab]
-        return self.begins(part, workers) + slab - self.first_slab[part]
+    def step(self, k_tile: int, workers: int) -> int:
+        """When a worker multiplies a k-tile: so many of its steps come before."""
+        part = self.part_of[k_tile]
+        return self.begins(part, workers) + k_tile - self.first_k_tile[part]
 
     @property
     def links(self) -> int:
         """Tasks that follow each other in the longest part of k, for each block of C."""
-        return ceil_div(self.steps, self.slabs_per_task)
+        return ceil_div(self.steps, self.k_tiles_per_task)
 
     @property
-    def waves(self) -> int:
+    def row_panels(self) -> int:
         """Bands of block rows that follow each other."""
         return ceil_div(len(self.row_sizes), self.band * self.grid.p_m)
 
-    def wave(self, row: int) -> int:
-        """The wave in which a block row is worked on."""
+    def row_panel(self, row: int) -> int:
+        """The row panel in which a block row is worked on."""
         return row // (self.band * self.grid.p_m)
 
     def flat(self, batch_index: Sequence[int]) -> int:
@@ -241,11 +244,13 @@ class Schedule:
     @cached_property
     def blockwise(self) -> Cyclic | Symmetric:
         """Who computes which block of rows and columns, and when."""
-        (p_m, p_n, _), p, per_wave = self.grid, self.problem, self.band * self.grid.p_m
+        (p_m, p_n, _), p, per_row_panel = self.grid, self.problem, self.band * self.grid.p_m
         if self.mirrors:
-            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, p.accumulate, per_wave)
+            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, p.accumulate, per_row_panel)
         shapes = p.a.shape, p.b.shape
-        return cyclic(p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_wave)
+        return cyclic(
+            p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_row_panel
+        )
 
     @cached_property
     def in_place(self) -> InPlace | None:
@@ -277,8 +282,8 @@ class Schedule:
         own = self.batch_blocks[len(self.batch_blocks) - (len(shape) - 2) :]
         batch = ((1,) if size == 1 else b for size, b in zip(shape, own, strict=False))
         if role == "a":
-            return (*batch, self.m_blocks, self.slabs)
-        return (*batch, self.slabs, self.n_blocks)
+            return (*batch, self.m_blocks, self.k_tiles)
+        return (*batch, self.k_tiles, self.n_blocks)
 
     def comes_otherwise(self, role: str) -> bool:
         """Whether an operand is known to come in other blocks than these."""
@@ -298,7 +303,7 @@ class Schedule:
     @property
     def on_tensor_cores(self) -> bool:
         """Whether block products are expected to run there."""
-        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.slabs)
+        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.k_tiles)
         by_itself = self.problem.packable and flops >= LONE_FLOPS
         return bool(self.operands.packed) or self.problem.alone or by_itself
 
@@ -309,7 +314,7 @@ class Schedule:
             (1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size),
             default=1.0,
         )
-        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.slabs))
+        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.k_tiles))
 
     def shares(self, role: str) -> tuple[Share, ...]:
         """The batch blocks of an operand; one where there are no stacks."""
@@ -335,8 +340,8 @@ class Schedule:
     def share_k(self) -> int:
         """Length of the longest part of k."""
         return max(
-            sum(self.slabs[start:end])
-            for start, end in zip(self.first_slab, self.first_slab[1:], strict=False)
+            sum(self.k_tiles[start:end])
+            for start, end in zip(self.first_k_tile, self.first_k_tile[1:], strict=False)
         )
 
     @property
@@ -397,8 +402,8 @@ class Schedule:
 
     @property
     def longest(self) -> int:
-        """Blocks along the side, or slabs along k, that has most of them."""
-        return max(map(len, (self.m_blocks, self.n_blocks, self.slabs)))
+        """Blocks along the side, or k-tiles along k, that has most of them."""
+        return max(map(len, (self.m_blocks, self.n_blocks, self.k_tiles)))
 
     @property
     def stack(self) -> tuple[Blocks, ...]:
@@ -491,94 +496,96 @@ class Schedule:
 
     @property
     def fusible(self) -> bool:
-        """Whether a task may multiply several slabs: all that it needs lies with its worker.
+        """Whether a task may multiply several k-tiles: all that it needs lies with its worker.
 
-        But for what is little. And a worker would wait between slabs: C is one block, and there is
-        no other to go on with.
+        But for what is little. And a worker would wait between k-tiles: C is one block, and there
+        is no other to go on with.
         """
         alone = self.blocks == 1 and self.steps > 1 and not self.operands.packed
         little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
         return alone and all(
-            role in self.operands.lying
+            role in self.operands.in_place
             and (not self.operands.arrives(role) or self.spec(role).nbytes <= little)
             for role in self.roles
         )
 
-    def gate(self, home: Coordinate, wave: int, slab: int, window: int = WINDOW) -> Gate | None:
-        """What a streamed read waits for: the slab `window` steps back; None in the first steps.
+    def barrier(
+        self, home: Coordinate, row_panel: int, k_tile: int, window: int = WINDOW
+    ) -> Barrier | None:
+        """What a streamed read waits for: the k-tile `window` steps back; None in the first steps.
 
-        A step back from the first slab of a wave leads to the last ones of the wave before.
-        A worker without blocks of its own in that wave goes by another one.
+        A step back from the first k-tile of a row panel leads to the last ones of the row panel
+        before. A worker without blocks of its own in that row panel goes by another one.
         """
-        part = self.part_of[slab]
-        first, end = self.first_slab[part], self.first_slab[part + 1]
-        back = slab - window
-        while back < first and wave > 0:
-            wave, back = wave - 1, back + (end - first)
+        part = self.part_of[k_tile]
+        first, end = self.first_k_tile[part], self.first_k_tile[part + 1]
+        back = k_tile - window
+        while back < first and row_panel > 0:
+            row_panel, back = row_panel - 1, back + (end - first)
         if back < first:
             return None
         place = home.row % self.grid.p_m, home.col % self.grid.p_n
-        return Gate(wave, back, *self.work.stand_in(wave, place))
+        return Barrier(row_panel, back, *self.work.stand_in(row_panel, place))
 
-    def opening(self, row: int, j: int, part: int) -> Gate | None:
-        """What the first product of a block of C waits for; None in the first wave.
+    def opening(self, row: int, j: int, part: int) -> Barrier | None:
+        """What the first product of a block of C waits for; None in the first row panel.
 
-        Otherwise the operands of all waves would be fetched at once. Streamed reads wait
+        Otherwise the operands of all row panels would be fetched at once. Streamed reads wait
         themselves.
         """
-        wave = self.wave(row)
-        if self.stream or wave == 0:
+        row_panel = self.row_panel(row)
+        if self.stream or row_panel == 0:
             return None
-        return self.gate(self.owner(row, j, part), wave, self.first_slab[part], window=1)
+        return self.barrier(self.owner(row, j, part), row_panel, self.first_k_tile[part], window=1)
 
-    def behind(self, gate: Gate) -> Iterator[tuple[int, int]]:
-        """The block rows and columns whose sums a gate waits for."""
-        yield from self.work.behind(gate.wave, (gate.row, gate.col))
+    def behind(self, barrier: Barrier) -> Iterator[tuple[int, int]]:
+        """The block rows and columns whose sums a barrier waits for."""
+        yield from self.work.behind(barrier.row_panel, (barrier.row, barrier.col))
 
     @cached_property
     def tasks(self) -> int:
-        """Tasks of the product: block products, partial sums, reads, their gates, packs.
+        """Tasks of the product: block products, partial sums, reads, their barriers, packs.
 
-        Counted, but for the gates of very many reads: at most.
+        Counted, but for the barriers of very many reads: at most.
         """
-        slabs, per_task = len(self.slabs), self.slabs_per_task
+        k_tiles, per_task = len(self.k_tiles), self.k_tiles_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
-        chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_slab))
+        chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
         chained = 1 if self.portions else chained
         products = self.blocks * (chained + sums) + self.finishing + self.operands.bundles
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
-        packs = slabs * sum(role in packed for role, *_ in panels)
+        packs = k_tiles * sum(role in packed for role, *_ in panels)
         if not self.stream:
             return products + packs + self.openings
-        reads = products + packs + slabs * len(panels)
-        if slabs * len(panels) > COUNTED:
+        reads = products + packs + k_tiles * len(panels)
+        if k_tiles * len(panels) > COUNTED:
             places = self.grid.p_m * self.grid.p_n
-            return reads + slabs * min(len(panels), self.waves * places)
-        gates = {
-            self.gate(self.tiles.home(role, flat, block, slab), wave, slab)
-            for (role, wave, flat, block), slab in product(panels, range(slabs))
+            return reads + k_tiles * min(len(panels), self.row_panels * places)
+        barriers = {
+            self.barrier(self.tiles.home(role, flat, block, k_tile), row_panel, k_tile)
+            for (role, row_panel, flat, block), k_tile in product(panels, range(k_tiles))
         }
-        return reads + len(gates - {None})
+        return reads + len(barriers - {None})
 
     @property
     def openings(self) -> int:
-        """Gates that hold back the waves after the first."""
+        """Gates that hold back the row panels after the first."""
         return 0 if self.stream else self.work.held_back * self.parts
 
     def operand_panels(self) -> set[tuple[str, int, int, int]]:
-        """Role, wave (0 unless streamed), matrix and block of all that is read or packed."""
-        edges, waves = {"a": self.m_blocks, "b": self.n_blocks}, self.blockwise.waves
+        """Role, row panel (0 unless streamed), matrix and block of all that is read or packed."""
+        edges, row_panels = {"a": self.m_blocks, "b": self.n_blocks}, self.blockwise.row_panels
         return {
-            (role, wave, share.users[0], block)
+            (role, row_panel, share.users[0], block)
             for role in self.roles
             for share, block in product(self.shares(role), range(len(edges[role])))
-            for wave in (waves(role, share.users[0], block) if self.stream else (0,))
+            for row_panel in (row_panels(role, share.users[0], block) if self.stream else (0,))
         }
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes of the operands that are read, some in several waves."""
+        """Bytes of the operands that are read, some in several row panels."""
         edges, k = {"a": self.m_blocks, "b": self.n_blocks}, self.problem.k
         width = {role: self.spec(role).itemsize for role in self.roles}
         of = {role: {x.users[0]: x for x in self.shares(role)} for role in self.roles}

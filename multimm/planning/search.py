@@ -26,30 +26,30 @@ from multimm.planning.tiling.counts import (
 from multimm.planning.tiling.grid import Grid, ceil_div, grids
 from multimm.planning.work.symmetric import FREE_PLACES
 
-#: Cuts that are tried. Fewer, longer slabs are fewer tasks; more, shorter ones let the first
-#: product begin sooner. A Gram product in finer blocks wastes less on its diagonal, and its
+#: Cuts that are tried. Fewer, longer k-tiles are fewer tasks; more, shorter ones let the first
+#: product begin sooner. A symmetric product in finer blocks wastes less on its diagonal, and its
 #: triangle is shared more evenly; in coarser ones, where only k is divided among workers, it is
 #: fewer tasks.
-SOME_SLABS, SLABS = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
+SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 COARSER = (2, 4, 8)  # times as few rows of blocks, or columns
-FINER_GRAM = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
+FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
 #: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
 ARRANGEMENTS = 5
-#: Twice as many of those, each with its blocks, are cut into slabs of all lengths. In 300 plans for
-#: 2 to 8 GPUs the search of everything, which takes twice as long, found three better ones, by 7 %
-#: at most.
+#: Twice as many of those, each with its blocks, are cut into k-tiles of all lengths. In 300 plans
+#: for 2 to 8 GPUs the search of everything, which takes twice as long, found three better ones, by
+#: 7 % at most.
 FINALISTS = 4
 
-#: Block rows of a Gram product, at most, for every block of its triangle is dealt out: arbitrary, a
-#: C of 17 TB on GPUs. Beyond, it is planned as any other product is.
-MOST_GRAM_ROWS = 128
+#: Block rows of a symmetric product, at most, for every block of its triangle is assigned:
+#: arbitrary, a C of 17 TB on GPUs. Beyond, it is planned as any other product is.
+MOST_SYMMETRIC_ROWS = 128
 #: The same of blocks that the caller fixed: also arbitrary, 1000 rows take half a minute to plan.
 MOST_GIVEN_ROWS = 256
 #: Sums of parts of k that one task may add, beside two: powers of two, so that the bits stay.
 FAN_IN = (4, 8, 16)
-#: Share of a worker's memory that the slabs of one task may take: arbitrary.
+#: Share of a worker's memory that the k-tiles of one task may take: arbitrary.
 FUSED = 0.3
 #: A plan that takes no more than so many times the least seconds may win for its bytes: arbitrary,
 #: predictions are no better.
@@ -67,17 +67,17 @@ class Rank(NamedTuple):
 
 
 def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
-    """Arrangements of the workers, laid out; of a Gram product, with C in halves and whole."""
+    """Arrangements of the workers, laid out; of a symmetric product, with C in halves and whole."""
     halves: dict[Schedule, Rank] = {}
     given = options.edges[0]
-    most = MOST_GIVEN_ROWS * given if given else MOST_GRAM_ROWS * EDGE[cluster.slowest.kind]
-    if problem.gram and problem.m <= most:
+    most = MOST_GIVEN_ROWS * given if given else MOST_SYMMETRIC_ROWS * EDGE[cluster.slowest.kind]
+    if problem.symmetric and problem.m <= most:
         found = _searched(problem, cluster, options)
         halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
-    return halves | _searched(replace(problem, gram=False), cluster, options)
+    return halves | _searched(replace(problem, symmetric=False), cluster, options)
 
 
 def coarser(
@@ -88,7 +88,7 @@ def coarser(
     Whose operands are longer than C is wide has blocks of C that are small beside theirs: a task
     more takes 1.5 to 2 ms, and what lies with its worker need not be in usual blocks.
     """
-    if cluster.workers > 1 or options.given or problem.gram or problem.batch_shape:
+    if cluster.workers > 1 or options.given or problem.symmetric or problem.batch_shape:
         return ()
     (layout,) = ranks
     usual, _ = usual_edges(problem, cluster)
@@ -110,8 +110,10 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if min(ranks, key=ranks.__getitem__).longest > LONGEST:
         return ranks
     arrangements = [layout.grid for layout in ranks]
-    finalists = _finalists(ranks, problem.gram)
-    finer = (FINER_GRAM if problem.gram else FINER) if options.blocks is None else FINER[:1]
+    finalists = _finalists(ranks, problem.symmetric)
+    finer = (
+        (FINER_SYMMETRIC if problem.symmetric else FINER) if options.blocks is None else FINER[:1]
+    )
     finer += coarser(ranks, problem, cluster, options)
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
@@ -120,15 +122,15 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
             ranks[layout] = rank_of(layout, cluster, held)
         return ranks[layout]
 
-    # Blocks are judged by two lengths of slabs, and the best of them cut in all ways.
-    some, others = (SOME_SLABS, SLABS) if options.slabs is None else ((1,), ())
+    # Blocks are judged by two lengths of k-tiles, and the best of them cut in all ways.
+    some, others = (SOME_K_TILES, K_TILES) if options.slabs is None else ((1,), ())
     by_blocks = {
-        (grid, factors): min(cut_as(grid, Cut(*factors, slabs)) for slabs in some)
+        (grid, factors): min(cut_as(grid, Cut(*factors, k_tiles)) for k_tiles in some)
         for grid, factors in product(finalists, finer)
     }
     for grid, factors in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
-        for slabs in others:
-            cut_as(grid, Cut(*factors, slabs))
+        for k_tiles in others:
+            cut_as(grid, Cut(*factors, k_tiles))
     if problem.chunked:
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
@@ -169,38 +171,38 @@ def cut_alike(
     problem: Problem, cluster: ClusterSpec, options: Options, cut: Cut = AS_USUAL
 ) -> dict[Schedule, Rank]:
     """Every arrangement, all cut in the same way."""
-    arrangements = _arrangements(problem.gram, cluster.workers, options.p_k)
+    arrangements = _arrangements(problem.symmetric, cluster.workers, options.p_k)
     found = (lay_out(problem, cluster, grid, options, cut) for grid in arrangements)
     return {layout: rank_of(layout, cluster, held) for layout, held in found}
 
 
-def _arrangements(gram: bool, workers: int, p_k: int | None) -> list[Grid]:
-    """Of all workers; for a Gram product, where all of these are thin, of some of them too.
+def _arrangements(symmetric: bool, workers: int, p_k: int | None) -> list[Grid]:
+    """Of all workers; for a symmetric product, where all of these are thin, of some of them too.
 
     Both of its operands are A: long, thin arrangements move most, and need as many block rows. A
     prime number of workers has no other one without parts of k.
     """
     found = list(grids(workers, p_k))
-    if not gram:
+    if not symmetric:
         return found
     found = [grid for grid in found if max(grid.p_m, grid.p_n) <= MOST_BLOCK_ROWS]
     if not any(grid.p_k == (p_k or 1) for grid in found):
-        found += _arrangements(gram, workers - 1, p_k)
+        found += _arrangements(symmetric, workers - 1, p_k)
     return found
 
 
-def _finalists(ranks: dict[Schedule, Rank], gram: bool) -> list[Grid]:
-    """The best arrangements, and of a Gram product, whose transposes are alike, as many others.
+def _finalists(ranks: dict[Schedule, Rank], symmetric: bool) -> list[Grid]:
+    """The best arrangements; of a symmetric product, whose transposes are alike, twice as many.
 
     Of others, one whose transpose does as well shows by that that it will however it is cut.
     """
     ranked = sorted(ranks, key=ranks.__getitem__)
-    if gram:
+    if symmetric:
         grids = [layout.grid for layout in ranked]
         other = [g for i, g in enumerate(grids) if _turned(g) not in grids[:i]]
         # In fewer blocks than usual, the few of a triangle may be shared far more evenly.
-        dealt = [g for g in grids if g.p_n == g.p_k == 1 and g.p_m <= FREE_PLACES]
-        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS] + dealt))
+        assigned = [g for g in grids if g.p_n == g.p_k == 1 and g.p_m <= FREE_PLACES]
+        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS] + assigned))
     best: dict[tuple[frozenset[Grid], float, int], Grid] = {}
     for layout in ranked:
         grid, rank = layout.grid, ranks[layout]
@@ -229,7 +231,7 @@ def added_at_once(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Sch
 
 
 def fused(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """The best layouts of each grid whose tasks may multiply several slabs. The bits are the same.
+    """The best layouts of each grid whose tasks may multiply several k-tiles. Bits stay the same.
 
     What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
     memory, in tasks as even as possible.
@@ -240,7 +242,7 @@ def fused(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, R
             1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.operands.in_use.values())))
         )
         tasks = ceil_div(layout.steps, most)
-        found.append(replace(layout, slabs_per_task=ceil_div(layout.steps, tasks)))
+        found.append(replace(layout, k_tiles_per_task=ceil_div(layout.steps, tasks)))
     return ranked(found, cluster)
 
 
@@ -265,15 +267,15 @@ def cut_within(
     """The best layouts of one worker, with operands cut anew by every product that uses them.
 
     That takes no tasks, and none that all products wait for. Among several workers what is cut
-    has to travel first, and would do so for every product. Long pieces need not even be joined.
+    has to travel first, and would do so for every product. Long sub-blocks need not even be joined.
     """
     alone = [
         x for x in ranks if x.operands.cut_again and x.grid.workers == 1 and not x.operands.packed
     ]
     within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
     if options.blocks is options.slabs is None:  # else the bits must not depend on the workers
-        slabs = ((x, k) for x in within for k in (x.slabs, (x.problem.k,)))
-        found = (replace(x, slabs=k, in_bands=True) for x, k in slabs)
+        k_tiles = ((x, k) for x in within for k in (x.k_tiles, (x.problem.k,)))
+        found = (replace(x, k_tiles=k, in_bands=True) for x, k in k_tiles)
         within += [x for x in dict.fromkeys(found) if x.operands.banded]
     return ranked(within, cluster)
 

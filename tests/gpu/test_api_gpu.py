@@ -89,7 +89,7 @@ def test_half_precision_runs_on_tensor_cores_and_is_summed_in_float32(dtypes, p_
     assert multimm.verify(cupy.asarray(x), cupy.asarray(y), direct)
 
 
-def test_gram_products_of_half_precision():
+def test_symmetric_products_of_half_precision():
     x = np.random.default_rng(13).integers(-3, 4, (5000, 1300)).astype("float16")
     lazy = multimm.matmul(on_gpu(x, 1024).T, on_gpu(x, 1024), slabs=2048)
     result = cupy.asnumpy(lazy.compute(scheduler="sync"))

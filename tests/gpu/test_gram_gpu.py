@@ -1,4 +1,4 @@
-"""Blocks on the diagonal of Gram products, on a GPU: tiles of a triangle, packed and not."""
+"""Blocks on the diagonal of symmetric products, on a GPU: tiles of a triangle, packed and not."""
 
 from __future__ import annotations
 

@@ -235,13 +235,13 @@ def guarded() -> None:
         result = downloaded(out)
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{n}x{k} {odd}"
         assert last_choice().kernel == ("sgemm_ffma" if odd != odd else "sgemm_split")
-        gram = uploaded(np.full((m, m), 77, "f4"), 1)
+        symmetric = uploaded(np.full((m, m), 77, "f4"), 1)
         problem = check_product(
-            x, x, *none, gram, (False, True), 1.0, 0.0, lower=True
+            x, x, *none, symmetric, (False, True), 1.0, 0.0, lower=True
         ).addressable()
         assert problem.symmetric
         prepared(problem, choice, tuned=False)(problem.pointers)
-        exact, result = np.tril(a.astype(float) @ a.T), np.tril(downloaded(gram))
+        exact, result = np.tril(a.astype(float) @ a.T), np.tril(downloaded(symmetric))
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{m}x{k} {odd}"
 
 

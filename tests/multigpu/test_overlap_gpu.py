@@ -172,7 +172,7 @@ def on_host(x):
 
 
 @pytest.mark.parametrize(
-    ("size", "edge", "slab", "dtype", "precisions", "left"),
+    ("size", "edge", "k_tile", "dtype", "precisions", "left"),
     [
         (12288, 2048, 2048, "f4", ("float32", "ieee", "tf32"), 2**30),
         (4096, 512, 2048, "f4", ("ieee",), 2**27),  # in slices of k, with a workspace
@@ -180,13 +180,13 @@ def on_host(x):
     ],
 )
 def test_products_are_exact_in_a_nearly_full_pool_of_poisoned_memory(
-    client, poisoned, size, edge, slab, dtype, precisions, left
+    client, poisoned, size, edge, k_tile, dtype, precisions, left
 ):
     a, b = (matrix(size, edge, seed, dtype) for seed in (1, 2))
     weights = np.random.default_rng(3).integers(-8, 9, (size, 4)).astype("f8")
     expected = on_host(a) @ (on_host(b) @ weights)
     for precision in precisions:
-        blocks = {"precision": precision, "blocks": edge, "slabs": slab}
+        blocks = {"precision": precision, "blocks": edge, "slabs": k_tile}
         packs = multimm.plan(a, b, **blocks).layout.operands.packed
         assert bool(packs) == (precision != "ieee" and dtype == "f4")
         reset_received_bytes(client)

@@ -134,8 +134,8 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
         c = multimm.matmul(a, b, **fixed).persist()
         wait(c)
         received = sum(received_bytes(client).values())
-        assert plan.bytes_recut > 0
-        assert received == plan.bytes_received + plan.bytes_recut
+        assert plan.bytes_rechunk > 0
+        assert received == plan.bytes_received + plan.bytes_rechunk
         assert multimm.verify(a, b, c)
 
 
@@ -146,7 +146,7 @@ def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
     """Portions of C travel, and are joined, or added; so much as was planned."""
     with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
         a, b = (
-            dealt(client, tall((2**18, 4096), 1024, columns, 9)),
+            assigned(client, tall((2**18, 4096), 1024, columns, 9)),
             tall((4096, 1024), 4096, 1024, 10),
         )
         c = multiplied(client, a, b.persist(), precision)
@@ -159,8 +159,11 @@ def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
 def test_long_operands_in_small_chunks_stay_where_they_lie(rows):
     """The small one travels in bundles, or as the one block that it is."""
     with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
-        a, b = dealt(client, tall((2**18, 4096), 1024, 2600, 11)), tall((2**18, 16), rows, 16, 12)
-        b = dealt(client, b)
+        a, b = (
+            assigned(client, tall((2**18, 4096), 1024, 2600, 11)),
+            tall((2**18, 16), rows, 16, 12),
+        )
+        b = assigned(client, b)
         c = multiplied(client, a.T, b, "float32")
         assert multimm.plan(a.T, b).layout.portions.bundled == (rows == 1024)
         assert multimm.verify(a.T, b, c)
@@ -173,7 +176,7 @@ def tall(shape, rows, columns, seed):
     return rng.standard_normal(shape, chunks=(rows, columns), dtype="float32")
 
 
-def dealt(client, x):
+def assigned(client, x):
     """Its chunks on two workers: rows of some on one of them, of others on both."""
     addresses = sorted(client.scheduler_info(-1)["workers"])
     rows, columns = map(range, x.numblocks)
@@ -247,7 +250,7 @@ def test_numpy_operands_that_do_not_fit_stay_in_host_memory(gpus, monkeypatch):
         fixed = {"blocks": 2048, "slabs": 2048, "precision": "ieee"}
         plan = multimm.plan(a, b, **fixed)
         assert plan.layout.stream
-        assert "operand blocks taken from host memory slab by slab" in str(plan)
+        assert "operand blocks taken from host memory k-tile by k-tile" in str(plan)
         client.run(_count_bytes)
         c = multimm.matmul(a, b, **fixed).persist()
         wait(c)

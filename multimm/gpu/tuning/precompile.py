@@ -31,7 +31,7 @@ from multimm.gpu.runtime.launch import file_for
 from multimm.gpu.simt.configs import INSTEAD, config_named
 from multimm.gpu.simt.load_paths import alike, widest
 
-#: Configurations of large blocks in plain FP32, and of Gram products of tall ones.
+#: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
 LARGE, TALL = ("large", "turned", "quick", "quick_turned"), ("wide",)
 #: Of a GPU that is asked about: it decides nothing here, large products fill any number of them.
 _MULTIPROCESSORS = 132

@@ -1,4 +1,4 @@
-"""Gates, which hold reads of a later slab back until a worker is done with an earlier one."""
+"""Gates, which hold reads of a later k-tile back until a worker is done with an earlier one."""
 
 from __future__ import annotations
 
@@ -12,55 +12,62 @@ from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import wait_for
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.schedule import Gate, Schedule
+from multimm.planning.schedule import Barrier, Schedule
 from multimm.planning.tiling.grid import Coordinate
 
 
 @dataclass
-class Gates:
-    """Adds the gates of one product to its tasks, `made`."""
+class Barriers:
+    """Adds the barriers of one product to its tasks, `made`."""
 
     layout: Schedule
     cluster: ClusterSpec
     keys: Keys
     made: dict[Key, BlockTask]
 
-    def key(self, gate: Gate, part: int) -> Key:
-        """A task that is done when a worker's products of one slab are; it returns nothing."""
+    def key(self, barrier: Barrier, part: int) -> Key:
+        """A task that is done when a worker's products of one k-tile are; it returns nothing."""
         layout = self.layout
-        key = (self.keys.name("gate"), *gate)
+        key = (self.keys.name("barrier"), *barrier)
         if key not in self.made:
             sums = []
-            for row, j in layout.behind(gate):
+            for row, j in layout.behind(barrier):
                 flat, i = divmod(row, len(layout.m_blocks))
-                sums.append(TaskRef(self.keys.chain(layout.batch_index(flat), i, j, gate.slab)))
-            step = layout.step(gate.slab, self.cluster.workers)
+                sums.append(
+                    TaskRef(self.keys.chain(layout.batch_index(flat), i, j, barrier.k_tile))
+                )
+            step = layout.step(barrier.k_tile, self.cluster.workers)
             last = len(layout.row_sizes)  # behind every block product of its step
-            owner = Coordinate(gate.row, gate.col, part)
-            order = (gate.wave, step, Kind.MULTIPLY, last, 0)
+            owner = Coordinate(barrier.row, barrier.col, part)
+            order = (barrier.row_panel, step, Kind.MULTIPLY, last, 0)
             place = self.keys.place(self.cluster, owner, order)
-            label = self.keys.label(Kind.WAIT, k_tiles=(gate.slab,))
+            label = self.keys.label(Kind.WAIT, k_tiles=(barrier.k_tile,))
             self.made[key] = BlockTask(key, wait_for, *sums, label=label, place=place)
         return key
 
     def keep(self) -> None:
-        """Have the last task of each worker depend on its gates, so that Dask keeps them.
+        """Have the last task of each worker depend on its barriers, so that Dask keeps them.
 
         A lost worker's heir needs blocks that others have read and let go of. They are read again;
-        a gate that is gone would be made again, too, from all sums of its worker until then.
+        a barrier that is gone would be made again, too, from all sums of its worker until then.
         """
-        gates: dict[int, list[BlockTask]] = {}
+        barriers: dict[int, list[BlockTask]] = {}
         last: dict[int, BlockTask] = {}
         for task in self.made.values():
             rank = self.layout.grid.rank(task.place.owner)
             if task.label.kind is Kind.WAIT:
-                gates.setdefault(rank, []).append(task)
+                barriers.setdefault(rank, []).append(task)
             elif rank not in last or task.place.order > last[rank].place.order:
                 last[rank] = task
-        for rank, own in gates.items():
+        for rank, own in barriers.items():
             end = last[rank]
-            # Where others have a wave more, the last gates stand behind this worker's last task.
-            kept = [TaskRef(gate.key) for gate in own if gate.place.order[:2] < end.place.order[:2]]
+            # Where others have a row panel more, the last barriers stand behind this worker's last
+            # task.
+            kept = [
+                TaskRef(barrier.key)
+                for barrier in own
+                if barrier.place.order[:2] < end.place.order[:2]
+            ]
             same: dict[str, Any] = {"label": end.label, "place": end.place, "sizes": end.sizes}
             args = List(*kept), end.func, *end.args
             self.made[end.key] = BlockTask(end.key, after, *args, **end.kwargs, **same)

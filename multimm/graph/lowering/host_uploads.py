@@ -39,8 +39,8 @@ def uploads(
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
         for key, home in task.place.blocks:
-            wave, step, *rest = task.place.order
-            when = (wave, step, Kind.UPLOAD, *rest), home
+            row_panel, step, *rest = task.place.order
+            when = (row_panel, step, Kind.UPLOAD, *rest), home
             first[key] = min(first.get(key, when), when)
     tasks: dict[Key, BlockTask] = {}
     for operand in operands:

@@ -1,7 +1,7 @@
-"""The operand that travels to where the other one lies: which pieces its slabs are made of.
+"""The operand that travels to where the other one lies: which sub-blocks its k-tiles are made of.
 
-Each worker may bundle what it has of it, cut as slabs need it: to fetch a block takes a millisecond
-and more, however small it is.
+Each worker may bundle what it has of it, cut as k-tiles need it: to fetch a block takes a
+millisecond and more, however small it is.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from math import prod
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
-from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, task_of
+from multimm.graph.lowering.rechunk import SubBlock, bundled, cut_out, task_of
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.partial_products import Slab
+from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.in_place import InPlace
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, cuts_of, shape_of, size_of
 
-Cell = tuple[int, int]  #: a slab, and a block across
+Cell = tuple[int, int]  #: a k-tile, and a block across
 
 
 @dataclass(frozen=True)
@@ -48,39 +48,39 @@ class SmallOperand:
         return found
 
     @cached_property
-    def _cut(self) -> dict[Cell, list[Piece]]:
-        """Pieces of its chunks, by slab and block across."""
+    def _cut(self) -> dict[Cell, list[SubBlock]]:
+        """Pieces of its chunks, by k-tile and block across."""
         operand, layout = self.operand, self.layout
         found = {}
-        for s, across in product(range(len(layout.slabs)), range(len(self.own.work.across))):
+        for s, across in product(range(len(layout.k_tiles)), range(len(self.own.work.across))):
             at = (across, s) if self.own.portions.by_columns else (s, across)
             cuts = cuts_of(operand.own_chunks, operand.where(operand.index((), *at)))
             found[s, across] = [
-                Piece(operand.key(index), size_of(operand.own_chunks, index), cut, to)
+                SubBlock(operand.key(index), size_of(operand.own_chunks, index), cut, to)
                 for index, cut, to in cuts
                 if prod(shape_of(to))
             ]
         return found
 
     @cached_property
-    def _bundles(self) -> tuple[dict[Cell, list[Piece]], list[BlockTask]]:
-        """The same pieces as parts of bundles, and the tasks that make these."""
+    def _bundles(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
+        """The same sub-blocks as parts of bundles, and the tasks that make these."""
         layout, homes = self.layout, self.homes
-        own: dict[Coordinate, list[tuple[Cell, Piece]]] = {}
-        for cell, pieces in self._cut.items():
-            for piece in pieces:
-                own.setdefault(homes[piece.key], []).append((cell, piece))
-        tasks, found = [], {cell: list[Piece]() for cell in self._cut}
+        own: dict[Coordinate, list[tuple[Cell, SubBlock]]] = {}
+        for cell, sub_blocks in self._cut.items():
+            for sub_block in sub_blocks:
+                own.setdefault(homes[sub_block.key], []).append((cell, sub_block))
+        tasks, found = [], {cell: list[SubBlock]() for cell in self._cut}
         for home, cells in own.items():
             key: Key = (self.keys.name("bundle"), layout.grid.rank(home))
-            pieces = [piece for _, piece in cells]
-            sources = tuple(dict.fromkeys(piece.key for piece in pieces))
-            parts = task_of(pieces, (slice(0, 0),), self.operand.array.dtype)
+            sub_blocks = [sub_block for _, sub_block in cells]
+            sources = tuple(dict.fromkeys(sub_block.key for sub_block in sub_blocks))
+            parts = task_of(sub_blocks, (slice(0, 0),), self.operand.array.dtype)
             place = self.place(home, (0, 0, Kind.COALESCE), ((home, sources),))
             label = self.keys.label(Kind.COALESCE, self.operand.role)
             tasks.append(BlockTask(key, cut_out, parts, label=label, place=place))
-            for (cell, _), piece in zip(cells, bundled(pieces, key), strict=True):
-                found[cell].append(piece)
+            for (cell, _), sub_block in zip(cells, bundled(sub_blocks, key), strict=True):
+                found[cell].append(sub_block)
         return found, tasks
 
     @property
@@ -88,20 +88,22 @@ class SmallOperand:
         """Those that make bundles."""
         return self._bundles[1] if self.own.portions.bundled else []
 
-    def slabs(self, used: list[int], across: int) -> tuple[dict[Key, Coordinate], tuple[Slab, ...]]:
-        """What slabs are cut from, in the order of its numbers, with where that lies, and how."""
+    def k_tiles(
+        self, used: list[int], across: int
+    ) -> tuple[dict[Key, Coordinate], tuple[KTile, ...]]:
+        """What k-tiles are cut from, in the order of its numbers, with where that lies, and how."""
         layout = self.layout
-        pieces = self._bundles[0] if self.own.portions.bundled else self._cut
+        sub_blocks = self._bundles[0] if self.own.portions.bundled else self._cut
         numbers: dict[Key, int] = {}
-        slabs = []
+        k_tiles = []
         for s in used:
-            own = pieces[s, across]
+            own = sub_blocks[s, across]
             at = (across, s) if self.own.portions.by_columns else (s, across)
             shape = shape_of(self.operand.where(self.operand.index((), *at)))
-            blocks = tuple(numbers.setdefault(piece.key, len(numbers)) for piece in own)
-            cuts = tuple((piece.cut, piece.to) for piece in own)
-            slabs.append(Slab(blocks, cuts, tuple(piece.size for piece in own), shape))
+            blocks = tuple(numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own)
+            cuts = tuple((sub_block.cut, sub_block.to) for sub_block in own)
+            k_tiles.append(KTile(blocks, cuts, tuple(sub_block.size for sub_block in own), shape))
         homes = self.homes
         if self.own.portions.bundled:
             homes = {key: layout.grid.place(key[1]) for key in numbers}
-        return {key: homes[key] for key in numbers}, tuple(slabs)
+        return {key: homes[key] for key in numbers}, tuple(k_tiles)

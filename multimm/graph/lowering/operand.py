@@ -151,7 +151,7 @@ class Operand:
         return self.layout.problem.from_host and self.role != "c" and self.reader is None
 
     @cached_property
-    def in_pieces(self) -> bool:
+    def in_sub_blocks(self) -> bool:
         """Whether it comes in other blocks than the plan's."""
         return self.reader is None and self.own_chunks != self.chunks
 

@@ -10,10 +10,10 @@ from dask._task_spec import Task, TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.label import Kind
-from multimm.graph.lowering.backpressure import Gates
+from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
-from multimm.graph.lowering.rechunk import brought, join, upload_pieces
-from multimm.graph.lowering.sub_blocks import pieces
+from multimm.graph.lowering.rechunk import brought, join, upload_sub_blocks
+from multimm.graph.lowering.sub_blocks import sub_blocks
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
 from multimm.planning.hardware import ClusterSpec
@@ -39,14 +39,14 @@ class OperandBlocks:
     step: Step
     keys: Keys
     made: dict[Key, BlockTask]
-    gates: Gates
+    barriers: Barriers
     #: By operand and index: blocks of what comes in other blocks.
     others: dict[tuple[str, Index], Argument] = field(default_factory=dict)
 
     def addend(self, c: Operand, index: Index, place: Place) -> Argument:
         """C's block for one of the result, with the tasks that cut it where it lies."""
-        if c.in_pieces and self.cluster.workers == 1:  # whatever its grid, all lies there
-            parts, keys = pieces(c.key, c.own_chunks, c.where(index), c.array.dtype)
+        if c.in_sub_blocks and self.cluster.workers == 1:  # whatever its grid, all lies there
+            parts, keys = sub_blocks(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Argument(parts, ((place.owner, tuple(keys)),))
         found = brought(c, index, place.owner, place.order[:2], self.keys, self._place)
         self.made |= found.tasks
@@ -58,18 +58,18 @@ class OperandBlocks:
         user = layout.flat(operand.first_user(index))
         block = r if operand.role == "a" else c
         home = layout.tiles.home(operand.role, user, block, s)
-        wave = layout.wave(row) if layout.stream else 0
-        step = (wave, layout.step(s, self.cluster.workers))
+        row_panel = layout.row_panel(row) if layout.stream else 0
+        step = (row_panel, layout.step(s, self.cluster.workers))
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
-            key: Key = (self.keys.name(operand.role), wave, *index)
+            key: Key = (self.keys.name(operand.role), row_panel, *index)
             if key not in self.made:
-                gate = layout.gate(home, wave, s) if layout.stream else None
-                waits = [] if gate is None else [TaskRef(self.gates.key(gate, home.part))]
+                barrier = layout.barrier(home, row_panel, s) if layout.stream else None
+                waits = [] if barrier is None else [TaskRef(self.barriers.key(barrier, home.part))]
                 # Of a step, those come first that the first products need.
                 order = (*step, Kind.READ, block)
                 self._read(key, operand, index, waits, home, order)
-        elif operand.in_pieces:
+        elif operand.in_sub_blocks:
             found = self._of_others(operand, index, home, step)
             if not layout.cut_once:
                 return found
@@ -96,21 +96,21 @@ class OperandBlocks:
         source: tuple[Any, ...] = operand.reader_at(where), where
         inputs: Inputs = ()
         if operand.from_host:
-            parts, keys = pieces(operand.source, operand.own_chunks, where, operand.array.dtype)
-            verb, source, inputs = upload_pieces, (parts,), ((home, tuple(keys)),)
+            parts, keys = sub_blocks(operand.source, operand.own_chunks, where, operand.array.dtype)
+            verb, source, inputs = upload_sub_blocks, (parts,), ((home, tuple(keys)),)
         place = self._place(home, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
         self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
 
     def _of_others(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
-        """A block of the array's own ones: made once, or given to each product in pieces."""
+        """A block of the array's own ones: made once, or given to each product in sub-blocks."""
         at = operand.role, index
         if at not in self.others:
             if self.layout.cut_once:
                 self.others[at] = self._joined(operand, index, home, step)
             else:
                 where, dtype = operand.where(index), operand.array.dtype
-                parts, keys = pieces(operand.key, operand.own_chunks, where, dtype)
+                parts, keys = sub_blocks(operand.key, operand.own_chunks, where, dtype)
                 self.others[at] = Argument(parts, ((home, tuple(keys)),))
         return self.others[at]
 
@@ -130,8 +130,8 @@ class OperandBlocks:
         self, role: str, source: Key, index: Index, home: Coordinate, step: Index, sizes: Sizes
     ) -> Key:
         """A task that packs an operand block where it is at home, before it travels."""
-        wave = step[0]
-        key = (self.keys.name(f"packed-{role}"), wave, *index)
+        row_panel = step[0]
+        key = (self.keys.name(f"packed-{role}"), row_panel, *index)
         if key not in self.made:
             self.made[key] = BlockTask(
                 key,

@@ -78,8 +78,8 @@ class Gatherer:
         work, portions = self.own.work, self.own.portions
         groups = portions.made[number].groups
         small, recipe = self._recipe(groups, across)
-        wide, slabs = len(portions.columns), portions.slabs
-        at = [i * wide + slabs[s] for rows, own in groups for s in own for i in rows]
+        wide, k_tiles = len(portions.columns), portions.k_tiles
+        at = [i * wide + k_tiles[s] for rows, own in groups for s in own for i in rows]
         keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
         owner = Coordinate(*work.of(number, 0), 0)
         strip = number // portions.workers
@@ -109,12 +109,12 @@ class Gatherer:
         """What a portion needs of the small operand, with where it lies, and how it is made."""
         layout, portions = self.layout, self.own.portions
         sizes = portions.rows
-        used = sorted({s for group in groups for s in group.slabs})
-        small, slabs = self.small.slabs(used, across)
+        used = sorted({s for group in groups for s in group.k_tiles})
+        small, k_tiles = self.small.k_tiles(used, across)
         at = {s: n for n, s in enumerate(used)}
         recipe = Recipe(
-            slabs,
-            tuple(layout.slabs[s] for s in used),
+            k_tiles,
+            tuple(layout.k_tiles[s] for s in used),
             tuple(
                 (tuple(sizes[i] for i in rows), tuple(at[s] for s in own)) for rows, own in groups
             ),

@@ -21,7 +21,7 @@ from dask._task_spec import Task, TaskRef
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
-from multimm.graph.lowering.sub_blocks import Pieces, made_of
+from multimm.graph.lowering.sub_blocks import SubBlocks, made_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
@@ -33,7 +33,7 @@ from multimm.shapes import Shape
 Tasks = dict[Key, BlockTask]
 
 
-class Piece(NamedTuple):
+class SubBlock(NamedTuple):
     """A part of one of the plan's blocks."""
 
     key: Key  #: of what has it
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 class Brought(NamedTuple):
     """What a task needs for one of the plan's blocks."""
 
-    pieces: list[Piece]
+    sub_blocks: list[SubBlock]
     inputs: Inputs  #: what has them, by where that lies
     tasks: Tasks  #: that cut out what travels
     where: Where  #: of the array
@@ -64,23 +64,23 @@ class Brought(NamedTuple):
     @property
     def own(self) -> bool:
         """Whether the block is one of the array's."""
-        piece = self.pieces[0]
-        return piece.whole and piece.shape == shape_of(self.where)
+        sub_block = self.sub_blocks[0]
+        return sub_block.whole and sub_block.shape == shape_of(self.where)
 
     @property
     def sizes(self) -> Sizes:
-        """Of the block, if it is one of the array's; pieces know their own."""
-        return ((self.pieces[0].size, (self.pieces[0].key,)),) if self.own else ()
+        """Of the block, if it is one of the array's; sub-blocks know their own."""
+        return ((self.sub_blocks[0].size, (self.sub_blocks[0].key,)),) if self.own else ()
 
     @property
     def parts(self) -> Task:
-        """A part of a task that makes `Pieces` of the block."""
-        return task_of(self.pieces, self.where, self.dtype)
+        """A part of a task that makes `SubBlocks` of the block."""
+        return task_of(self.sub_blocks, self.where, self.dtype)
 
     @property
     def ref(self) -> TaskRef | Task:
         """What is given to a task that joins the block itself, if it is not one of the array's."""
-        return TaskRef(self.pieces[0].key) if self.own else self.parts
+        return TaskRef(self.sub_blocks[0].key) if self.own else self.parts
 
 
 def brought(
@@ -101,33 +101,33 @@ def brought(
     home : Coordinate
         Where it is needed.
     step : tuple of int
-        When it is needed: wave and step.
+        When it is needed: row panel and step.
     keys : Keys
     place : callable
         From a worker, an order and inputs to a `Place`.
     """
     where, grid = operand.where(index), operand.layout.grid
-    found: dict[int, list[Piece]] = {}
+    found: dict[int, list[SubBlock]] = {}
     for at, cut, to in cuts_of(operand.own_chunks, where):
-        piece = Piece(operand.key(at), size_of(operand.own_chunks, at), cut, to)
-        lies = operand.located(at) or (home if piece.whole else _spread(operand, at))
-        found.setdefault(grid.rank(lies), []).append(piece)
+        sub_block = SubBlock(operand.key(at), size_of(operand.own_chunks, at), cut, to)
+        lies = operand.located(at) or (home if sub_block.whole else _spread(operand, at))
+        found.setdefault(grid.rank(lies), []).append(sub_block)
     tasks: Tasks = {}
-    pieces: list[Piece] = []
+    sub_blocks: list[SubBlock] = []
     inputs: list[tuple[Coordinate, tuple[Key, ...]]] = []
     for rank, own in found.items():
         lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
         if rank != grid.rank(home) and not alone:
-            sources = tuple(piece.key for piece in own)
+            sources = tuple(sub_block.key for sub_block in own)
             key = (keys.name(f"cut-{operand.role}"), *index, rank)
             at_once = place(lies, (*step, Kind.CUT), ((lies, sources),))
             label = keys.label(Kind.CUT, operand.role, index)
             parts = task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, label=label, place=at_once)
             own = bundled(own, key)
-        pieces += own
-        inputs.append((lies, tuple(dict.fromkeys(piece.key for piece in own))))
-    return Brought(pieces, tuple(inputs), tasks, where, operand.array.dtype)
+        sub_blocks += own
+        inputs.append((lies, tuple(dict.fromkeys(sub_block.key for sub_block in own))))
+    return Brought(sub_blocks, tuple(inputs), tasks, where, operand.array.dtype)
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:
@@ -136,36 +136,36 @@ def _spread(operand: Operand, at: Index) -> Coordinate:
     return grid.place(number_of(at, operand.array.numblocks) % grid.workers)
 
 
-def task_of(pieces: list[Piece], where: Where, dtype: DType) -> Task:
-    """A part of a task that makes `Pieces` of a rectangle."""
-    keys, sizes, *cuts = zip(*pieces, strict=True)
+def task_of(sub_blocks: list[SubBlock], where: Where, dtype: DType) -> Task:
+    """A part of a task that makes `SubBlocks` of a rectangle."""
+    keys, sizes, *cuts = zip(*sub_blocks, strict=True)
     return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
 
 
-def bundled(pieces: list[Piece], key: Key) -> list[Piece]:
-    """The same pieces once they lie one after the other under a key: see `Pieces.in_a_row`."""
-    ends = [0, *accumulate(prod(piece.shape) for piece in pieces)]
+def bundled(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
+    """The same sub-blocks, one after the other under a key: see `SubBlocks.in_a_row`."""
+    ends = [0, *accumulate(prod(sub_block.shape) for sub_block in sub_blocks)]
     spans = pairwise(ends)
     return [
-        Piece(key, (ends[-1],), (slice(*span),), piece.to)
-        for span, piece in zip(spans, pieces, strict=True)
+        SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)
+        for span, sub_block in zip(spans, sub_blocks, strict=True)
     ]
 
 
-def cut_out(parts: Pieces) -> Block:
+def cut_out(parts: SubBlocks) -> Block:
     """Parts of a worker's blocks, in memory of their own: the rest need not stay for them."""
     with stream_for(parts.blocks[0]):
         return finished(parts.in_a_row())
 
 
-def join(parts: Pieces) -> Block:
-    """A block of its pieces, in memory of its own."""
+def join(parts: SubBlocks) -> Block:
+    """A block of its sub-blocks, in memory of its own."""
     with stream_for(parts.blocks[0]):
         return finished(parts.copied())
 
 
-def upload_pieces(parts: Pieces, gate: None = None) -> Block:
-    """A block of pieces in host memory, on this worker's GPU; a gate only holds it back."""
+def upload_sub_blocks(parts: SubBlocks, barrier: None = None) -> Block:
+    """A block of sub-blocks in host memory, on this worker's GPU; a barrier only holds it back."""
     if len(parts.blocks) == 1:
         return upload(parts.joined())
     for block, size in zip(parts.blocks, parts.sizes, strict=True):
@@ -174,8 +174,8 @@ def upload_pieces(parts: Pieces, gate: None = None) -> Block:
     return uploaded([block[cut] for block, (cut, _) in cuts], partial(_join_all, parts))
 
 
-def _join_all(parts: Pieces, blocks: list[Block]) -> Block:
-    """A block of others that are nothing but its pieces."""
+def _join_all(parts: SubBlocks, blocks: list[Block]) -> Block:
+    """A block of others that are nothing but its sub-blocks."""
     whole = [tuple(slice(0, size) for size in block.shape) for block in blocks]
     own = tuple((cut, to) for cut, (_, to) in zip(whole, parts.cuts, strict=True))
     return replace(parts, blocks=blocks, cuts=own, sizes=tuple(x.shape for x in blocks)).copied()

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from multimm.graph.block_task import Block, BlockTask, Key, Place
 from multimm.graph.label import Kind
-from multimm.graph.lowering.rechunk import Piece, bundled, cut_out, join, task_of
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.rechunk import SubBlock, bundled, cut_out, join, task_of
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.task_keys import Keys
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
@@ -50,21 +50,21 @@ def _hand_out(
 
     label = keys.label(Kind.HAND_OUT, block=chunk.at)
     when = (*max(made[block(part.block)].place.order for part in chunk.parts), AFTER)
-    by_rank: dict[int, list[Piece]] = {}
+    by_rank: dict[int, list[SubBlock]] = {}
     for part in chunk.parts:
-        piece = Piece(block(part.block), part.size, part.cut, part.to)
-        by_rank.setdefault(part.rank, []).append(piece)
+        sub_block = SubBlock(block(part.block), part.size, part.cut, part.to)
+        by_rank.setdefault(part.rank, []).append(sub_block)
     for rank in bundlers(chunk):
         key: Key = (keys.name("cut-matmul"), *chunk.at, rank)
         parts = task_of(by_rank[rank], chunk.where, None)
         found[key] = BlockTask(key, cut_out, parts, label=label, place=placed(rank))
         by_rank[rank] = bundled(by_rank[rank], key)
-    pieces = [piece for own in by_rank.values() for piece in own]
-    verb = as_it_is if len(pieces) == 1 and pieces[0].whole else join
-    key, parts = (keys.name("chunk"), *chunk.at), task_of(pieces, chunk.where, None)
+    sub_blocks = [sub_block for own in by_rank.values() for sub_block in own]
+    verb = as_it_is if len(sub_blocks) == 1 and sub_blocks[0].whole else join
+    key, parts = (keys.name("chunk"), *chunk.at), task_of(sub_blocks, chunk.where, None)
     found[key] = BlockTask(key, verb, parts, label=label, place=placed(chunk.keeper))
 
 
-def as_it_is(parts: Pieces) -> Block:
+def as_it_is(parts: SubBlocks) -> Block:
     """A chunk that is a block."""
     return parts.blocks[0]

@@ -1,7 +1,7 @@
-"""Operand blocks of what comes in other blocks: which pieces of those they are made of.
+"""Operand blocks of what comes in other blocks: which sub-blocks of those they are made of.
 
-Each product may cut and join them for itself (`pieces`, `multiply_pieces`), or tasks of their own
-do so once (`multimm.graph.lowering.rechunk`).
+Each product may cut and join them for itself (`sub_blocks`, `multiply_sub_blocks`), or tasks of
+their own do so once (`multimm.graph.lowering.rechunk`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from multimm.shapes import Shape
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SubBlocks:
     """What a task is given in place of an operand block.
 
     Parameters
     ----------
     blocks : list of array
-        All that the block has a piece of.
+        All that the block has a sub-block of.
     cuts : tuple of pair of Where
-        Of each: which part of it is a piece, and where in the block that goes; of a vector, the
+        Of each: which part of it is a sub-block, and where in the block that goes; of a vector, the
         part is in C order.
     sizes : tuple of tuple of int
         Of each: its shape. Of a larger one a part could be taken for what is no part of it.
@@ -70,7 +70,7 @@ class Pieces:
         return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
 
     def bands(self, axis: int) -> Iterator[tuple[slice, list[tuple[slice, Block]]]]:
-        """Where along an axis pieces lie; of each such place where along the other, and what."""
+        """Where sub-blocks lie along one axis; for each place, where along the other, and what."""
         found: dict[int, tuple[slice, list[tuple[slice, Block]]]] = {}
         for block, size, (cut, at) in zip(self.blocks, self.sizes, self.cuts, strict=True):
             module_of(block=block)
@@ -80,7 +80,7 @@ class Pieces:
         yield from found.values()
 
     def in_a_row(self) -> Block:
-        """The pieces one after the other in a vector, in the order of the current stream."""
+        """The sub-blocks one after the other in a vector, in the order of the current stream."""
         ends = [0, *accumulate(prod(shape_of(at)) for _, at in self.cuts)]
         row = self._empty((ends[-1],))
         cuts = zip(self.blocks, self.cuts, pairwise(ends), strict=True)
@@ -109,10 +109,10 @@ def copied(moves: Sequence[Move]) -> Block:
     return moves[0].target
 
 
-def pieces(
+def sub_blocks(
     key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where, dtype: DType = None
 ) -> tuple[Task, list[Key]]:
-    """A part of a task that makes `Pieces` of a rectangle, and the keys of what that takes.
+    """A part of a task that makes `SubBlocks` of a rectangle, and the keys of what that takes.
 
     Parameters
     ----------
@@ -138,18 +138,20 @@ def made_of(
     where: Where,
     dtype: DType = None,
 ) -> Task:
-    """A part of a task that makes `Pieces` of a rectangle, with what is cut from each of `keys`."""
+    """A part of a task that makes `SubBlocks` of a rectangle, cut from each of `keys`."""
     sizes = tuple(sizes)
     shape = shape_of(where)
-    return Task(None, Pieces, refs(keys), cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype)
+    return Task(
+        None, SubBlocks, refs(keys), cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype
+    )
 
 
-def multiply_pieces(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
-    """What `verb` makes of operands and C once those of them are joined that come in pieces."""
+def multiply_sub_blocks(*operands: Any, verb: Callable[..., Block], **kwargs: Any) -> Block:
+    """What `verb` makes of operands and C once those of them are joined that come in sub-blocks."""
     with stream_for(_first_block(operands)):
-        if isinstance(c := kwargs.get("c"), Pieces):
+        if isinstance(c := kwargs.get("c"), SubBlocks):
             kwargs["c"] = c.joined()
-        return verb(*(x.joined() if isinstance(x, Pieces) else x for x in operands), **kwargs)
+        return verb(*(x.joined() if isinstance(x, SubBlocks) else x for x in operands), **kwargs)
 
 
 def multiply_bands(
@@ -157,42 +159,42 @@ def multiply_bands(
 ) -> Block:
     """`multiply` of rows of A, or columns of B, as they come: nothing is joined.
 
-    Those that come in pieces along k too are multiplied by their part of the other operand, one
-    piece after the other.
+    Those that come in sub-blocks along k too are multiplied by their part of the other operand, one
+    sub-block after the other.
 
     Parameters
     ----------
-    a, b : array or Pieces
+    a, b : array or Sub-blocks
     partial : array, optional
     banded : {"a", "b"}
-        What is multiplied piece by piece; it comes in `Pieces`.
+        What is multiplied chunk by chunk; it comes in `SubBlocks`.
     step : Step
-    c : array or Pieces, optional
+    c : array or Sub-blocks, optional
     """
     by_rows = banded == "a"
     axis = step.trans_a if by_rows else not step.trans_b  # of what is stored
     k_first = not step.trans_b if by_rows else step.trans_a  # in the other operand
     with stream_for(_first_block((a, b))):
         bands, other = (a, b) if by_rows else (b, a)
-        other, c = (x.joined() if isinstance(x, Pieces) else x for x in (other, c))
+        other, c = (x.joined() if isinstance(x, SubBlocks) else x for x in (other, c))
         m, n = a.shape[step.trans_a], b.shape[not step.trans_b]
         whole = module_of(block=other).empty((m, n), step.dtype)
 
         def part(x: Block, at: slice) -> Block:
             return None if x is None else x[at] if by_rows else x[:, at]
 
-        def pair(at: slice, piece: Block) -> tuple[Block, Block]:
+        def pair(at: slice, sub_block: Block) -> tuple[Block, Block]:
             met = other[at] if k_first else other[:, at]
-            return (piece, met) if by_rows else (met, piece)
+            return (sub_block, met) if by_rows else (met, sub_block)
 
         for at, (*before, last) in bands.bands(axis):
             sums = part(partial, at)
-            for piece in before:
-                sums = link(*pair(*piece), sums, step=step.inner)
+            for sub_block in before:
+                sums = link(*pair(*sub_block), sums, step=step.inner)
             link(*pair(*last), sums, part(c, at), step=step, out=part(whole, at))
         return finished(whole)
 
 
 def _first_block(operands: Sequence[Any]) -> Block:
     first = operands[0]
-    return first.blocks[0] if isinstance(first, Pieces) else first
+    return first.blocks[0] if isinstance(first, SubBlocks) else first

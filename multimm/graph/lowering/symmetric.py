@@ -1,4 +1,4 @@
-"""Tasks of Gram products, whose operand blocks serve both sides.
+"""Tasks of symmetric products, whose operand blocks serve both sides.
 
 See `multimm.planning.work.symmetric`.
 """
@@ -25,21 +25,21 @@ from multimm.graph.tasks.multiply import (
 from multimm.planning.tiling.triangle import triangle
 
 
-def multiply_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+def multiply_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
     """`multiply` of two blocks of one operand, both stored or packed as left operands are."""
     with stream_for(a):
-        return finished(link_gram(a, b, partial, step=step))
+        return finished(link_symmetric(a, b, partial, step=step))
 
 
-def link_gram(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply_gram` in the order of the current stream."""
+def link_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
+    """`multiply_symmetric` in the order of the current stream."""
     return link(a, _as_right(b), partial, step=step)
 
 
 def multiply_diagonal(
     a: Block, partial: Block = None, *, step: Step, complete: bool = False
 ) -> Block:
-    """`multiply_gram` of a block and itself; unless complete, nothing above the diagonal counts."""
+    """`multiply_symmetric` of a block and itself; until complete, the upper half does not count."""
     with stream_for(a):
         return finished(link_diagonal(a, partial, step=step, complete=complete))
 
@@ -50,7 +50,7 @@ def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool
     if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:
-        sums = _in_pieces(a, partial, step)
+        sums = _in_sub_blocks(a, partial, step)
     return _mirrored(sums) if complete else sums
 
 
@@ -60,9 +60,9 @@ def add_diagonal(*parts: Block, step: Step) -> Block:
         return finished(_mirrored(summed(parts, None, step)))
 
 
-def _in_pieces(a: Block, partial: Block, step: Step) -> Block:
+def _in_sub_blocks(a: Block, partial: Block, step: Step) -> Block:
     """By products of a library, which knows no triangles."""
-    (a,) = aligned(a)  # once: the pieces on the diagonal are of one array on both sides
+    (a,) = aligned(a)  # once: the sub-blocks on the diagonal are of one array on both sides
     size = a.shape[-1 if step.trans_a else -2]
     result = module_of(a=a).zeros((*a.shape[:-2], size, size), step.dtype)
     for rows, columns in triangle(size, step.accumulate):

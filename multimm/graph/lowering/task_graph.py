@@ -1,4 +1,4 @@
-"""The tasks of a product: one straight loop over blocks and slabs."""
+"""The tasks of a product: one straight loop over blocks and k-tiles."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.label import Kind, Label
-from multimm.graph.lowering.backpressure import Gates
+from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
-from multimm.graph.lowering.sub_blocks import multiply_bands, multiply_pieces
+from multimm.graph.lowering.sub_blocks import multiply_bands, multiply_sub_blocks
 from multimm.graph.lowering.symmetric import (
     add_diagonal,
     link_diagonal,
-    link_gram,
+    link_symmetric,
     multiply_diagonal,
-    multiply_gram,
+    multiply_symmetric,
     scale,
 )
 from multimm.graph.task_keys import Keys
@@ -33,11 +33,11 @@ from multimm.planning.tiling.rechunk import Index
 Verb = Callable[..., Block]
 
 
-def _verbs(*, gram: bool, diagonal: bool) -> tuple[Verb, Verb]:
-    """What multiplies the operands of a slab: as a task, and as one of several in a task."""
+def _verbs(*, symmetric: bool, diagonal: bool) -> tuple[Verb, Verb]:
+    """What multiplies the operands of a k-tile: as a task, and as one of several in a task."""
     if diagonal:
         return multiply_diagonal, link_diagonal
-    return (multiply_gram, link_gram) if gram else (multiply, link)
+    return (multiply_symmetric, link_symmetric) if symmetric else (multiply, link)
 
 
 @dataclass
@@ -54,9 +54,9 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.inner = self.step.inner
-        self.gates = Gates(self.layout, self.cluster, self.keys, self.made)
+        self.barriers = Barriers(self.layout, self.cluster, self.keys, self.made)
         self.blocks = OperandBlocks(
-            self.layout, self.cluster, self.step, self.keys, self.made, self.gates
+            self.layout, self.cluster, self.step, self.keys, self.made, self.barriers
         )
 
     def tasks(self) -> dict[Key, BlockTask]:
@@ -70,28 +70,28 @@ class Builder:
                 if layout.mirrors:
                     self._mirror(batch, i, j)
         if layout.stream:
-            self.gates.keep()
+            self.barriers.keep()
         return self.made
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
-        """P(i, j) of one part of k, slab after slab."""
+        """P(i, j) of one part of k, k-tile after k-tile."""
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         opening = layout.opening(row, j, part)
-        # A gate returns None, which is what a chain begins with.
-        previous = None if opening is None else TaskRef(self.gates.key(opening, part))
-        start, end = layout.first_slab[part : part + 2]
+        # A barrier returns None, which is what a chain begins with.
+        previous = None if opening is None else TaskRef(self.barriers.key(opening, part))
+        start, end = layout.first_k_tile[part : part + 2]
         diagonal = layout.mirrors and i == j
-        func, linked = _verbs(gram=layout.mirrors, diagonal=diagonal)
-        for first in range(start, end, layout.slabs_per_task):
-            slabs = range(first, min(first + layout.slabs_per_task, end))
-            key = self.keys.chain(batch, i, j, slabs[-1])
-            arguments = [self._arguments(batch, i, j, row, s) for s in slabs]
+        func, linked = _verbs(symmetric=layout.mirrors, diagonal=diagonal)
+        for first in range(start, end, layout.k_tiles_per_task):
+            k_tiles = range(first, min(first + layout.k_tiles_per_task, end))
+            key = self.keys.chain(batch, i, j, k_tiles[-1])
+            arguments = [self._arguments(batch, i, j, row, s) for s in k_tiles]
             inputs, sizes = (
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            when = layout.wave(row), layout.step(first, self.cluster.workers)
+            when = layout.row_panel(row), layout.step(first, self.cluster.workers)
             place = self._place(layout.owner(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
@@ -99,21 +99,21 @@ class Builder:
             verb: Verb = func
             if before:
                 whole = all(isinstance(ref, TaskRef) for refs in (*before, last) for ref in refs)
-                assert whole, "a fused k-loop takes no blocks that come in pieces"
+                assert whole, "a fused k-loop takes no blocks that come in sub-blocks"
                 earlier = List(*(List(*refs) for refs in before))
                 verb = in_turn
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
-                verb, more = multiply_pieces, more | {"verb": func}
+                verb, more = multiply_sub_blocks, more | {"verb": func}
                 if layout.operands.banded:
                     verb, more = multiply_bands, {"banded": layout.operands.banded}
-            k_tiles = (slabs[0], slabs[-1]) if len(layout.slabs) > 1 else ()
-            label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=k_tiles)
+            spanned = (k_tiles[0], k_tiles[-1]) if len(layout.k_tiles) > 1 else ()
+            label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=spanned)
             self._add(key, verb, [*last, previous], label, place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
     def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:
-        """What is multiplied for P(i, j) and a slab."""
+        """What is multiplied for P(i, j) and a k-tile."""
         a, block = self.operands[0], self.blocks.operand
         left = block(a, batch, i, s, row, s)
         if not self.layout.mirrors:
@@ -125,7 +125,7 @@ class Builder:
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         sums = {
-            part: self.keys.chain(batch, i, j, layout.first_slab[part + 1] - 1)
+            part: self.keys.chain(batch, i, j, layout.first_k_tile[part + 1] - 1)
             for part in range(layout.parts)
         }
         tree, last = layout.merges(row, j), {part: part for part in sums}
@@ -139,7 +139,7 @@ class Builder:
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.owner(row, j, merge.keeper)
             begins = layout.begins(last[left], self.cluster.workers)
-            order = (layout.wave(row), begins + layout.steps, Kind.MULTIPLY, row, j)
+            order = (layout.row_panel(row), begins + layout.steps, Kind.MULTIPLY, row, j)
             place = self._place(owner, order)
             label = self._label(Kind.ADD, batch, i, j, parts=(left, last[left]))
             parts = [TaskRef(sums[part]) for part in merge.addends]
@@ -154,7 +154,7 @@ class Builder:
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
         begins = layout.begins(layout.parts - 1, self.cluster.workers)
-        order = (layout.wave(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
+        order = (layout.row_panel(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
         place = self._place(layout.keeper(row, j), order)
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
@@ -193,7 +193,7 @@ class Builder:
         if last and self.c is not None:
             args["c"], inputs, own = self.blocks.addend(self.c, at, place)
             place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
-            takes_pieces = func in (multiply_pieces, multiply_bands)
-            if not takes_pieces and not isinstance(args["c"], TaskRef):
-                func, args["verb"] = multiply_pieces, func
+            takes_sub_blocks = func in (multiply_sub_blocks, multiply_bands)
+            if not takes_sub_blocks and not isinstance(args["c"], TaskRef):
+                func, args["verb"] = multiply_sub_blocks, func
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)

@@ -7,7 +7,7 @@ it is optimised. So each task carries its label and `Place`, and on the schedule
   overridden by work stealing);
 * pins what makes an operand block to the worker where the block belongs, and what only that
   needs, too; restrictions that the user set are never touched;
-* orders a product's tasks slab by slab, so that few operand blocks are alive at a time;
+* orders a product's tasks k-tile by k-tile, so that few operand blocks are alive at a time;
 * has workers fetch what their next step needs during the present one, and drops the copies
   when they have been used, and not before;
 * gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at

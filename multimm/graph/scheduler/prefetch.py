@@ -59,14 +59,14 @@ def fetch_for(
     worker = scheduler.workers.get(address)
     if worker is None:
         return
-    wave = place.wave
+    row_panel = place.row_panel
     blocks = [
         dts.key
         for dts in user.dependencies
-        if dts.who_has and worker not in dts.who_has and (dts.key, wave) not in progress.asked
+        if dts.who_has and worker not in dts.who_has and (dts.key, row_panel) not in progress.asked
     ]
     if blocks:
-        progress.asked.update((block, wave) for block in blocks)
+        progress.asked.update((block, row_panel) for block in blocks)
         with suppress(CommClosedError):  # of a worker whose loss is about to be noticed
             scheduler.request_acquire_replicas(
                 address, blocks, stimulus_id=f"multimm-fetch-{stimulus_id}"

@@ -22,7 +22,7 @@ def ours(ts: TaskState) -> BlockTask | None:
     return ts.run_spec if isinstance(ts.run_spec, BlockTask) else None
 
 
-When = tuple[int, ...]  #: a wave, and a step of it
+When = tuple[int, ...]  #: a row panel, and a step of it
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Progress:
     later : dict
         Tasks that something could be fetched for, were it not too early, by step.
     asked : set
-        Blocks that it was asked to fetch, with the wave that needs them.
+        Blocks that it was asked to fetch, with the row panel that needs them.
     """
 
     left: Counter[When] = field(default_factory=Counter)

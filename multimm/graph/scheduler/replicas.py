@@ -63,12 +63,15 @@ def let_go(scheduler: Scheduler, ts: TaskState, product: Product, stimulus_id: s
 
 
 def _soon(user: TaskState, address: str, task: BlockTask) -> bool:
-    """Whether a user will run on a worker, in the same wave if it is of the same product.
+    """Whether a user will run on a worker, in the same row panel if it is of the same product.
 
     Also where nobody knows where and when it runs.
     """
     theirs = ours(user)
     if theirs is None or not user.worker_restrictions:
         return True
-    later = theirs.label.product == task.label.product and theirs.place.wave != task.place.wave
+    later = (
+        theirs.label.product == task.label.product
+        and theirs.place.row_panel != task.place.row_panel
+    )
     return address in user.worker_restrictions and not later

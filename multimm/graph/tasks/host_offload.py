@@ -24,7 +24,7 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, stream_for
@@ -160,8 +160,8 @@ def download(block: Block, *, limit: int | None = None) -> Block:
 def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
     """What a function makes of blocks in host memory, computed on this worker's GPU, back there.
 
-    Without a GPU it is computed where the blocks are. What is no block, and no `Pieces` of some, is
-    handed on.
+    Without a GPU it is computed where the blocks are. What is no block, and no `SubBlocks` of some,
+    is handed on.
     """
     if (at := _device()) is None:
         return func(*given, **more)
@@ -177,8 +177,8 @@ def _in_host_memory(block: Block) -> bool:
 
 
 def _all_there(given: Sequence[Any]) -> list[Any]:
-    """Blocks, also those in pieces, on the current device; anything else as it is."""
-    own = [block for x in given for block in (x.blocks if isinstance(x, Pieces) else [x])]
+    """Blocks, also those in sub-blocks, on the current device; anything else as it is."""
+    own = [block for x in given for block in (x.blocks if isinstance(x, SubBlocks) else [x])]
     sources = {id(block): _native(block) for block in own if _in_host_memory(block)}
     if not sources:
         return [*given]
@@ -193,7 +193,7 @@ def _found(x: Any, there: dict[int, Block]) -> Any:
 
     (Within its caller it would refer to itself, and to all blocks until garbage is collected.)
     """
-    if isinstance(x, Pieces):
+    if isinstance(x, SubBlocks):
         return replace(x, blocks=[_found(block, there) for block in x.blocks])
     return there.get(id(x), x)
 

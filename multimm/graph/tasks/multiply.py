@@ -221,9 +221,9 @@ def swap_axes(block: Block) -> Block:
 
 
 def read(
-    reader: Callable[[tuple[slice, ...]], Block], where: tuple[slice, ...], gate: None = None
+    reader: Callable[[tuple[slice, ...]], Block], where: tuple[slice, ...], barrier: None = None
 ) -> Block:
-    """One operand block from its source; a gate only holds the task back until it is passed."""
+    """One operand block from its source; a barrier only holds the task back until it is passed."""
     return finished(reader(where))
 
 
@@ -239,27 +239,27 @@ def in_turn(
     inner: Step,
     **more: Any,
 ) -> Block:
-    """What `link` makes of one slab after another: several links of a chain as one task.
+    """What `link` makes of one k-tile after another: several links of a chain as one task.
 
     Parameters
     ----------
     *last : Block
-        Operands of the last slab, and the sums that the chain begins with or None.
+        Operands of the last k-tile, and the sums that the chain begins with or None.
     link : callable
         Of operands and sums, in the order of the current stream. Nobody waits for the GPU between
         two of them: it would be idle until the next one is launched. What each has made beside its
         result is free again in that order, so that no more of it is needed than for one.
     before : list of list of Block
-        Operands of the other slabs.
+        Operands of the other k-tiles.
     step, inner : Step
-        Of the last slab, and of the others.
+        Of the last k-tile, and of the others.
     **more
-        For the last slab alone.
+        For the last k-tile alone.
     """
     *operands, partial = last
     with stream_for(operands[0]):
-        for slab in before:
-            partial = link(*slab, partial, step=inner)
+        for k_tile in before:
+            partial = link(*k_tile, partial, step=inner)
         return finished(link(*operands, partial, step=step, **more))
 
 

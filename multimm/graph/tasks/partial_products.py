@@ -16,7 +16,7 @@ from typing import NamedTuple
 from multimm.gpu.elementwise.batched_copy import Move
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block, check_shape
-from multimm.graph.lowering.sub_blocks import Pieces, copied
+from multimm.graph.lowering.sub_blocks import SubBlocks, copied
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summed
 from multimm.planning.tiling.grid import Blocks
@@ -25,8 +25,8 @@ from multimm.planning.work.owner_computes import Run
 from multimm.shapes import Shape
 
 
-class Slab(NamedTuple):
-    """A slab of the small operand, of the blocks that it is cut from."""
+class KTile(NamedTuple):
+    """A k-tile of the small operand, of the blocks that it is cut from."""
 
     blocks: tuple[int, ...]  #: their numbers
     cuts: tuple[tuple[Where, Where], ...]  #: of each: which part, and where it goes
@@ -37,9 +37,9 @@ class Slab(NamedTuple):
 class Recipe(NamedTuple):
     """What a portion is made of."""
 
-    slabs: tuple[Slab, ...]
-    lengths: Blocks  #: of these slabs, along k
-    #: Heights of the rows of chunks of each group, and numbers of its slabs.
+    k_tiles: tuple[KTile, ...]
+    lengths: Blocks  #: of these k-tiles, along k
+    #: Heights of the rows of chunks of each group, and numbers of its k-tiles.
     groups: tuple[tuple[Blocks, tuple[int, ...]], ...]
     by_columns: bool  #: the large operand is B
     turned: bool  #: its rows are columns of the chunks, as they are stored
@@ -53,25 +53,25 @@ def portion(
     Parameters
     ----------
     small : list of array
-        What slabs of the other operand are cut from.
+        What k-tiles of the other operand are cut from.
     large : list of array
-        Chunks: group by group, slab by slab, row by row.
+        Chunks: group by group, k-tile by k-tile, row by row.
     recipe : Recipe
     step, inner : Step
-        Of the last slab of a group, and of the others.
+        Of the last k-tile of a group, and of the others.
     """
     by_columns = recipe.by_columns
     of_small, of_large = (step.dtype_a, step.dtype_b)[:: 1 if by_columns else -1]
 
-    def linked(rows: Block, slab: Block, total: Block, step: Step) -> Block:
+    def linked(rows: Block, k_tile: Block, total: Block, step: Step) -> Block:
         """`link`; what has been joined for it is let go when this returns."""
-        a, b = (slab, rows) if by_columns else (rows, slab)
+        a, b = (k_tile, rows) if by_columns else (rows, k_tile)
         return link(a, b, total, step=step)
 
     with stream_for(large[0]):
-        slabs = [
-            Pieces([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
-            for x in recipe.slabs
+        k_tiles = [
+            SubBlocks([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
+            for x in recipe.k_tiles
         ]
         made, left = [], iter(large)
         for heights, numbers in recipe.groups:
@@ -80,7 +80,7 @@ def portion(
                 shapes = _shapes(heights, recipe.lengths[number], recipe.turned)
                 total = linked(
                     _joined(islice(left, len(heights)), shapes, recipe.turned, of_large),
-                    slabs[number],
+                    k_tiles[number],
                     total,
                     step if number == numbers[-1] else inner,
                 )
@@ -89,7 +89,7 @@ def portion(
 
 
 def _shapes(heights: Blocks, length: int, turned: bool) -> list[Shape]:
-    """Of the chunks of some rows and a slab, as they are stored."""
+    """Of the chunks of some rows and a k-tile, as they are stored."""
     return [(length, height) if turned else (height, length) for height in heights]
 
 
@@ -106,7 +106,7 @@ def _joined(blocks: Iterator[Block], shapes: list[Shape], turned: bool, dtype: D
         (tuple(map(slice, (0, 0), shape)), _along(slice(*span), shape, turned))
         for shape, span in zip(shapes, pairwise(ends), strict=True)
     )
-    return Pieces(list(blocks), cuts, tuple(shapes), tuple(whole), dtype).joined()
+    return SubBlocks(list(blocks), cuts, tuple(shapes), tuple(whole), dtype).joined()
 
 
 def _in_a_row(blocks: Sequence[Block], by_columns: bool) -> Block:

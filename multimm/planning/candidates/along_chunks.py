@@ -23,17 +23,17 @@ SEVERAL = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> Iterator[Schedule]:
-    """The layout with block rows, columns and slabs that begin where storage chunks do.
+    """The layout with block rows, columns and k-tiles that begin where storage chunks do.
 
     Those of A's rows and of k together, for a block that is longer has to be narrower; and B's.
     """
     a, b = layout.problem.a, layout.problem.b
-    if layout.part_slabs or not (a.storage or b.storage):
+    if layout.part_k_tiles or not (a.storage or b.storage):
         return
     cluster = cluster.first(layout.grid.workers)
-    slabs = [layout.slabs]
+    k_tiles = [layout.k_tiles]
     if options.slabs is None:
-        slabs += [*_others(layout.slabs, a, -1), *_others(layout.slabs, b, -2)]
+        k_tiles += [*_others(layout.k_tiles, a, -1), *_others(layout.k_tiles, b, -2)]
     if options.edges != (None, None):
         sides = [(layout.m_blocks, layout.n_blocks)]
     elif layout.mirrors:
@@ -44,7 +44,7 @@ def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> It
         sides = [(m_blocks, n_blocks)]
         sides += [(blocks, n_blocks) for blocks in _others(m_blocks, a, -2)]
         sides += [(m_blocks, blocks) for blocks in _others(n_blocks, b, -1)]
-    for (m_blocks, n_blocks), k_blocks in product(dict.fromkeys(sides), dict.fromkeys(slabs)):
+    for (m_blocks, n_blocks), k_blocks in product(dict.fromkeys(sides), dict.fromkeys(k_tiles)):
         band = ceil_div(len(layout.batch_sizes) * len(m_blocks), layout.grid.p_m)
         blocks = {"m_blocks": m_blocks, "n_blocks": n_blocks, "slabs": k_blocks}
         yield in_memory(replace(layout, **blocks, band=band, stream=False), cluster)[0]

@@ -1,13 +1,13 @@
 """Blocks of k, of rows or of columns in the order in which they lie on workers.
 
 A tall matrix in blocks of rows lies wherever its blocks were made, mostly in turn. Where workers
-have parts of k, each is to have the slabs of its own:
+have parts of k, each is to have the k-tiles of its own:
 
     as stored          0    1    2    3    4    5        in order   0    2    4  |  1    3    5
     lies on worker     w0   w1   w0   w1   w0   w1   ->             w0   w0   w0 |  w1   w1   w1
 
 Then nothing of it travels, where else (p - 1) / p of it would with p workers. Where each worker has
-block rows of C, and those of A lie anywhere, they are dealt out to the workers that they lie on in
+block rows of C, and those of A lie anywhere, they are assigned to the workers that they lie on in
 the same way, and so are columns:
 
     as stored          0    1    2    3    4    5        in order   0    1    2    3    4    5
@@ -61,7 +61,7 @@ def where_they_lie(problem: Problem, workers: int) -> Iterator[tuple[Problem, Gr
     one worker, and where that is another order than the one in which they are stored. C has to
     come in the same blocks, if there is one.
     """
-    if problem.batch_shape or problem.gram or any(problem.rereadable):
+    if problem.batch_shape or problem.symmetric or any(problem.rereadable):
         return
     a, b, c = problem.a.T, problem.b, problem.c
     if rows := _in_place(a, None if c is None else c.T, workers):
@@ -83,7 +83,7 @@ def stack_where_it_lies(problem: Problem, workers: int) -> Problem | None:
     own = [spec for spec in given if len(spec.shape) > 2 and spec.shape[0] > 1]
     whole = all(len(blocks) == 1 for spec in given for blocks in spec.chunks[-2:])
     alike = len({spec.chunks[0] for spec in own}) == 1
-    if len(problem.batch_shape) != 1 or problem.gram or any(problem.rereadable):
+    if len(problem.batch_shape) != 1 or problem.symmetric or any(problem.rereadable):
         return None
     known = [spec for spec in own if spec.owners and spec is not c]
     if not (whole and alike and known):

@@ -71,14 +71,14 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
     for factor in HALVES:
         cut = Cut(factor, factor, given=True)
         layout, _ = lay_out(problem, cluster, Grid(1, 1, p), Options(), cut)
-        if layout.slabs == problem.a.chunks[-1] and not layout.stream:
-            ranks |= ranked([replace(layout, part_slabs=counts)], cluster)
+        if layout.k_tiles == problem.a.chunks[-1] and not layout.stream:
+            ranks |= ranked([replace(layout, part_k_tiles=counts)], cluster)
     if ranks:
         yield InPlace(refined(ranks, cluster, Options()), cluster, "parts of k are where they lie")
 
 
 def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Schedule:
-    """A stack in the blocks that it comes in, dealt out to the workers in turn."""
+    """A stack in the blocks that it comes in, assigned to the workers in turn."""
     blocks = next(
         x.chunks[0] for x in (problem.a, problem.b) if x.shape[:-2] == problem.batch_shape
     )

@@ -29,8 +29,8 @@ LARGEST = 2
 #: A C that one worker joins alone has so many times as many elements, at most: arbitrary, what
 #: becomes of it takes a millisecond or two then.
 LITTLE = 0.25
-#: Slabs as long as can be: what is large does not travel.
-LONG = Cut(slabs=0.0625)
+#: K-tiles as long as can be: what is large does not travel.
+LONG = Cut(k_tiles=0.0625)
 #: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
 LEAST_JOINED = 2
 
@@ -42,7 +42,7 @@ def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """
     known = problem.c is None and not any(problem.rereadable)
     nothing = not problem.m * problem.n * problem.k or cluster.workers == 1
-    if problem.batch_shape or problem.gram or not known or nothing:
+    if problem.batch_shape or problem.symmetric or not known or nothing:
         return
     largest = max(problem.a.nbytes, problem.b.nbytes)
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
@@ -82,12 +82,12 @@ def _layouts(
         lengths = portions.lengths
         if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
             continue
-        slabs = tuple(columns[s] for s in portions.slabs)
+        k_tiles = tuple(columns[s] for s in portions.k_tiles)
         m_blocks = usual.m_blocks if by_columns else lengths
         n_blocks = lengths if by_columns else usual.n_blocks
         band = ceil_div(len(m_blocks), grid.p_m)
         layout = Schedule(
-            problem, grid, (), m_blocks, n_blocks, slabs, band,
+            problem, grid, (), m_blocks, n_blocks, k_tiles, band,
             pack_once=False, portions=portions,
         )  # fmt: skip
         yield layout

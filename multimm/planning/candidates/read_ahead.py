@@ -1,6 +1,6 @@
 """Operands that tasks make: how much of them threads make before it is needed.
 
-Slabs are added to a block of C one after another. A worker with few blocks has other threads make
+K-tiles are added to a block of C one after another. A worker with few blocks has other threads make
 operands meanwhile, as much as there is: all of it lies in memory. With k in short parts, each
 summed by itself, every thread finds something to multiply, and nothing is made long before it is
 needed. `dask.array.matmul` sums in parts of one chunk.
@@ -32,7 +32,7 @@ def made_by_tasks(layout: Schedule) -> bool:
 def in_short_parts(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     """The same layout, with k in short parts if threads would make operands without bound."""
     p_m, p_n, p_k = layout.grid
-    if not made_by_tasks(layout) or layout.part_slabs or not _runs_ahead(layout, cluster):
+    if not made_by_tasks(layout) or layout.part_k_tiles or not _runs_ahead(layout, cluster):
         return layout
     return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, SHORT)))
 
@@ -51,7 +51,7 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     if _runs_ahead(layout, cluster):
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
-    return cluster.threads * steps * layout.slabs_per_task * sum(layout.operands.in_use.values())
+    return cluster.threads * steps * layout.k_tiles_per_task * sum(layout.operands.in_use.values())
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:

@@ -23,7 +23,7 @@ from multimm.planning.tiling.grid import ceil_div
 
 #: How small products are cut best: into few tasks. Of 342 searches of plain products that one
 #: worker computes within a call, for 1 to 8 H200s, none found anything better.
-FEW_TASKS, FEW_GRAM_TASKS = Cut(slabs=0.125), Cut(0.5, 0.5, 0.125)
+FEW_TASKS, FEW_SYMMETRIC_TASKS = Cut(k_tiles=0.125), Cut(0.5, 0.5, 0.125)
 #: Workers of a node are left out of products that one worker computes within so many calls' time:
 #: in `tf32` squares of 16384, of two calls, took 27 ms on two of four H200s and 36 on all of them,
 #: 24576, of five, 43 on either.
@@ -31,7 +31,7 @@ CALLS = 5
 #: Of a larger product these are looked at, too: of 840 plans for 3 to 16 H200s none takes more than
 #: 1 % longer than after a search of everything for the workers that are left, which takes as long
 #: as the one for all of them.
-MORE_TASKS = Cut(slabs=0.5), Cut(columns=2, slabs=0.125)
+MORE_TASKS = Cut(k_tiles=0.5), Cut(columns=2, k_tiles=0.125)
 
 
 def with_fewer(
@@ -41,7 +41,7 @@ def with_fewer(
 
     Of nearly equal numbers the smallest: what more workers take is predicted too low, the more the
     slower the host is (in `tf32` 20480 squares take 33 ms on two of four H200s and 41 on all, 32
-    and 33 are predicted). Blocks, slabs or parts of k that the caller fixed are as many tasks on
+    and 33 are predicted). Blocks, k-tiles or parts of k that the caller fixed are as many tasks on
     fewer workers. Operands that are still to be made may take longer than the product, and all
     workers make them sooner.
     """
@@ -65,16 +65,16 @@ def with_fewer(
 
 
 def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """All arrangements, in few blocks and slabs, or in those in which operands come."""
-    options, plain = Options(), replace(problem, gram=False)
+    """All arrangements, in few blocks and k-tiles, or in those in which operands come."""
+    options, plain = Options(), replace(problem, symmetric=False)
     ranks = cut_alike(plain, cluster, options, FEW_TASKS)
     for rows, columns in coarser(ranks, plain, cluster, options):
         ranks |= cut_alike(plain, cluster, options, FEW_TASKS._replace(rows=rows, columns=columns))
     if not is_short(problem, cluster):
         for cut in MORE_TASKS:
             ranks |= cut_alike(plain, cluster, options, cut)
-    if problem.gram:
-        ranks |= cut_alike(problem, cluster, options, FEW_GRAM_TASKS)
+    if problem.symmetric:
+        ranks |= cut_alike(problem, cluster, options, FEW_SYMMETRIC_TASKS)
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
     return refined(ranks, cluster, options)
@@ -104,7 +104,7 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
 
 def _at_least(problem: Problem, cluster: ClusterSpec) -> float:
     """Seconds of any plan of which each worker has a task."""
-    flops = problem.flops / (2 if problem.gram else 1)
+    flops = problem.flops / (2 if problem.symmetric else 1)
     sent = cluster.workers * cluster.task_overhead_s
     products = flops / (cluster.workers * _rate(problem, cluster))
     return cluster.call_s + time.BEFORE * sent + max(sent, products)

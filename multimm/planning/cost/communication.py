@@ -18,8 +18,8 @@ def volume(problem: Problem, grid: Grid) -> int:
     Every grid column but a block's own receives A, every grid row but its own receives B,
     and p_k - 1 of p_k partial sums travel:
     |A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1).
-    In a Gram product B is A once more, and only one triangle of C is summed. Of a stack,
-    matrices are dealt out to grid rows first: B is shared by those of one matrix only, but an
+    In a symmetric product B is A once more, and only one triangle of C is summed. Of a stack,
+    matrices are assigned to grid rows first: B is shared by those of one matrix only, but an
     operand that is broadcast by those of all matrices that use it. At least, that is: where the
     rows of the matrices do not come out even with the grid's, more of these share one.
     """
@@ -31,8 +31,8 @@ def volume(problem: Problem, grid: Grid) -> int:
 
 
 def _sums(problem: Problem) -> int:
-    """Bytes of all sums: of a Gram product, those of one triangle."""
-    columns = (problem.m + 1) / 2 if problem.gram else problem.n
+    """Bytes of all sums: of a symmetric product, those of one triangle."""
+    columns = (problem.m + 1) / 2 if problem.symmetric else problem.n
     return int(problem.batch * problem.m * columns) * problem.sum_bytes
 
 
@@ -70,15 +70,15 @@ class Moved(NamedTuple):
 def moved(layout: Schedule, workers: int) -> Moved:
     """What is received, and what moves while operands are cut and C is handed out: even shares."""
     found = of_products(layout, workers)
-    more = layout.operands.recut.nbytes + layout.handing_out(workers)[1]
+    more = layout.operands.rechunk.nbytes + layout.handing_out(workers)[1]
     return Moved(found.total + more, found.busiest + more / workers)
 
 
 def of_products(layout: Schedule, workers: int) -> Moved:
     """What is received of operands in the plan's blocks, and of sums: in a closed form.
 
-    It is counted where blocks lie elsewhere, and so is what stacks move in several waves, and all
-    where blocks are too few for the rows or columns of the grid, if it is no plan of very many.
+    It is counted where blocks lie elsewhere, and so is what stacks move in several row panels, and
+    all where blocks are too few for the rows or columns of the grid, if it is no plan of very many.
     """
     grid, stacked = layout.grid, bool(layout.batch_blocks)
     idle = grid.p_n > len(layout.n_blocks) or grid.p_m > len(layout.row_sizes)
@@ -86,7 +86,7 @@ def of_products(layout: Schedule, workers: int) -> Moved:
         layout.operands.elsewhere
         or layout.in_place is not None
         or (idle and not layout.mirrors and layout.tasks <= COUNTED)
-        or (stacked and (layout.waves > 1 or layout.mirrors))
+        or (stacked and (layout.row_panels > 1 or layout.mirrors))
     ):
         counted = received(layout, workers)
         return Moved(sum(counted.values()), max(counted.values(), default=0))
@@ -96,7 +96,7 @@ def of_products(layout: Schedule, workers: int) -> Moved:
         [layout.operands.width(role) for role in "ab"],
     )
     sums = _sums(p) * (layout.parts - 1)
-    most = work.most_received(layout.steps, max(layout.slabs), layout.share_k)
+    most = work.most_received(layout.steps, max(layout.k_tiles), layout.share_k)
     total = p.k * sum(map(mul, work.sent, widths)) + sums
     even = layout.mirrors or stacked
     of_sums = sums / layout.ranks if even else _share(work.most_summed * p.sum_bytes, layout.parts)

@@ -45,7 +45,7 @@ def _wrapped(kept: dict[int, int], workers: int) -> dict[int, int]:
 
 
 def _count_operands(layout: Schedule) -> Iterator[Transfer]:
-    """Copies of a block are let go when a wave is over."""
+    """Copies of a block are let go when a row panel is over."""
     grid, edges = layout.grid, {"a": layout.m_blocks, "b": layout.n_blocks}
     for role in layout.roles:
         for share, (block, size) in product(layout.shares(role), enumerate(edges[role])):
@@ -64,11 +64,11 @@ def _kept_by_part(
     """By part of k: bytes of so many rows of A, or columns of B, that each rank keeps."""
     kept: list[dict[int, int]] = [{} for _ in range(layout.parts)]
     size = rows * layout.operands.width(role)
-    for rank, part, slab in zip(
-        layout.tiles.keepers(role, flat, block), layout.part_of, layout.slabs, strict=True
+    for rank, part, k_tile in zip(
+        layout.tiles.keepers(role, flat, block), layout.part_of, layout.k_tiles, strict=True
     ):
         own = kept[part]
-        own[rank] = own.get(rank, 0) + size * slab
+        own[rank] = own.get(rank, 0) + size * k_tile
     return kept
 
 

@@ -37,34 +37,34 @@ def arrivals(
 
 
 def _waiting(layout: Schedule, cluster: ClusterSpec, product: float) -> float:
-    """Seconds in which a worker has nothing to do for want of blocks of the first slab, at worst.
+    """Seconds in which a worker has nothing to do for want of blocks of the first k-tile, at worst.
 
     It fetches what it does not keep of them, all at once, and meanwhile multiplies what it keeps,
     in `product` seconds each.
     """
-    fetches, kept, size = _first_slab(layout)
+    fetches, kept, size = _first_k_tile(layout)
     if not fetches:
         return 0.0
     arrival = (1 + fetches) * cluster.link.latency_s + size / link_rate(layout, cluster)
     return max(0.0, arrival - kept * product)
 
 
-def _first_slab(layout: Schedule) -> tuple[int, int, float]:
+def _first_k_tile(layout: Schedule) -> tuple[int, int, float]:
     """Of a worker, at worst: blocks that it lacks, products without them, bytes for the next one.
 
     What lies with a worker beyond the grid comes from there. Of a block that is cut from others,
     what other workers have of it comes first, and until then there are no products.
     """
-    grid, slab = layout.grid, max(layout.slabs)
+    grid, k_tile = layout.grid, max(layout.k_tiles)
     plane = grid.p_m * grid.p_n
     beyond = {
-        x for x in (*layout.operands.cut_again, *layout.operands.lying) if layout.lies_beyond(x)
+        x for x in (*layout.operands.cut_again, *layout.operands.in_place) if layout.lies_beyond(x)
     }
-    size_a = slab * max(layout.row_sizes) * layout.operands.width("a")
+    size_a = k_tile * max(layout.row_sizes) * layout.operands.width("a")
     if layout.mirrors:  # the other one of two blocks
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
-    size_b = slab * max(layout.n_blocks) * matrices * layout.operands.width("b")
+    size_b = k_tile * max(layout.n_blocks) * matrices * layout.operands.width("b")
     rows = ceil_div(len(layout.row_sizes), grid.p_m)
     columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
@@ -87,17 +87,17 @@ def _first_slab(layout: Schedule) -> tuple[int, int, float]:
 
 
 def _keeps(layout: Schedule, role: str, usual: int) -> int:
-    """Blocks of the first slab that each worker keeps of those that it needs: `usual`, unless they
+    """Blocks of the first k-tile that a worker keeps of those that it needs: `usual`, unless they
     lie elsewhere.
     """
     if role not in layout.operands.elsewhere:
         return usual
     grid, held = layout.grid, Counter[int]()
     edges = layout.m_blocks if role == "a" else layout.n_blocks
-    blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_slab[:-1]))
-    for share, block, (part, slab) in blocks:
+    blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_k_tile[:-1]))
+    for share, block, (part, k_tile) in blocks:
         flat = share.users[0]
-        rank = layout.tiles.keepers(role, flat, block)[slab]
+        rank = layout.tiles.keepers(role, flat, block)[k_tile]
         at = grid.place(rank)
         needed = any((at.row, at.col) in used for used in layout.blockwise.users(role, flat, block))
         held[rank] += needed and at.part == part

@@ -13,8 +13,8 @@ from multimm.planning.tiling.grid import ceil_div
 #: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.transfer.pinned_copy`).
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
 #: Where chunks are cut for blocks, so many times as much goes up before the first product: those
-#: for other blocks of its slab go up meanwhile. On two H200s it began 149 to 193 ms after the call,
-#: in place of 98 to 108.
+#: for other blocks of its k-tile go up meanwhile. On two H200s it began 149 to 193 ms after the
+#: call, in place of 98 to 108.
 BEFORE_CUT = 1.7
 #: What all workers of a node bring back together: new memory is the host's. Two H200s with 32 cores
 #: took 170 and 200 ms for 4.3 GB; of more it is not known.
@@ -59,7 +59,7 @@ def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
     of_first: float = sum(layout.operands.first_use.get(role, 0) for role in roles)
     of_first *= BEFORE_CUT if layout.operands.cut_apart else 1
     seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
-    if layout.problem.from_host:  # in the plan's blocks, of pieces of chunks
+    if layout.problem.from_host:  # in the plan's blocks, of sub-blocks of chunks
         seconds += chunks / cluster.workers
     first = min(seconds, of_first / UPLOAD_RATE)
     return seconds - first, first + COPIED_S
@@ -78,13 +78,13 @@ def coming_back(
 ) -> tuple[float, float]:
     """Of a worker's `way_back`, what is beside its products, which take so long, and behind them.
 
-    Chains go through the slabs together: all blocks of a wave are finished by its last products.
-    Those of the last wave come back from the first of these on, and after them.
+    Chains go through the k-tiles together: all blocks of a row panel are finished by its last
+    products. Those of the last row panel come back from the first of these on, and after them.
     """
     if not seconds or layout.problem.in_one:
         return 0.0, seconds
     block = max(layout.row_sizes) * max(layout.n_blocks)
-    share = min(1.0, block * layout.waves / (each * layout.share_result))  # of a wave's
+    share = min(1.0, block * layout.row_panels / (each * layout.share_result))  # of a row panel's
     meanwhile = products / layout.links * (1 - share)
-    behind = max(seconds * share, seconds - meanwhile) / layout.waves
+    behind = max(seconds * share, seconds - meanwhile) / layout.row_panels
     return seconds - behind, behind + COPIED_S

@@ -28,36 +28,38 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     p, each = layout.problem, crowd(layout, cluster)
     result = each * layout.share_result
     at_once = min(each, cluster.threads) if layout.in_turn(cluster.workers) else each
-    slabs = _slabs(layout, at_once)
-    stay = _sums(layout, cluster) | slabs | _received(layout, cluster) | _changing(layout, cluster)
+    k_tiles = _k_tiles(layout, at_once)
+    stay = (
+        _sums(layout, cluster) | k_tiles | _received(layout, cluster) | _changing(layout, cluster)
+    )
     stay |= _joined(layout) | _handed_out(layout)
     if reading := held_by_reading(layout, cluster):
         stay["reading storage chunks"] = reading
-    finished: Terms = {"C finished": (result - each * layout.work.most_in_wave) * p.out_bytes}
-    if p.downloaded:  # all but those of a wave are in host memory by then
+    finished: Terms = {"C finished": (result - each * layout.work.most_in_row_panel) * p.out_bytes}
+    if p.downloaded:  # all but those of a row panel are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)
-    spill = finished | _at_home(layout, cluster, each, slabs) | _cut_before(layout, cluster)
+    spill = finished | _at_home(layout, cluster, each, k_tiles) | _cut_before(layout, cluster)
     if p.c is not None:
         spill |= _addend(layout, cluster, result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
 
 
 def _coming_back(layout: Schedule, each: int) -> Terms:
-    """Of blocks of C that are on their way to host memory: those of the wave before."""
-    size = each * layout.work.most_in_wave * layout.problem.out_bytes
-    return {"C coming back": size} if layout.waves > 1 else {}
+    """Of blocks of C that are on their way to host memory: those of the row panel before."""
+    size = each * layout.work.most_in_row_panel * layout.problem.out_bytes
+    return {"C coming back": size} if layout.row_panels > 1 else {}
 
 
 def download_limit(layout: Schedule, cluster: ClusterSpec) -> int | None:
     """Bytes of C that may be on their way from a worker while it multiplies; None: any number.
 
-    Of the blocks of a wave, for which `held` has room, each of its threads may have made one more
-    by then.
+    Of the blocks of a row panel, for which `held` has room, each of its threads may have made one
+    more by then.
     """
-    if layout.waves == 1:
+    if layout.row_panels == 1:
         return None
     block = _block(layout)
-    most = max(1, crowd(layout, cluster) * layout.work.most_in_wave // block - cluster.threads)
+    most = max(1, crowd(layout, cluster) * layout.work.most_in_row_panel // block - cluster.threads)
     return most * block * layout.problem.out_bytes
 
 
@@ -78,13 +80,15 @@ def _block(layout: Schedule) -> int:
 
 
 def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
-    """Of a worker's own products: the sums of a wave, and those that its threads are making."""
+    """The sums of a row panel of one worker, and those that its threads are making."""
     p, block = layout.problem, _block(layout)
     made = block * (p.sum_bytes + p.out_bytes)
     made += _sliced(layout) * p.packable
     made += block * layout.mirrors  # a mask of the triangle
     return {
-        "partial sums": _sums_at_once(layout, cluster) * layout.work.most_in_wave * p.sum_bytes,
+        "partial sums": _sums_at_once(layout, cluster)
+        * layout.work.most_in_row_panel
+        * p.sum_bytes,
         "sums being made": cluster.threads * made,
     }
 
@@ -103,19 +107,19 @@ def _sliced(layout: Schedule) -> int:
     """Bytes of sums of slices of k, of a product that cuts k for itself."""
     sides = max(layout.m_blocks) + max(layout.n_blocks)
     block = _block(layout) * FLOAT32
-    slices = max(layout.slabs) * sides // SLICED_SHARE * FLOAT32 // block
+    slices = max(layout.k_tiles) * sides // SLICED_SHARE * FLOAT32 // block
     return max(SLICED, min(SLICES, slices) * block * (slices > 1))
 
 
-def _slabs(layout: Schedule, each: int) -> Terms:
-    """Of slabs of the operands that `each` places of a worker need: none of it can be spilled."""
+def _k_tiles(layout: Schedule, each: int) -> Terms:
+    """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
-    for role, slab_bytes in layout.operands.in_use.items():
+    for role, k_tile_bytes in layout.operands.in_use.items():
         if layout.operands.arrives(role):
-            terms[f"{role.upper()} in flight"] = WINDOW * each * slab_bytes
+            terms[f"{role.upper()} in flight"] = WINDOW * each * k_tile_bytes
         else:
-            at_once = min(layout.slabs_per_task, layout.steps)
-            terms[f"{role.upper()} in use"] = at_once * each * slab_bytes
+            at_once = min(layout.k_tiles_per_task, layout.steps)
+            terms[f"{role.upper()} in use"] = at_once * each * k_tile_bytes
     return terms
 
 
@@ -123,13 +127,13 @@ def _received(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """Of others' sums of parts of k.
 
     Of the workers with a part of the same sum, one receives the others', and another one of the
-    next sum. Those of a wave are still being added when the next one begins.
+    next sum. Those of a row panel are still being added when the next one begins.
     """
     if layout.parts == 1 or cluster.workers == 1:
         return {}
     block, at_once = _block(layout), min(layout.fan_in, layout.parts)
-    received = (at_once - 1) * ceil_div(layout.work.most_in_wave, block * at_once) * block
-    waiting = layout.work.most_in_wave if layout.waves > 1 else 0
+    received = (at_once - 1) * ceil_div(layout.work.most_in_row_panel, block * at_once) * block
+    waiting = layout.work.most_in_row_panel if layout.row_panels > 1 else 0
     elements = crowd(layout, cluster) * (received + waiting + block)
     return {"sums received": elements * layout.problem.sum_bytes}
 
@@ -153,40 +157,40 @@ def _handed_out(layout: Schedule) -> Terms:
 
 def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
-    p, slab, terms = layout.problem, max(layout.slabs), Terms()
+    p, k_tile, terms = layout.problem, max(layout.k_tiles), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
     if role := layout.operands.banded:
         at_once[role] = min(at_once[role], max(layout.tiles.across_k(role)))
-    if layout.operands.sums_in_bands:  # those of a piece are read, the next one's written
-        terms["sums of pieces"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
+    if layout.operands.sums_in_bands:  # those of a sub-block are read, the next one's written
+        terms["sums of sub-blocks"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
     if p.packs:  # of a stack one matrix at a time
         sides = sum(at_once.values()) * p.packed_itemsize
-        terms["operands being packed"] = cluster.threads * slab * sides * layout.padding
+        terms["operands being packed"] = cluster.threads * k_tile * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
     if other:
         sides = sum(edges[role] for role in other) * p.sum_bytes
-        terms["operands being converted"] = cluster.threads * slab * sides
+        terms["operands being converted"] = cluster.threads * k_tile * sides
     cut = [role for role in layout.operands.cut_within if role != layout.operands.banded]
     if cut := cut * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
-        joined = slab * sides + layout.operands.joined_small
+        joined = k_tile * sides + layout.operands.joined_small
         terms["operands being joined"] = cluster.threads * joined
     if p.from_host:
         most = max(edges[role] * layout.spec(role).itemsize for role in layout.roles)
-        terms["operands being joined"] = AT_ONCE * slab * most
+        terms["operands being joined"] = AT_ONCE * k_tile * most
     if p.c is not None:
         terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
     return terms
 
 
-def _at_home(layout: Schedule, cluster: ClusterSpec, each: int, slabs: Terms) -> Terms:
+def _at_home(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> Terms:
     """Of the operands that `each` places of a worker keep, but for what they have in use."""
     terms: Terms = {}
     for role, size in {} if layout.stream else layout.operands.at_home.items():
         name, home = role.upper(), each * size
-        used = slabs.get(f"{name} in use", 0)
+        used = k_tiles.get(f"{name} in use", 0)
         if _used_at_once(layout, cluster, role):
             home = min(home, SHORT * int(used))
         if role in layout.operands.packed:
@@ -223,10 +227,10 @@ def _addend(layout: Schedule, cluster: ClusterSpec, needed: float) -> Terms:
     if not layout.cuts_c and not c.owners:  # made where it is needed
         return {"C as it comes": needed}
     chunks = ceil_div(c.blocks, min(cluster.workers, grid.workers))
-    lying = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
-    terms: Terms = {"C as it comes": lying}
+    in_place = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
+    terms: Terms = {"C as it comes": in_place}
     if grid.workers > 1 or layout.lies_beyond("c"):
-        bundles = lying * layout.cuts_c  # that wait to be fetched
+        bundles = in_place * layout.cuts_c  # that wait to be fetched
         arrives = needed * (layout.cuts_c or layout.fetches_c)
         terms["C on its way"] = bundles + arrives
     return terms

@@ -35,7 +35,7 @@ def held(layout: Schedule, cluster: ClusterSpec) -> int:
 
 
 def seconds(layout: Schedule, cluster: ClusterSpec) -> float:
-    """Seconds of a worker that decodes its share of the chunks, again for each block and wave."""
+    """Seconds of a worker that decodes its share of chunks, for each block and row panel again."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     return sum(
         decodes(layout, role) * (x.chunk_bytes / RATES[x.codec] + CHUNK_S)
@@ -44,7 +44,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec) -> float:
 
 
 def decodes(layout: Schedule, role: str) -> float:
-    """How many chunks of an operand are decoded, over all blocks and waves."""
+    """How many chunks of an operand are decoded, over all blocks and row panels."""
     storage = layout.spec(role).storage
     if storage is None:
         return 0
@@ -61,7 +61,7 @@ def _largest(layout: Schedule, role: str) -> int:
 
 
 def _times(layout: Schedule, role: str) -> float:
-    """How often each block is read: again in each wave that needs it, of what is streamed."""
+    """How often each block is read: again in each row panel that needs it, of what is streamed."""
     if not layout.stream or role == "c":
         return 1
     panels = [panel for panel in layout.operand_panels() if panel[0] == role]

@@ -30,7 +30,7 @@ def added(layout: Schedule, workers: int) -> int:
 def _brought(layout: Schedule, role: str, workers: int) -> int:
     spec = layout.spec(role)
     if spec.owners:
-        return sum(_pieces_brought(layout, role, workers))
+        return sum(_sub_blocks_brought(layout, role, workers))
     return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
 
 
@@ -45,8 +45,8 @@ def _whole_chunks(layout: Schedule, role: str, workers: int) -> int:
     return sum(sizes) * spec.itemsize
 
 
-def _pieces_brought(layout: Schedule, role: str, workers: int) -> Iterator[int]:
-    """Bytes of each piece that does not lie where the block that it is of will be needed."""
+def _sub_blocks_brought(layout: Schedule, role: str, workers: int) -> Iterator[int]:
+    """Bytes of each sub-block that does not lie where the block that it is of will be needed."""
     spec = layout.spec(role)
     owners = _owners(spec)
     for home, at, shape in _cuts(layout, role, workers):
@@ -61,7 +61,7 @@ def _owners(spec: MatrixSpec) -> dict[Index, int]:
 
 
 def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:
-    """Of each piece of the plan's blocks: who needs it, of which chunk it is, and its shape."""
+    """Of each sub-block of the plan's blocks: who needs it, of which chunk it is, and its shape."""
     spec, blocks = layout.spec(role), layout.operand_chunks(role)
     users = [share.users[0] for share in layout.shares(role)]
     matrices, rows, cols = product(*map(offsets, blocks[:-2])), *map(offsets, blocks[-2:])
@@ -77,5 +77,5 @@ def _needs(layout: Schedule, role: str, flat: int, row: int, col: int) -> int:
     """The number of the worker that keeps a block of an operand, or adds one of C."""
     if role == "c":
         return layout.completes(layout.row(flat, row), col)
-    block, slab = (row, col) if role == "a" else (col, row)
-    return layout.tiles.keepers(role, flat, block)[slab]
+    block, k_tile = (row, col) if role == "a" else (col, row)
+    return layout.tiles.keepers(role, flat, block)[k_tile]

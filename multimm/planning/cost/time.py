@@ -40,7 +40,7 @@ SWITCH = {"gpu": 0.4, "cpu": 4.0}
 #: several workers the same is not known.)
 ALONE = 2.0
 #: More of it where a worker has nothing else to do: the scheduler sends a task when all that it
-#: needs is there. 1.4 to 2.5 ms between slabs of tall Gram products on two H200s.
+#: needs is there. 1.4 to 2.5 ms between k-tiles of tall symmetric products on two H200s.
 CHAINED = {"gpu": 3.6, "cpu": 0.0}
 #: From the end of a task to the beginning of what it alone held up, as a multiple of the same: 3
 #: ms, for the scheduler sends what it has for a worker every 5 ms. A product has such steps where
@@ -54,21 +54,22 @@ PACK_S, PACK_BYTES = 1.5e-3, 4
 #: The same within a product, for each byte that the kernel reads or writes: 2.5 and 2.1 ms for 2^30
 #: elements in `float32` and `tf32` on an H200.
 WITHIN_BYTES = 1.2
-#: The same of a block that a Gram product packs for both sides, for each of its bytes: tall ones
-#: are read twice, which takes 3.0 and 2.4 ms for as many.
+#: The same of a block that a symmetric product packs for both sides, for each of its bytes: tall
+#: ones are read twice, which takes 3.0 and 2.4 ms for as many.
 MIRRORED_BYTES = 2.7
 #: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
-#: Of an operand that is cut again, for each bundle of pieces that a worker fetches; and for each
-#: piece that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024 to 32768
-#: on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a fifth.
-FETCH_S, PIECE_S = 4e-4, 5e-5
-#: For a thread to multiply one of many pieces by itself, and as much again to pack for it. The GPU
-#: works meanwhile. X W of 1048576 x 8192 in 364 pieces and 64 columns took an H200 75 ms, of
-#: 4194304 x 2048 and 256 columns 79 to 108 in 256 pieces that are packed, 270 in 1024.
+#: Of an operand that is cut again, for each bundle of sub-blocks that a worker fetches; and for
+#: each sub-block that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024
+#: to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a
+#: fifth.
+FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
+#: For a thread to multiply one of many sub-blocks by itself, and as much again to pack for it. The
+#: GPU works meanwhile. X W of 1048576 x 8192 in 364 sub-blocks and 64 columns took an H200 75 ms,
+#: of 4194304 x 2048 and 256 columns 79 to 108 in 256 sub-blocks that are packed, 270 in 1024.
 LAUNCH_S = 1.25e-4
-#: Bytes read and written for each of the sums that a slab leaves to the next one. Nothing hides
+#: Bytes read and written for each of the sums that a k-tile leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
@@ -86,7 +87,7 @@ IN_TURN = (
     "cutting",
     "launching",
     "decoding",
-    "sums between slabs",
+    "sums between k-tiles",
     "between tasks",
 )
 #: What runs beside that.
@@ -111,14 +112,14 @@ FRICTION = 0.1
 def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
     """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
-    A worker packs, multiplies, hands sums from slab to slab and goes from task to task in turn.
+    A worker packs, multiplies, hands sums from k-tile to k-tile and goes from task to task in turn.
     That, transfers and the scheduler run side by side: the longest of the three counts. On top of
     it the product is planned and sent, the first blocks are waited for, partial sums of parts of k
-    travel when the last slab is done, and what does not fit is spilled and read back.
+    travel when the last k-tile is done, and what does not fit is spilled and read back.
     """
     p, device = layout.problem, cluster.slowest
     copying = device.copy_gbps * 1e9
-    cuts = layout.operands.recut.tasks
+    cuts = layout.operands.rechunk.tasks
     each = crowd(layout, cluster)
     flops = each * layout.share_flops
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
@@ -157,7 +158,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "decoding": reading_seconds(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,
-        "sums between slabs": SUMS_BYTES * handed_on / copying,
+        "sums between k-tiles": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
         + min(held_up, (up + first_up + back) / 2),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
@@ -228,14 +229,14 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     for role in layout.roles:
         edges, spec = sides[role]
         once, count = role in layout.operands.packed, len(edges)
-        elements = max(edges) * max(layout.slabs)
-        # Of a Gram product, blocks on the diagonal are packed for both sides, others for each.
+        elements = max(edges) * max(layout.k_tiles)
+        # Of a symmetric product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
         if layout.operands.banded not in (
             "",
             role,
-        ):  # each block anew for every piece of the other one
+        ):  # each block anew for every sub-block of the other one
             bands = len(layout.tiles.across_k(layout.operands.banded))
             within *= ceil_div(bands, len(sides[layout.operands.banded][0]))
         seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
@@ -254,15 +255,15 @@ def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
 def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of a worker that brings its share of the operands into other blocks."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
-    recut, rate = layout.operands.recut, cluster.slowest.copy_gbps * 1e9
-    once = ceil_div(recut.tasks, workers) * PACK_S + ceil_div(recut.fetched, workers) * FETCH_S
-    moved = 2 * recut.copied / workers  # read and written
-    return once + ceil_div(recut.pieces, workers) * PIECE_S + moved / rate
+    rechunk, rate = layout.operands.rechunk, cluster.slowest.copy_gbps * 1e9
+    once = ceil_div(rechunk.tasks, workers) * PACK_S + ceil_div(rechunk.fetched, workers) * FETCH_S
+    moved = 2 * rechunk.copied / workers  # read and written
+    return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S + moved / rate
 
 
 def _most(blocks: int, layout: Schedule, cluster: ClusterSpec) -> int:
-    """Of so many blocks in every slab, those of the busiest worker."""
-    return ceil_div(blocks * len(layout.slabs), cluster.workers)
+    """Of so many blocks in every k-tile, those of the busiest worker."""
+    return ceil_div(blocks * len(layout.k_tiles), cluster.workers)
 
 
 def _filled_up(layout: Schedule) -> float:

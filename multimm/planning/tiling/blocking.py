@@ -1,4 +1,4 @@
-"""Sizes of blocks and slabs for one arrangement of workers.
+"""Sizes of blocks and k-tiles for one arrangement of workers.
 
 How many there are is counted in `multimm.planning.tiling.counts`, and where they are cut is chosen
 in `multimm.planning.tiling.boundaries`.
@@ -14,14 +14,14 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.boundaries import batch_blocks, choose_side, choose_slabs
+from multimm.planning.tiling.boundaries import batch_blocks, choose_k_tiles, choose_side
 from multimm.planning.tiling.counts import (
     AS_USUAL,
     CHAINS,
     LONGEST,
     Cut,
     count_c,
-    count_slabs,
+    count_k_tiles,
     usual_edges,
     without_blas,
 )
@@ -31,7 +31,7 @@ from multimm.planning.tiling.grid import Grid, ceil_div
 def lay_out(
     problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
 ) -> tuple[Schedule, memory.Held]:
-    """Blocks, slabs and waves for `grid`, cut further until they fit the memory budget.
+    """Blocks, k-tiles and row panels for `grid`, cut further until they fit the memory budget.
 
     With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
@@ -39,7 +39,7 @@ def lay_out(
     if options.whole:
         batch = tuple((size,) for size in problem.batch_shape)
         # Of one array on both sides only one goes to a GPU; a C would be added by another task.
-        halves = problem.in_one and problem.gram and problem.c is None
+        halves = problem.in_one and problem.symmetric and problem.c is None
         blocks = (problem.m,), (problem.n,), (problem.k,)
         layout = Schedule(problem, grid, batch, *blocks, band=1, mirrors=halves)
         return layout, memory.held(layout, cluster)
@@ -57,7 +57,7 @@ def lay_out(
         narrower = _narrower(layout)
         if narrower is not None:
             layout = narrower
-        else:  # cut blocks and slabs
+        else:  # cut blocks and k-tiles
             edge //= 2
             layout = replace(
                 _blocks(problem, cluster, grid, options, edge, cut),
@@ -102,23 +102,23 @@ def _blocks(
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
     counts = count_c(problem, grid, parallel, chains, edge, least, cut)
     loops = without_blas(problem, cluster)
-    slabs = count_slabs(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
+    k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
-    k_slabs = choose_slabs(problem, grid, slabs, options.slabs, keep)
+    k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep)
     (rows, cols), (block_m, block_n) = counts, options.edges
-    halves = problem.gram and block_m == block_n
+    halves = problem.symmetric and block_m == block_n
     along = rows if halves else grid.p_m
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
-        return Schedule(problem, grid, batch, m_blocks, m_blocks, k_slabs, band, mirrors=True)
+        return Schedule(problem, grid, batch, m_blocks, m_blocks, k_k_tiles, band, mirrors=True)
     n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
-    return Schedule(problem, grid, batch, m_blocks, n_blocks, k_slabs, band)
+    return Schedule(problem, grid, batch, m_blocks, n_blocks, k_k_tiles, band)
 
 
 def _no_longer(cut: Cut) -> Cut:
-    """With slabs no longer than usual."""
-    return cut._replace(slabs=max(1, cut.slabs))
+    """With k-tiles no longer than usual."""
+    return cut._replace(k_tiles=max(1, cut.k_tiles))
 
 
 def _longest_chunk(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""Where blocks and slabs begin and end: at the chunks' own boundaries, or evenly.
+"""Where blocks and k-tiles begin and end: at the chunks' own boundaries, or evenly.
 
 The inputs' own chunks are kept where they serve (neighbours joined when they are tiny) and
 replaced by even blocks where they do not; the boundaries of two operands are never merged
@@ -26,7 +26,7 @@ from multimm.planning.tiling.grid import (
 
 #: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
 MOST_CHUNKS = 256
-#: Kernels compute tiles of 128 x 256 and pack slabs of 64; rows that begin on 16 bytes are copied
+#: Kernels compute tiles of 128 x 256 and pack k-tiles of 64; rows that begin on 16 bytes are copied
 #: fastest. With columns in blocks of 15446 two H200s multiplied 46336 squares at 93 % of their own
 #: FP32 rate, 32768 and 65536 at 98 and 99 %.
 GRAINS = (256, 128, 64, 32, 16, 8, 4)
@@ -54,7 +54,9 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
     return tuple(reversed(grouped))
 
 
-def choose_slabs(problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int) -> Blocks:
+def choose_k_tiles(
+    problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int
+) -> Blocks:
     """The operand that lies somewhere, and the larger one, keeps its chunks along k."""
     hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
     hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)

@@ -1,4 +1,4 @@
-"""How many blocks and slabs, for one arrangement of workers.
+"""How many blocks and k-tiles, for one arrangement of workers.
 
 Where they begin and end is for `multimm.planning.tiling.boundaries` to say.
 """
@@ -25,10 +25,10 @@ LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
 #: Multiply-adds that cost so much more than float32's have no BLAS: integers and long doubles.
 LOOPS = 50
 #: Chains of block products per worker and thread, at least: while one is multiplied another one's
-#: next slab is fetched. One worker fetches nothing.
+#: next k-tile is fetched. One worker fetches nothing.
 CHAINS = 2
-#: C is not cut into more block rows or columns than so many for a better plan: of a Gram product,
-#: one percent of the operations is at stake.
+#: C is not cut into more block rows or columns than so many for a better plan: of a symmetric
+#: product, one percent of the operations is at stake.
 MOST_BLOCK_ROWS = 64
 #: Blocks along one side beyond which they are neither cut further nor searched for better ones, for
 #: each look at them takes milliseconds: arbitrary.
@@ -38,11 +38,11 @@ MOST_ELEMENTS = 2**31
 
 
 class Cut(NamedTuple):
-    """How many times as many blocks and slabs as usual: what a search varies."""
+    """How many times as many blocks and k-tiles as usual: what a search varies."""
 
     rows: float = 1  #: of blocks of C
     columns: float = 1
-    slabs: float = 1
+    k_tiles: float = 1
     given: bool = False  #: or the operands' own chunks, only tiny ones joined
 
 
@@ -71,20 +71,20 @@ def count_c(
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, cut.rows)
     cols = _cut(cols, problem.n, least, cut.columns)
-    return (max(rows, cols),) * 2 if problem.gram else (rows, cols)
+    return (max(rows, cols),) * 2 if problem.symmetric else (rows, cols)
 
 
-def count_slabs(
+def count_k_tiles(
     problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
 ) -> int:
     """Slabs, beside so many block rows and block columns of C."""
     k, p_k = problem.k, grid.p_k
     sides = [ceil_div(size, n) for size, n in zip((problem.m, problem.n), counts, strict=True)]
-    slabs = max(p_k, _count(k, p_k, _room(edge, *sides), least))
-    if grid.workers > 1 and k // (2 * slabs) >= least:
-        slabs *= 2  # at least two slabs per part: the second travels while the first is used
-    slabs = max(p_k, min(ceil(slabs * cut.slabs), max(slabs, k // least)))
-    return max(slabs, ceil_div(max(sides) * k, MOST_ELEMENTS))
+    k_tiles = max(p_k, _count(k, p_k, _room(edge, *sides), least))
+    if grid.workers > 1 and k // (2 * k_tiles) >= least:
+        k_tiles *= 2  # at least two k-tiles per part: the second travels while the first is used
+    k_tiles = max(p_k, min(ceil(k_tiles * cut.k_tiles), max(k_tiles, k // least)))
+    return max(k_tiles, ceil_div(max(sides) * k, MOST_ELEMENTS))
 
 
 @remembered

@@ -1,6 +1,6 @@
 """Blocking of a matrix and arrangement of workers: integers in, tuples of integers out.
 
-Workers stand in a grid of p_m x p_n x p_k. Blocks are dealt out cyclically, so that ragged
+Workers stand in a grid of p_m x p_n x p_k. Blocks are assigned cyclically, so that ragged
 last blocks and any block count spread evenly:
 
     C block (i, j), part q of k  ->  worker (i mod p_m, j mod p_n, q)
@@ -11,7 +11,7 @@ last blocks and any block count spread evenly:
         i=2 | w0  |  w1  |  w0  |  w1  |
 
 An operand block lives in the grid row (A) or column (B) that uses it; along the other axis
-its home moves on with the slab, so that in one step of the product no worker is asked for
+its home moves on with the k-tile, so that in one step of the product no worker is asked for
 everything:
 
     A block (i, s)  ->  worker (i mod p_m, (s + i div p_m) mod p_n, part of s)
@@ -191,19 +191,19 @@ def group(chunks: Blocks, target: int) -> Blocks:
 
 
 @remembered
-def parts_of(slabs: int, p_k: int) -> Blocks:
-    """The part of k that each slab belongs to: contiguous, as even as it can be."""
-    return tuple(part for part, size in enumerate(even(slabs, p_k)) for _ in range(size))
+def parts_of(k_tiles: int, p_k: int) -> Blocks:
+    """The part of k that each k-tile belongs to: contiguous, as even as it can be."""
+    return tuple(part for part, size in enumerate(even(k_tiles, p_k)) for _ in range(size))
 
 
 @remembered
 def largest_share(blocks: Blocks, workers: int) -> int:
-    """Elements of the worker with the most, when blocks are dealt out cyclically."""
+    """Elements of the worker with the most, when blocks are assigned cyclically."""
     return max(sum(blocks[rank::workers]) for rank in range(workers))
 
 
-def most_dealt(rows: int, columns: int, workers: int) -> int:
-    """Blocks of a worker when each row of them is dealt out in turn from the next worker on."""
+def most_assigned(rows: int, columns: int, workers: int) -> int:
+    """Blocks of a worker when each row of them is assigned in turn from the next worker on."""
     return min(rows * ceil_div(columns, workers), columns * ceil_div(rows, workers))
 
 

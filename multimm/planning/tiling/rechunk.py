@@ -1,11 +1,11 @@
 """What it takes to bring an operand, or the C that is added, into other blocks than it comes in.
 
-Blocks are cut at the boundaries of the new ones, where they lie, and pieces joined where they are
-needed (`multimm.graph.lowering.rechunk`):
+Blocks are cut at the boundaries of the new ones, where they lie, and sub-blocks joined where they
+are needed (`multimm.graph.lowering.rechunk`):
 
-    old   |     0     |     1     |        pieces: the spans between all boundaries
+    old   |     0     |     1     |        sub-blocks: the spans between all boundaries
     new   |  0  |    1    |    2  |        here 4: two of each old block; the middle two
-    piece |  0  |  1  | 2 |  3    |        are joined to a new one
+    sub-block |  0  |  1  | 2 |  3    |        are joined to a new one
 
 What one worker has of a new block travels in one bundle.
 """
@@ -25,29 +25,29 @@ Where = tuple[slice, ...]
 Index = tuple[int, ...]
 
 
-class Recut(NamedTuple):
+class Rechunk(NamedTuple):
     """Operands that are cut into other blocks: what is expected of blocks that lie anywhere.
 
     Of those in the order in which they lie it is known what travels: see `Distribution.away`.
     """
 
     nbytes: int  #: that travel for it
-    tasks: int  #: that bundle what travels, and that join pieces
-    fetched: int  #: bundles, and pieces that travel alone
-    pieces: int  #: that are copied, each as often as that is done
+    tasks: int  #: that bundle what travels, and that join sub-blocks
+    fetched: int  #: bundles, and sub-blocks that travel alone
+    sub_blocks: int  #: that are copied, each as often as that is done
     copied: int  #: bytes
 
     @classmethod
-    def of_all(cls, each: Iterable[Recut]) -> Recut:
+    def of_all(cls, each: Iterable[Rechunk]) -> Rechunk:
         """The sums."""
         return cls(*map(sum, zip(cls(0, 0, 0, 0, 0), *each, strict=True)))
 
 
 class Cuts(NamedTuple):
-    """Of one array: each piece that is not a whole block is cut, each new block is joined."""
+    """Of one array: each sub-block that is not a whole block is cut, each new block is joined."""
 
-    pieces: int  #: but those that are blocks before and after
-    cut: int  #: pieces
+    sub_blocks: int  #: but those that are blocks before and after
+    cut: int  #: sub-blocks
     joined: int  #: blocks
 
 
@@ -58,24 +58,24 @@ def once(
     *,
     beyond: bool,
     away: float | None = None,
-) -> Recut:
+) -> Rechunk:
     """What tasks of their own do that bring a matrix into other blocks.
 
-    A piece is rarely where it will be needed, unless there is one worker, or unless it is known
+    A sub-block is rarely where it will be needed, unless there is one worker, or unless it is known
     which share of all is `away`. What lies `beyond` the grid is sent to a worker of it, to be cut,
     and on from there.
     """
     found, away = cuts(spec.chunks, blocks), 1 - 1 / workers if away is None else away
-    arriving, sources = found.pieces * away, found.joined * (workers - 1)
+    arriving, sources = found.sub_blocks * away, found.joined * (workers - 1)
     # Where several come from each worker; else what need not be cut travels as it is.
     bundled, bundles = (arriving, sources) if arriving > sources else (2 * [found.cut * away])
-    copied = spec.nbytes * (1 + bundled / max(1, found.pieces))
-    fetched = min(arriving, sources) + found.pieces * beyond
-    return Recut(
+    copied = spec.nbytes * (1 + bundled / max(1, found.sub_blocks))
+    fetched = min(arriving, sources) + found.sub_blocks * beyond
+    return Rechunk(
         int(spec.nbytes * (away + beyond)),
         found.joined + ceil(bundles),
         ceil(fetched),
-        found.pieces + ceil(bundled),
+        found.sub_blocks + ceil(bundled),
         int(copied),
     )
 
@@ -97,13 +97,13 @@ def away(before: Blocks, owners: Blocks, after: Blocks, keepers: Blocks) -> floa
     return 1 - near / max(1, start)
 
 
-def within(spec: MatrixSpec, blocks: tuple[Blocks, ...], uses: int, *, beyond: bool) -> Recut:
+def within(spec: MatrixSpec, blocks: tuple[Blocks, ...], uses: int, *, beyond: bool) -> Rechunk:
     """What the products of one worker do that cut and join what they need, each for itself."""
-    pieces = cuts(spec.chunks, blocks).pieces * uses
-    return Recut(spec.nbytes * beyond, 0, pieces * beyond, pieces, spec.nbytes * uses)
+    sub_blocks = cuts(spec.chunks, blocks).sub_blocks * uses
+    return Rechunk(spec.nbytes * beyond, 0, sub_blocks * beyond, sub_blocks, spec.nbytes * uses)
 
 
-def added(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: bool) -> Recut:
+def added(spec: MatrixSpec, blocks: tuple[Blocks, ...], workers: int, *, beyond: bool) -> Rechunk:
     """The same as `once` for what is used once: its users join it, and need no tasks for that."""
     found = once(spec, blocks, workers, beyond=beyond)
     return found._replace(tasks=found.tasks - cuts(spec.chunks, blocks).joined)
@@ -113,20 +113,20 @@ def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> Cuts:
     """What brings an array into other blocks.
 
     >>> cuts(((3, 3),), ((1, 2, 3),))
-    Cuts(pieces=2, cut=2, joined=2)
+    Cuts(sub_blocks=2, cut=2, joined=2)
     """
     axes = starmap(_along_axis, zip(before, after, strict=True))
-    pieces, whole, same, blocks = (prod(counts) for counts in zip(*axes, strict=True))
-    return Cuts(pieces - same, pieces - whole, blocks - same)
+    sub_blocks, whole, same, blocks = (prod(counts) for counts in zip(*axes, strict=True))
+    return Cuts(sub_blocks - same, sub_blocks - whole, blocks - same)
 
 
 @remembered
 def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
     """Pieces, those of them that are whole old blocks, and new ones too, and new blocks."""
     old, new = ([0, *accumulate(blocks)] for blocks in (before, after))
-    pieces = {*pairwise(sorted({*old, *new}))}
-    whole = pieces & {*pairwise(old)}
-    return len(pieces), len(whole), len(whole & {*pairwise(new)}), len(after)
+    sub_blocks = {*pairwise(sorted({*old, *new}))}
+    whole = sub_blocks & {*pairwise(old)}
+    return len(sub_blocks), len(whole), len(whole & {*pairwise(new)}), len(after)
 
 
 def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:

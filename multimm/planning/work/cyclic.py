@@ -1,4 +1,4 @@
-"""Blocks of C dealt out cyclically to a plane of workers.
+"""Blocks of C assigned cyclically to a plane of workers.
 
 Block (i, j) of C is computed at (i mod p_m, j mod p_n); block rows run over the matrices of a stack
 first. All that follows from this map is in closed form, for a search looks at hundreds of them.
@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from multimm.planning.tiling.grid import Blocks, ceil_div, largest_share, most_dealt
+from multimm.planning.tiling.grid import Blocks, ceil_div, largest_share, most_assigned
 from multimm.planning.tiling.stacks import Share, share_of, shares
 from multimm.shapes import Shape
 
@@ -37,7 +37,7 @@ class Cyclic:
     shapes : (Shape, Shape)
         Of A and of B: those of a stack may be broadcast.
     per_wave : int
-        Block rows, over all matrices, that make up a wave.
+        Block rows, over all matrices, that make up a row panel.
     """
 
     p_m: int
@@ -46,7 +46,7 @@ class Cyclic:
     m_blocks: Blocks
     n_blocks: Blocks
     shapes: tuple[Shape, Shape]
-    per_wave: int
+    per_row_panel: int
 
     @cached_property
     def row_sizes(self) -> Blocks:
@@ -87,23 +87,23 @@ class Cyclic:
 
     # ---------------------------------------------------------------- when
 
-    def stand_in(self, wave: int, place: Spot) -> Spot:
-        """Who has work in a wave: this place, or another one where it has none."""
+    def stand_in(self, row_panel: int, place: Spot) -> Spot:
+        """Who has work in a row panel: this place, or another one where it has none."""
         row, col = place
-        row = row if wave * self.per_wave + row < len(self.row_sizes) else 0
+        row = row if row_panel * self.per_row_panel + row < len(self.row_sizes) else 0
         return row, col if col < len(self.n_blocks) else 0
 
-    def behind(self, wave: int, place: Spot) -> Iterator[tuple[int, int]]:
-        """The block rows and columns that a place works on in a wave."""
-        start = wave * self.per_wave
-        end = min(start + self.per_wave, len(self.row_sizes))
+    def behind(self, row_panel: int, place: Spot) -> Iterator[tuple[int, int]]:
+        """The block rows and columns that a place works on in a row panel."""
+        start = row_panel * self.per_row_panel
+        end = min(start + self.per_row_panel, len(self.row_sizes))
         rows = range(start + place[0], end, self.p_m)
         yield from product(rows, range(place[1], len(self.n_blocks), self.p_n))
 
     @property
     def held_back(self) -> int:
-        """Places that wait for the wave before, over all waves but the first."""
-        starts = range(self.per_wave, len(self.row_sizes), self.per_wave)
+        """Places that wait for the row panel before, over all row panels but the first."""
+        starts = range(self.per_row_panel, len(self.row_sizes), self.per_row_panel)
         rows = sum(min(self.p_m, len(self.row_sizes) - start) for start in starts)
         return rows * min(self.p_n, len(self.n_blocks))
 
@@ -133,9 +133,9 @@ class Cyclic:
         return self.most_summed
 
     @cached_property
-    def most_in_wave(self) -> int:
-        """Elements of the blocks that the busiest place computes in one wave, at most."""
-        return self._rows_in_wave * self.most_columns
+    def most_in_row_panel(self) -> int:
+        """Elements of the blocks that the busiest place computes in one row panel, at most."""
+        return self._rows_in_row_panel * self.most_columns
 
     @cached_property
     def most_rows(self) -> int:
@@ -148,12 +148,12 @@ class Cyclic:
         return largest_share(self.n_blocks, self.p_n)
 
     @cached_property
-    def _rows_in_wave(self) -> int:
-        return max(map(sum, self._in_waves(self.row_sizes)))
+    def _rows_in_row_panel(self) -> int:
+        return max(map(sum, self._in_row_panels(self.row_sizes)))
 
-    def _in_waves(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
-        """What each row of the plane works on in each wave, of something by block row."""
-        band = self.per_wave // self.p_m
+    def _in_row_panels(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """What each row of the plane works on in each row panel, of something by block row."""
+        band = self.per_row_panel // self.p_m
         for rank in range(self.p_m):
             share = rows[rank :: self.p_m]
             for start in range(0, max(1, len(share)), band):
@@ -163,13 +163,13 @@ class Cyclic:
 
     @cached_property
     def panels(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that the busiest place needs in one wave."""
+        """Elements of A and of B, per unit of k, that the busiest place needs in one row panel."""
         if not self.batch_blocks:
-            return self._rows_in_wave, self.most_columns
+            return self._rows_in_row_panel, self.most_columns
         rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
         most_a = most_b = 0
-        for wave in self._in_waves(range(len(self.row_sizes))):
-            at = [divmod(row, rows) for row in wave]
+        for row_panel in self._in_row_panels(range(len(self.row_sizes))):
+            at = [divmod(row, rows) for row in row_panel]
             used_a = {(of_a[flat], i) for flat, i in at}
             most_a = max(most_a, sum(x.matrices * self.m_blocks[i] for x, i in used_a))
             most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
@@ -183,28 +183,28 @@ class Cyclic:
         """By batch block of C: the operand's batch block that it uses."""
         return share_of(self.batch_blocks, self.shapes["ab".index(role)])
 
-    def waves(self, role: str, flat: int, block: int) -> dict[int, set[int]]:
-        """By wave: rows of the plane that use a block of A's rows, or of B's columns.
+    def row_panels(self, role: str, flat: int, block: int) -> dict[int, set[int]]:
+        """By row panel: rows of the plane that use a block of A's rows, or of B's columns.
 
         Of the batch block whose first user is `flat`.
         """
-        return self._waves["a", flat, block] if role == "a" else self._waves["b", flat, 0]
+        return self._row_panels["a", flat, block] if role == "a" else self._row_panels["b", flat, 0]
 
     @cached_property
-    def _waves(self) -> dict[tuple[str, int, int], dict[int, set[int]]]:
+    def _row_panels(self) -> dict[tuple[str, int, int], dict[int, set[int]]]:
         found: dict[tuple[str, int, int], dict[int, set[int]]] = {}
         rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
         for row in range(len(self.row_sizes)):
             flat, i = divmod(row, rows)
             for key in (("a", of_a[flat].users[0], i), ("b", of_b[flat].users[0], 0)):
                 used = found.setdefault(key, {})
-                used.setdefault(row // self.per_wave, set()).add(row % self.p_m)
+                used.setdefault(row // self.per_row_panel, set()).add(row % self.p_m)
         return found
 
     def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
-        """Places that use a block of A's rows, or of B's columns, in one wave after another."""
+        """Places that use a block of A's rows, or of B's columns, by row panel."""
         columns = range(min(self.p_n, len(self.n_blocks))) if role == "a" else (block % self.p_n,)
-        for rows in self.waves(role, flat, block).values():
+        for rows in self.row_panels(role, flat, block).values():
             yield {*product(rows, columns)}
 
     @cached_property
@@ -212,42 +212,42 @@ class Cyclic:
         """Elements of A and of B, per unit of k, that places receive from where they are kept."""
         columns, of_a, of_b = min(self.p_n, len(self.n_blocks)), 0, 0
         for share, (i, size) in product(self.shares("a"), enumerate(self.m_blocks)):
-            rows = sum(map(len, self._waves["a", share.users[0], i].values()))
+            rows = sum(map(len, self._row_panels["a", share.users[0], i].values()))
             of_a += share.matrices * size * (rows * columns - 1)
         for share in self.shares("b"):
-            used = self._waves["b", share.users[0], 0].values()
-            rows = len(self.rows_of_b[share.users[0]])  # each keeps as many of the slabs
+            used = self._row_panels["b", share.users[0], 0].values()
+            rows = len(self.rows_of_b[share.users[0]])  # each keeps as many of the k-tiles
             of_b += share.matrices * ceil_div(sum(map(len, used)) * (rows - 1), rows)
         return of_a, of_b * sum(self.n_blocks)
 
     def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
-        """Elements of A and of B, of `k` in so many slabs, that the busiest place receives.
+        """Elements of A and of B, of `k` in so many k-tiles, that the busiest place receives.
 
-        It has most rows of A, columns of B and slabs, and keeps fewest of their blocks. Of stacks,
-        even shares.
+        It has most rows of A, columns of B and k-tiles, and keeps fewest of their blocks. Of
+        stacks, even shares.
         """
         if self.batch_blocks:
             of_a, of_b = (n * k / (self.p_m * self.p_n) for n in self.sent)
             return of_a, of_b
         rows = ceil_div(len(self.row_sizes), self.p_m) * steps
         columns = ceil_div(len(self.n_blocks), self.p_n) * steps
-        waves = ceil_div(len(self.row_sizes), self.per_wave)
+        row_panels = ceil_div(len(self.row_sizes), self.per_row_panel)
         of_a = k * self.most_rows * (1 - rows // self.p_n / rows)
-        return of_a, k * self.most_columns * (1 - columns // self.p_m / columns) * waves
+        return of_a, k * self.most_columns * (1 - columns // self.p_m / columns) * row_panels
 
     # ---------------------------------------------------------------- who keeps that
 
     def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:
-        """By slab: who keeps a block, one of the rows that use it in turn, and of the columns.
+        """By k-tile: who keeps a block, one of the rows that use it in turn, and of the columns.
 
-        `steps` are the slabs' numbers in their parts of k.
+        `steps` are the k-tiles' numbers in their parts of k.
         """
-        rows, slabs = self._rows_with(role, flat, block), range(len(steps))
+        rows, k_tiles = self._rows_with(role, flat, block), range(len(steps))
         if role == "a":
             first = (flat * len(self.m_blocks) + block) // self.p_m
-            return [(rows[(s + block) % len(rows)], (s + first) % self.p_n) for s in slabs]
+            return [(rows[(s + block) % len(rows)], (s + first) % self.p_n) for s in k_tiles]
         first, col = flat + block // self.p_n, block % self.p_n
-        return [(rows[(s + first) % len(rows)], col) for s in slabs]
+        return [(rows[(s + first) % len(rows)], col) for s in k_tiles]
 
     def _rows_with(self, role: str, flat: int, block: int) -> Blocks:
         return self.rows_of_a[flat, block] if role == "a" else self.rows_of_b[flat]
@@ -287,10 +287,10 @@ class Cyclic:
         return self.p_n * (self.p_m if shared else 1) > 1
 
     def kept(self, role: str, steps: int) -> int:
-        """Elements per unit of k that the fullest place keeps, of parts of so many slabs at most.
+        """Elements per unit of k that the fullest place keeps, of parts of so many k-tiles at most.
 
-        A row's blocks go round its workers slab by slab, each row from the next one on. Those of a
-        column go round those that use them: rows of the plane may have none of C.
+        A row's blocks go round its workers k-tile by k-tile, each row from the next one on. Those
+        of a column go round those that use them: rows of the plane may have none of C.
         """
         if self.batch_blocks:
             return max(self._kept_of_stack(role, steps).values(), default=0)
@@ -298,7 +298,7 @@ class Cyclic:
             blocks, along, across = self.m_blocks, self.p_m, self.p_n
         else:
             blocks, along, across = self.n_blocks, self.p_n, min(self.p_m, len(self.row_sizes))
-        return most_dealt(ceil_div(len(blocks), along), steps, across) * max(blocks)
+        return most_assigned(ceil_div(len(blocks), along), steps, across) * max(blocks)
 
     def _kept_of_stack(self, role: str, steps: int) -> Counter[int]:
         """By row of the plane."""
@@ -313,11 +313,11 @@ class Cyclic:
             return held
         columns, longest = ceil_div(len(self.n_blocks), self.p_n), max(self.n_blocks)
         for first, rows in self.rows_of_b.items():
-            blocks = most_dealt(columns, steps, len(rows))
+            blocks = most_assigned(columns, steps, len(rows))
             for row in rows:
                 held[row] += matrices[first].matrices * blocks * longest
         return held
 
 
-#: Layouts that differ in their slabs only are dealt out alike.
+#: Layouts that differ in their k-tiles only are assigned alike.
 cyclic = lru_cache(maxsize=512)(Cyclic)

@@ -11,20 +11,20 @@ worker multiplies all chunks that it has of a strip of C in one task, and these 
     its portions       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
 
 Portions are block rows of the schedule, as many for each strip of C as there are workers, in their
-order, so that they are dealt out as any block rows are; those of nobody have no rows. Columns of a
+order, so that they are assigned as any block rows are; those of nobody have no rows. Columns of a
 wide matrix, B, are taken likewise; "rows" means them, too, where nothing else is said.
 
-Of long vectors, with few rows of chunks and many slabs, each portion has all rows of its strip:
+Of long vectors, with few rows of chunks and many k-tiles, each portion has all rows of its strip:
 they are then sums of parts of k, which lie anywhere.
 
 A *strip* is some neighbouring rows of chunks, and of C; a *portion* what a worker makes for a
 strip, of all chunks that it multiplies there:
 
     chunks of A          s = 0   s = 1       portions of a strip of C
-    rows 0                w0      w0         w0: rows 0 of both slabs; 1 of slab 0; 2 of slab 1
-    rows 1                w0      w1         w1: rows 3 of both slabs; 1 of slab 1; 2 of slab 0
-    rows 2                w1      w0
-    rows 3                w1      w1         rows 1 and 2 are added, 0 and 3 are copied
+    rows 0                w0      w0         w0: rows 0 of both k-tiles; 1 of k-tile 0; 2 of k-tile
+    1 rows 1                w0      w1         w1: rows 3 of both k-tiles; 1 of k-tile 1; 2 of
+    k-tile 0 rows 2                w1      w0 rows 3                w1      w1         rows 1 and 2
+    are added, 0 and 3 are copied
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from typing import NamedTuple
 from multimm.planning.tiling.grid import Blocks, spans
 from multimm.planning.work.cyclic import Cyclic
 
-#: The workers that multiply the chunks of a row, slab by slab. Rows with the same ones are alike.
+#: The workers that multiply the chunks of a row, k-tile by k-tile. Rows with the same ones are
+#: alike.
 Kind = tuple[int, ...]
 
 
 class Group(NamedTuple):
-    """Chunks that are multiplied slab after slab: the same rows of each."""
+    """Chunks that are multiplied k-tile after k-tile: the same rows of each."""
 
     rows: tuple[int, ...]  #: numbers of rows of chunks
-    slabs: tuple[int, ...]
+    k_tiles: tuple[int, ...]
 
 
 class Portion(NamedTuple):
@@ -93,8 +94,8 @@ class Portions:
     bundled: bool = False
 
     @cached_property
-    def slabs(self) -> tuple[int, ...]:
-        """Which column of chunks each slab is: those of no length are none."""
+    def k_tiles(self) -> tuple[int, ...]:
+        """Which column of chunks each k-tile is: those of no length are none."""
         return tuple(at for at, size in enumerate(self.columns) if size)
 
     @cached_property
@@ -118,7 +119,7 @@ class Portions:
     @cached_property
     def alike(self) -> list[dict[Kind, list[int]]]:
         """The rows of chunks of each strip, by their kind; but for empty ones."""
-        wide, kept = len(self.columns), self.slabs
+        wide, kept = len(self.columns), self.k_tiles
         found = []
         for start, end in spans(self.strips):
             kinds: dict[Kind, list[int]] = {}
@@ -140,18 +141,18 @@ class Portions:
             own: dict[int, dict[tuple[int, ...], list[Kind]]] = {}
             for kind in alike:
                 for worker in dict.fromkeys(kind):
-                    slabs = tuple(s for s, x in enumerate(kind) if x == worker)
-                    own.setdefault(worker, {}).setdefault(slabs, []).append(kind)
-            for worker, by_slabs in own.items():
-                found[strip * self.workers + worker] = self._portion(alike, by_slabs)
+                    k_tiles = tuple(s for s, x in enumerate(kind) if x == worker)
+                    own.setdefault(worker, {}).setdefault(k_tiles, []).append(kind)
+            for worker, by_k_tiles in own.items():
+                found[strip * self.workers + worker] = self._portion(alike, by_k_tiles)
         return found
 
     def _portion(
-        self, alike: dict[Kind, list[int]], by_slabs: dict[tuple[int, ...], list[Kind]]
+        self, alike: dict[Kind, list[int]], by_k_tiles: dict[tuple[int, ...], list[Kind]]
     ) -> Portion:
         groups, starts, begin = [], {}, 0
-        for slabs, kinds in by_slabs.items():
-            groups.append(Group(tuple(i for kind in kinds for i in alike[kind]), slabs))
+        for k_tiles, kinds in by_k_tiles.items():
+            groups.append(Group(tuple(i for kind in kinds for i in alike[kind]), k_tiles))
             for kind in kinds:
                 starts[kind] = begin
                 begin += sum(self.rows[i] for i in alike[kind])
@@ -193,7 +194,7 @@ class Portions:
 
     @property
     def walked(self) -> int:
-        """Lengths of the slabs of all groups of the busiest worker."""
+        """Lengths of the k-tiles of all groups of the busiest worker."""
         return self._of_groups[1]
 
     @property
@@ -205,10 +206,10 @@ class Portions:
     def _of_groups(self) -> tuple[int, int, int]:
         handed_on, walked, joined = Counter[int](), Counter[int](), 0
         for number, portion in self.made.items():
-            for rows, slabs in portion.groups:
+            for rows, k_tiles in portion.groups:
                 height = sum(self.rows[i] for i in rows)
-                length = sum(self.columns[self.slabs[s]] for s in slabs)
-                handed_on[number % self.workers] += (len(slabs) - 1) * height
+                length = sum(self.columns[self.k_tiles[s]] for s in k_tiles)
+                handed_on[number % self.workers] += (len(k_tiles) - 1) * height
                 walked[number % self.workers] += length
                 joined += height * length * (len(rows) > 1)
         return max(handed_on.values()), max(walked.values()), joined
@@ -240,7 +241,7 @@ class OwnerComputes:
         #: Columns of C's blocks, or rows of those whose columns are in portions.
         self.across = plain.m_blocks if portions.by_columns else plain.n_blocks
         self.owner, self.stand_in, self.behind = plain.owner, plain.stand_in, plain.behind
-        self.held_back, self.most_in_wave = 0, plain.most_in_wave
+        self.held_back, self.most_in_row_panel = 0, plain.most_in_row_panel
         self.most_summed = plain.most_summed
 
     @cached_property

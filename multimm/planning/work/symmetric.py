@@ -1,4 +1,4 @@
-"""Gram products C = op(A) op(A)^T: one triangle of C's blocks is computed, the other mirrored.
+"""Symmetric products C = op(A) op(A)^T: one triangle of C's blocks is computed, the other mirrored.
 
 Block (i, j) with i >= j is computed from the blocks i and j of one operand, whose blocks serve
 both sides; block (j, i) is its transpose, made where it lies. So C is symmetric bit by bit:
@@ -10,18 +10,18 @@ both sides; block (j, i) is its transpose, made where it lies. So C is symmetric
 
 Of a block on the diagonal a little more than half is computed: see
 `multimm.planning.tiling.triangle`. All of C's operations come to (1 + 1 / d) / 2 of the plain
-product's, for d pieces along its diagonal, of 256 rows and more.
+product's, for d sub-blocks along its diagonal, of 256 rows and more.
 
-A plain cyclic deal of a triangle leaves some workers with half of the others' work. Whoever
+A plain cyclic assignment of a triangle leaves some workers with half of the others' work. Whoever
 stands at place (i, j) of the grid, or at (j, i), has both operand blocks anyway; the one with
-less to do computes the block. In a grid of few rows and one column anybody may: blocks are dealt
+less to do computes the block. In a grid of few rows and one column anybody may: blocks are assigned
 diagonal by diagonal, each to a place with the least to do, of these to one that needs the fewest
 further operand blocks, and the halves on the diagonal at last. Any number of workers then has even
 shares of as many block rows, or of twice as many: with 8 of each, 3 blocks and 2 halves, or 4.
 Which blocks are computed never depends on the grid, so that the bits do not either.
 
-A deal is who computes what. It does not depend on slabs, nor on waves, so that the many layouts
-that a search looks at share few deals.
+An assignment is who computes what. It does not depend on k-tiles, nor on row panels, so that the
+many layouts that a search looks at share few assignments.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.triangle import computed
 from multimm.planning.work.cyclic import Spot
 
-#: Blocks are dealt out freely among at most so many places, of so many block rows for each: every
-#: place is tried for every block, and of finer blocks a cyclic deal is even enough.
+#: Blocks are assigned freely among at most so many places, of so many block rows for each: every
+#: place is tried for every block, and of finer blocks a cyclic assignment is even enough.
 FREE_PLACES, FREE_ROWS = 16, 2
 
 #: Batch block and block row of op(A).
@@ -55,8 +55,8 @@ def _order(rows: int, flats: int, free: bool) -> list[tuple[int, int, int]]:
     return diagonal + [(flat, i, j) for flat in range(flats) for i in range(rows) for j in range(i)]
 
 
-class Deal:
-    """The computed blocks of C, dealt out to the places of a plane of workers.
+class Assignment:
+    """The computed blocks of C, assigned to the places of a plane of workers.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Deal:
     def owners(self) -> dict[Cell, Spot]:
         """By cell: its own place (i, j), or the mirrored one (j, i), not wrapped around the grid.
 
-        Or, dealt out freely, any place.
+        Or, assigned freely, any place.
         """
         found = {}
         for (flat, i, j), place, turned in zip(self.cells, self.places, self.turned, strict=True):
@@ -179,7 +179,7 @@ class Deal:
 
     @cached_property
     def homes(self) -> dict[Panel, list[Spot]]:
-        """The users of each block, the one first that keeps its first slab, and few others."""
+        """The users of each block, the one first that keeps its first k-tile, and few others."""
         begin: Counter[Spot] = Counter()
         homes = {}
         for (flat, block), users in self.users.items():
@@ -200,34 +200,34 @@ class Symmetric:
     ----------
     deal : Deal
     per_wave : int
-        Block rows, over all matrices, that make up a wave.
+        Block rows, over all matrices, that make up a row panel.
     """
 
-    def __init__(self, deal: Deal, per_wave: int) -> None:
-        self.deal = deal
-        self.per_wave = per_wave
-        self.count = len(deal.cells)
-        self.computed = deal.computed_in_all
-        self.most_summed, self.most_kept = deal.most_summed, deal.most_kept
+    def __init__(self, assignment: Assignment, per_row_panel: int) -> None:
+        self.assignment = assignment
+        self.per_row_panel = per_row_panel
+        self.count = len(assignment.cells)
+        self.computed = assignment.computed_in_all
+        self.most_summed, self.most_kept = assignment.most_summed, assignment.most_kept
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Block row and block column of what is computed, of each matrix."""
-        return tuple((i, j) for i in range(len(self.deal.blocks)) for j in range(i + 1))
+        return tuple((i, j) for i in range(len(self.assignment.blocks)) for j in range(i + 1))
 
     def owner(self, row: int, j: int) -> Spot:
         """Who computes a block of C."""
-        return self.deal.owners[row, j]
+        return self.assignment.owners[row, j]
 
     def cell(self, row: int, j: int) -> Cell:
         """What is computed for a block of C: the block itself, or the one that it mirrors."""
-        first, i = row - row % len(self.deal.blocks), row % len(self.deal.blocks)
+        first, i = row - row % len(self.assignment.blocks), row % len(self.assignment.blocks)
         return first + max(i, j), min(i, j)
 
     @property
     def sides(self) -> tuple[Blocks, Blocks]:
         """Rows and columns of C's blocks."""
-        return self.deal.blocks, self.deal.blocks
+        return self.assignment.blocks, self.assignment.blocks
 
     def spread(self, workers: int) -> bool:
         """Whether several workers may have blocks of C."""
@@ -235,12 +235,12 @@ class Symmetric:
 
     def finishing(self, *, adds: bool) -> int:
         """Tasks that mirror blocks off the diagonal, or that add a C to each block."""
-        rows = len(self.deal.blocks)
-        return len(self.deal.batch_sizes) * (rows * rows if adds else rows * (rows - 1) // 2)
+        rows = len(self.assignment.blocks)
+        return len(self.assignment.batch_sizes) * (rows * rows if adds else rows * (rows - 1) // 2)
 
     def multiplied(self, k: int) -> int:
         """Multiplications of the busiest place, in so much of k."""
-        return self.deal.most_computed * k
+        return self.assignment.most_computed * k
 
     def handed_on(self, steps: int) -> int:
         """Elements of sums that the busiest place's products hand to the next ones."""
@@ -250,92 +250,94 @@ class Symmetric:
 
     @cached_property
     def _cells(self) -> dict[int, dict[Spot, list[Cell]]]:
-        """By wave and place: what is computed."""
+        """By row panel and place: what is computed."""
         found: dict[int, dict[Spot, list[Cell]]] = {}
-        for (flat, i, j), place in zip(self.deal.cells, self.deal.places, strict=True):
-            row = flat * len(self.deal.blocks) + i
-            found.setdefault(row // self.per_wave, {}).setdefault(place, []).append((row, j))
+        for (flat, i, j), place in zip(self.assignment.cells, self.assignment.places, strict=True):
+            row = flat * len(self.assignment.blocks) + i
+            found.setdefault(row // self.per_row_panel, {}).setdefault(place, []).append((row, j))
         return found
 
-    def stand_in(self, wave: int, place: Spot) -> Spot:
-        """Who has work in a wave: this place, or another one where it has none."""
-        busy = self._cells[wave]
+    def stand_in(self, row_panel: int, place: Spot) -> Spot:
+        """Who has work in a row panel: this place, or another one where it has none."""
+        busy = self._cells[row_panel]
         return place if place in busy else min(busy)
 
-    def behind(self, wave: int, place: Spot) -> Iterator[Cell]:
-        """The block rows and columns that a place works on in a wave."""
-        yield from self._cells[wave][place]
+    def behind(self, row_panel: int, place: Spot) -> Iterator[Cell]:
+        """The block rows and columns that a place works on in a row panel."""
+        yield from self._cells[row_panel][place]
 
     @property
     def held_back(self) -> int:
-        """Places that wait for the wave before, over all waves but the first."""
+        """Places that wait for the row panel before, over all row panels but the first."""
         return sum(
-            len({self.stand_in(before, at) for at in self._cells[wave]})
-            for before, wave in pairwise(sorted(self._cells))
+            len({self.stand_in(before, at) for at in self._cells[row_panel]})
+            for before, row_panel in pairwise(sorted(self._cells))
         )
 
     @cached_property
-    def most_in_wave(self) -> int:
-        """Elements of the blocks that the busiest place computes in one wave."""
-        deal, sums = self.deal, Counter[tuple[int, Spot]]()
-        for (flat, i, _), place, size in zip(deal.cells, deal.places, deal.sizes, strict=True):
-            sums[(flat * len(deal.blocks) + i) // self.per_wave, place] += size
+    def most_in_row_panel(self) -> int:
+        """Elements of the blocks that the busiest place computes in one row panel."""
+        assignment, sums = self.assignment, Counter[tuple[int, Spot]]()
+        for (flat, i, _), place, size in zip(
+            assignment.cells, assignment.places, assignment.sizes, strict=True
+        ):
+            sums[(flat * len(assignment.blocks) + i) // self.per_row_panel, place] += size
         return max(sums.values())
 
     # ---------------------------------------------------------------- what it needs
 
-    def waves(self, role: str, flat: int, block: int) -> dict[int, set[Spot]]:
-        """By wave: the places that use a block of rows."""
-        return self._waves[flat, block]
+    def row_panels(self, role: str, flat: int, block: int) -> dict[int, set[Spot]]:
+        """By row panel: the places that use a block of rows."""
+        return self._row_panels[flat, block]
 
     def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
-        """Places that use a block of rows, in one wave after another."""
-        for _, places in sorted(self._waves[flat, block].items()):
+        """Places that use a block of rows, in one row panel after another."""
+        for _, places in sorted(self._row_panels[flat, block].items()):
             yield places
 
     @cached_property
-    def _waves(self) -> dict[Panel, dict[int, set[Spot]]]:
-        return {panel: self._waves_of(panel) for panel in self.deal.lines}
+    def _row_panels(self) -> dict[Panel, dict[int, set[Spot]]]:
+        return {panel: self._row_panels_of(panel) for panel in self.assignment.lines}
 
-    def _waves_of(self, panel: Panel) -> dict[int, set[Spot]]:
-        along, down = self.deal.lines[panel]
-        row, at, found = panel[0] * len(self.deal.blocks) + panel[1], 0, {}
+    def _row_panels_of(self, panel: Panel) -> dict[int, set[Spot]]:
+        along, down = self.assignment.lines[panel]
+        row, at, found = panel[0] * len(self.assignment.blocks) + panel[1], 0, {}
         while at < len(down):
-            wave = (row + at) // self.per_wave
-            end = (wave + 1) * self.per_wave - row
-            found[wave] = set(down[at:end])
+            row_panel = (row + at) // self.per_row_panel
+            end = (row_panel + 1) * self.per_row_panel - row
+            found[row_panel] = set(down[at:end])
             at = end
-        found[row // self.per_wave] |= along
+        found[row // self.per_row_panel] |= along
         return found
 
     @cached_property
     def sent(self) -> tuple[int, int]:
         """Elements of A and of B, per unit of k, that places receive from where they are kept."""
         rows = sum(
-            self.deal.rows_of(panel) * (sum(map(len, waves.values())) - 1)
-            for panel, waves in self._waves.items()
+            self.assignment.rows_of(panel) * (sum(map(len, row_panels.values())) - 1)
+            for panel, row_panels in self._row_panels.items()
         )
         return rows, 0
 
     @property
     def panels(self) -> tuple[int, int]:
-        """Elements of A, per unit of k, that the busiest place needs in one wave; B is A."""
+        """Elements of A, per unit of k, that the busiest place needs in one row panel; B is A."""
         return max(self._needed.values()), 0
 
     @cached_property
     def _needed(self) -> Counter[tuple[int, Spot]]:
         needed: Counter[tuple[int, Spot]] = Counter()
-        for panel, waves in self._waves.items():
-            size = self.deal.rows_of(panel)
-            for wave, places in waves.items():
+        for panel, row_panels in self._row_panels.items():
+            size = self.assignment.rows_of(panel)
+            for row_panel, places in row_panels.items():
                 for place in places:
-                    needed[wave, place] += size
+                    needed[row_panel, place] += size
         return needed
 
     def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
         """Elements of A and of B that the busiest place needs and does not keep.
 
-        Of `k` in so many slabs, of which what is kept is counted in the longest.
+        Of `k` in so many k-tiles, of which what is kept is counted in the longest.
         """
         needed: Counter[Spot] = Counter()
         for (_, place), size in self._needed.items():
@@ -346,37 +348,37 @@ class Symmetric:
     # ---------------------------------------------------------------- who keeps that
 
     def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:
-        """By slab: one of a block's users, another one for each slab of a part of k."""
-        users = self.deal.homes[flat, block]
+        """By k-tile: one of a block's users, another one for each k-tile of a part of k."""
+        users = self.assignment.homes[flat, block]
         return [users[step % len(users)] for step in steps]
 
     def travels(self, role: str) -> bool:
         """Whether others use a block than who keeps it."""
-        p_m, p_n = self.deal.plane
+        p_m, p_n = self.assignment.plane
         return p_m * p_n > 1
 
     def kept(self, role: str, steps: int) -> int:
-        """Rows of op(A), over all slabs, that the fullest place keeps, of so many at most."""
+        """Rows of op(A), over all k-tiles, that the fullest place keeps, of so many at most."""
         return max(self._kept_rows(steps).values())
 
     def _kept_rows(self, steps: int) -> Counter[Spot]:
         held: Counter[Spot] = Counter()
-        for panel, users in self.deal.homes.items():
+        for panel, users in self.assignment.homes.items():
             rounds, rest = divmod(steps, len(users))
-            size = self.deal.rows_of(panel)
+            size = self.assignment.rows_of(panel)
             held.update(dict.fromkeys(users[:rest], size))
             if rounds:
                 held.update(dict.fromkeys(users, rounds * size))
         return held
 
 
-#: Layouts that differ in their slabs only are dealt out alike.
-dealt = lru_cache(maxsize=256)(Deal)
+#: Layouts that differ in their k-tiles only are assigned alike.
+assigned = lru_cache(maxsize=256)(Assignment)
 
 
 @lru_cache(maxsize=256)
 def symmetric(
-    p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str, per_wave: int
+    p_m: int, p_n: int, blocks: Blocks, batch_sizes: Blocks, dtype: str, per_row_panel: int
 ) -> Symmetric:
     """The work map of a triangle; `dtype` is that of sums."""
-    return Symmetric(dealt(p_m, p_n, blocks, batch_sizes, dtype), per_wave)
+    return Symmetric(assigned(p_m, p_n, blocks, batch_sizes, dtype), per_row_panel)
