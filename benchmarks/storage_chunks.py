@@ -230,8 +230,8 @@ def _array(folder: Path) -> Any:
 
 def _blocks(plan: Any) -> str:
     layout = plan.layout
-    sizes = " x ".join(str(max(x)) for x in (layout.m_blocks, layout.n_blocks, layout.slabs))
-    return f"blocks {sizes}, {layout.waves} waves"
+    sizes = " x ".join(str(max(x)) for x in (layout.m_blocks, layout.n_blocks, layout.k_tiles))
+    return f"blocks {sizes}, {layout.row_panels} row panels"
 
 
 def main() -> int:

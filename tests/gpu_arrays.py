@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from multimm.gpu.emulated import pack
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
@@ -27,14 +27,14 @@ def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan
     return view, whole
 
 
-def pieces_of(whole: np.ndarray, chunks, where, arranged) -> Pieces:
+def pieces_of(whole: np.ndarray, chunks, where, arranged) -> SubBlocks:
     """A rectangle of an array as the chunks that it has a part of, each `arranged` on the GPU."""
     found = cuts_of(chunks, where)
     starts = [offsets(sizes) for sizes in chunks]
     blocks = [whole[tuple(of[i] for of, i in zip(starts, at, strict=True))] for at, _, _ in found]
     cuts = tuple((cut, to) for _, cut, to in found)
     sizes = tuple(size_of(chunks, at) for at, _, _ in found)
-    return Pieces([*map(arranged, blocks)], cuts, sizes, shape_of(where))
+    return SubBlocks([*map(arranged, blocks)], cuts, sizes, shape_of(where))
 
 
 def pack_tiles(x, **options):

@@ -107,7 +107,7 @@ PLANNING = (
         "planning/tiling/grid.py",
         "at = turn % len(group)",
         "at = 0",
-        "planning -k merges or keepers",
+        "planning -k merges or owners",
     ),
     Fault(
         "a tree over parts of k leaves the last one out",
@@ -347,7 +347,7 @@ GRAPH = (
         "gram",
     ),
     Fault(
-        "sub_blocks of a bundle are taken from its beginning",
+        "sub_blocks of a coalesced are taken from its beginning",
         "graph/lowering/rechunk.py",
         "SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)",
         "SubBlock(key, (ends[-1],), (slice(0, span[1] - span[0]),), sub_block.to)",
@@ -426,7 +426,7 @@ GRAPH = (
     Fault(
         "the last copy of a block is dropped",
         "graph/scheduler/replicas.py",
-        "or product.address(home) == worker.address:",
+        "or product.address(owner) == worker.address:",
         "or False:",
         "memory -k k_tile_by_k_tile",
     ),

@@ -67,7 +67,7 @@ def rectangles(draw):
     st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3),
     st.sampled_from(["i1", "f2", "f4", "f8", "c16"]),
 )
-def test_blocks_and_bundles_are_what_numpy_makes_of_them(rectangle, layouts, dtype):
+def test_blocks_and_coalesced_transfers_are_what_numpy_makes_of_them(rectangle, layouts, dtype):
     chunks, where = rectangle
     whole = numbered(tuple(map(sum, chunks)), dtype)
     given = sub_blocks_of(whole, chunks, where, layouts)

@@ -80,8 +80,8 @@ def product(role, own, chunks, workers, dtype="float32", symmetric=False, once=T
 WAYS = {
     "as they are": ((BLOCK, BLOCK), 4, True, {}),
     "parts of k": ((BLOCK, BLOCK), 4, True, {"p_k": 2}),
-    "bundled": ((8, 8), 4, True, {}),
-    "bundled parts of k": ((8, 8), 4, True, {"p_k": 2}),
+    "coalesced": ((8, 8), 4, True, {}),
+    "coalesced parts of k": ((8, 8), 4, True, {"p_k": 2}),
     "pieces": ((8, 8), 1, False, {}),
     "pieces, parts of k": ((8, 8), 1, False, {"p_k": 2}),
     "one chunk": ((SIZE, SIZE), 4, True, {}),

@@ -28,7 +28,7 @@ from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.product_state import Product
 from multimm.graph.tasks import multiply
 from multimm.io import open_array
-from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -94,7 +94,7 @@ def test_a_worker_killed_among_operands_in_other_chunks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [512, 300])
-def test_a_worker_killed_while_portions_of_c_are_made(columns):
+def test_a_worker_killed_while_partial_products_of_c_are_made(columns):
     """What is joined of them, or added, and what they are made of, is made again."""
     with workers(3) as (cluster, client):
         a = da.random.default_rng(0).integers(-8, 9, (18000, 512), chunks=(200, columns))
@@ -102,7 +102,7 @@ def test_a_worker_killed_while_portions_of_c_are_made(columns):
         large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30 * len(a.chunks[1]))
         problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64", 8, 8)
         spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000_000, 50.0, 20.0), 3)
-        found = (x for x in in_portions(problem, spec) if x.work.adds == (columns < 512))
+        found = (x for x in in_partial_products(problem, spec) if x.work.adds == (columns < 512))
         plan = replace(plan_matmul(problem, spec), layout=next(found))
         install(client)
         killer = Killer(cluster, client, [2], only=lambda x: x.kind is Kind.PARTIAL)

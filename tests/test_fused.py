@@ -1,4 +1,4 @@
-"""Slabs that a worker has at home are multiplied by one task, not by one after another."""
+"""K-tiles that a worker has at home are multiplied by one task, not by one after another."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def products(array):
 def test_the_result_is_that_of_one_task_a_k_tile(client, symmetric, added):
     x, y = np.random.default_rng(1).standard_normal((2, K_TILES * LENGTH, SIDE)).astype("float32")
     p_k = len(listed(client))
-    homes = [0] * (K_TILES // 2) + [p_k - 1] * (K_TILES // 2)
+    owners = [0] * (K_TILES // 2) + [p_k - 1] * (K_TILES // 2)
 
     def product(a, b):
         fixed = {"blocks": SIDE, "slabs": LENGTH, "p_k": p_k}
@@ -51,8 +51,8 @@ def test_the_result_is_that_of_one_task_a_k_tile(client, symmetric, added):
         c = da.from_array(np.arange(SIDE**2, dtype="float32").reshape(SIDE, SIDE), chunks=added)
         return multimm.gemm(3.0, a.T, b, 2.0, c, **fixed)
 
-    a = scattered(client, x, LENGTH, homes)
-    fused = product(a, a if symmetric else scattered(client, y, LENGTH, homes))
+    a = scattered(client, x, LENGTH, owners)
+    fused = product(a, a if symmetric else scattered(client, y, LENGTH, owners))
     on_host = da.from_array(x, chunks=(LENGTH, SIDE))
     one_by_one = product(on_host, on_host if symmetric else da.from_array(y, chunks=(LENGTH, SIDE)))
     assert len(products(fused)) == p_k
@@ -104,7 +104,7 @@ def test_what_a_task_works_on_is_held_and_never_spilled():
     assert plan.tasks == 2 * 4 + 1
     k_tile = 2**20 * 2048 * 4
     assert plan.memory_terms["A in use"] == 4 * k_tile < 0.3 * plan.budget_bytes
-    assert plan.spill_terms["A at home"] == 4 * k_tile
+    assert plan.spill_terms["A kept"] == 4 * k_tile
 
 
 def test_no_plan_may_fuse_what_comes_in_sub_blocks():

@@ -1,4 +1,4 @@
-"""Tall matrices in small chunks, multiplied where they lie: portions of C, and C joined of them."""
+"""Tall matrices in small chunks, multiplied where they lie, and C joined of partial products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from multimm.graph.tasks.multiply import Step
 from multimm.planning import choice
 from multimm.planning.candidates import in_place
 from multimm.planning.candidates import owner_computes as module
-from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
 from multimm.planning.problem import Problem
@@ -66,7 +66,9 @@ def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
     assert layout.sides == ((2**18,) * 4, (1024,))
     assert layout.result_owners(4) == (0, 1, 2, 3)
     text = str(plan)
-    assert "C in 4 of 262144 x 1 of 1024, made in 16 portions where A lies, and joined" in text
+    assert (
+        "C in 4 of 262144 x 1 of 1024, made in 16 partial products where A lies, and joined" in text
+    )
     assert "stationary A, because A stays where it lies, and what is made of it travels" in text
     assert "cut by every product" not in text
 
@@ -89,7 +91,7 @@ def test_columns_of_a_wide_matrix_too():
     problem = Problem(MatrixSpec((1024, 8192), owners=(0,)), b, pack="tf32")
     plan = plan_matmul(problem, gpus(), precision="tf32")
     assert plan.layout.in_place is not None
-    assert plan.layout.portions.by_columns
+    assert plan.layout.partial_products.by_columns
     assert plan.layout.sides == ((1024,), (2**18,) * 4)
     rows = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
     assert plan.seconds == rows.seconds
@@ -97,7 +99,7 @@ def test_columns_of_a_wide_matrix_too():
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_who_has_no_portion_receives_nothing(by_columns):
+def test_who_has_no_partial_product_receives_nothing(by_columns):
     a = in_rows((1, 2, 2, 1) * 64)
     wide = Problem(MatrixSpec((1024, 8192), owners=(0,)), a.T, pack="tf32")
     problem = wide if by_columns else times(a)
@@ -114,7 +116,7 @@ def test_large_chunks_are_multiplied_one_by_one_and_c_keeps_them():
     assert plan.layout.sides[0] == (2**15,) * 32
 
 
-def test_where_c_is_wider_than_a_the_portions_would_be_more_than_a():
+def test_where_c_is_wider_than_a_the_partial_products_would_be_more_than_a():
     wide = Problem(in_rows(NEARLY, (2**18, 1024)), MatrixSpec((1024, 2**15), owners=(0,)))
     plan = plan_matmul(wide, gpus())
     assert plan.layout.in_place is None
@@ -134,7 +136,7 @@ def test_what_is_too_large_is_not_taken(monkeypatch):
     choice.plan_matmul.cache_clear()
 
 
-def test_what_is_not_taken_in_portions():
+def test_what_is_not_taken_in_partial_products():
     a = in_rows(NEARLY)
     for problem in (
         times(replace(a, owners=())),
@@ -144,22 +146,22 @@ def test_what_is_not_taken_in_portions():
         Problem(a, MatrixSpec((3, 8192, 16), chunks=((3,), (8192,), (16,)))),
         Problem(a, a.T, symmetric=True),
     ):
-        assert not list(in_portions(problem, gpus()))
-    assert list(in_portions(times(a), gpus()))
+        assert not list(in_partial_products(problem, gpus()))
+    assert list(in_partial_products(times(a), gpus()))
     empty = MatrixSpec((0, 8192), chunks=((0, 0), (8192,)), owners=(0, 1))
-    assert not list(in_portions(times(empty), gpus()))
+    assert not list(in_partial_products(times(empty), gpus()))
     for tall in (empty.T, a):
         no_columns = MatrixSpec((tall.cols, 0), owners=(0,))
         plan_matmul(Problem(tall, no_columns), gpus()).check()
-    assert not list(in_portions(times(in_rows((0,) * 256)), gpus(1)))
-    assert not list(in_portions(times(a), gpus(2)))  # some lies beyond
+    assert not list(in_partial_products(times(in_rows((0,) * 256)), gpus(1)))
+    assert not list(in_partial_products(times(a), gpus(2)))  # some lies beyond
 
 
-def test_memory_counts_portions_and_what_is_joined_of_them():
+def test_memory_counts_partial_products_and_what_is_joined_of_them():
     plan = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
     of_c = 2**20 * 1024 * 4 / 4  # of each worker
     assert plan.memory_terms["partial sums"] >= of_c
-    assert plan.memory_terms["portions of C received"] == of_c * 3 / 4
+    assert plan.memory_terms["partial products received"] == of_c * 3 / 4
     assert plan.spill_terms["C finished"] == of_c
     assert plan.memory_terms["operands being joined"] == max(plan.layout.m_blocks) * 8192 * 4
 
@@ -185,7 +187,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
     step = Step("float32", "float32", alpha=2, trans_a=turned, trans_b=turned)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LEAST_JOINED", 0)
-        layouts = list(in_portions(problem, gpus(workers)))
+        layouts = list(in_partial_products(problem, gpus(workers)))
     for layout in layouts:
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
         assert plan.bytes_received == sum(counted_transfers.received(layout, workers).values())
@@ -194,7 +196,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
         assert len(layout.result_owners(workers)) in (0, result.npartitions)
-        check_portions(layout.portions)
+        check_partial_products(layout.partial_products)
 
 
 class Counting(pickle.Pickler):
@@ -227,7 +229,9 @@ def test_a_task_of_twice_as_many_chunks_has_no_more_objects(by_columns):
         step = Step("float32", "float32", precision="tf32")
         c = build(plan, *arrays, None, step, np.empty((0, 0), "float32"))
         tasks = [
-            t for t in dict(c.dask).values() if getattr(t, "func", None) is owner_computes.portion
+            t
+            for t in dict(c.dask).values()
+            if getattr(t, "func", None) is owner_computes.partial_product
         ]
         assert sum(len(task.dependencies) for task in tasks) >= len(owners) + len(tasks)
         found.append({(len(task.dependencies), objects(task)) for task in tasks})
@@ -254,25 +258,29 @@ def test_references_are_read_as_they_were_and_take_what_dask_puts_in_their_place
     assert made(values) == [1, 7]
 
 
-def check_portions(portions):
-    """Each chunk is multiplied once, by its worker, and goes from its portions to its place."""
-    at = np.array(portions.at).reshape(len(portions.rows), len(portions.columns))
-    starts, found = np.cumsum([0, *portions.rows]), {}
-    for number, portion in portions.made.items():
+def check_partial_products(partial_products):
+    """Each chunk is multiplied once, by its worker, and goes from there to its place."""
+    at = np.array(partial_products.at).reshape(
+        len(partial_products.rows), len(partial_products.columns)
+    )
+    starts, found = np.cumsum([0, *partial_products.rows]), {}
+    for number, partial_product in partial_products.made.items():
         lines = []
-        for rows, k_tiles in portion.groups:
+        for rows, k_tiles in partial_product.groups:
             lines += [line for i in rows for line in range(starts[i], starts[i + 1])]
-            for i, s in ((i, portions.k_tiles[s]) for i in rows for s in k_tiles):
-                assert at[i, s] == number % portions.workers
+            for i, s in ((i, partial_products.k_tiles[s]) for i in rows for s in k_tiles):
+                assert at[i, s] == number % partial_products.workers
                 assert found.setdefault((i, s), number) == number
-        assert len(lines) == portions.lengths[number]
+        assert len(lines) == partial_products.lengths[number]
         found[number] = lines
     chunks = [key for key in found if isinstance(key, tuple)]
-    assert len(chunks) == np.count_nonzero(portions.rows) * np.count_nonzero(portions.columns)
+    assert len(chunks) == np.count_nonzero(partial_products.rows) * np.count_nonzero(
+        partial_products.columns
+    )
     begin = 0
-    for strip, height in enumerate(portions.heights):
+    for output_tile, height in enumerate(partial_products.heights):
         whole = np.full(height, -1)
-        for run in portions.runs(strip):
+        for run in partial_products.runs(output_tile):
             for number, where in run.found:
                 for inside, to in run.goes_to:
                     whole[to] = found[number][where][inside]

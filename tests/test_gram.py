@@ -331,7 +331,7 @@ def test_work_is_even_and_every_block_has_a_place_that_holds_both_operands(grid)
     layout = layout_of(24, grid)
     load = Counter()
     for i, j in layout.pairs:
-        at = layout.owner(i, j, 0)
+        at = layout.worker(i, j, 0)
         assert (at.row, at.col) in {(i, j), (j, i)}
         load[layout.grid.rank(at)] += 100
     mean = 24 * 25 / 2 * 100 / (grid[0] * grid[1])
@@ -351,10 +351,10 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
     assert layout.work.panels == (panels * 8192, 0)
     held, begun = Counter(), Counter()
     for block, k_tile in product(range(blocks), range(8)):
-        home = layout.tiles.home("a", 0, block, k_tile)
-        assert (home.row, home.col) in set().union(*layout.work.users("a", 0, block))
-        held[layout.grid.rank(home)] += 1
-        begun[layout.grid.rank(home)] += k_tile == 0
+        owner = layout.tiles.owner("a", 0, block, k_tile)
+        assert (owner.row, owner.col) in set().union(*layout.work.users("a", 0, block))
+        held[layout.grid.rank(owner)] += 1
+        begun[layout.grid.rank(owner)] += k_tile == 0
     assert max(held.values()) <= blocks * 8 / workers + blocks
     assert max(begun.values()) <= -(-blocks // workers) + 1
     # What moves is counted from the assignment, too, before a plan is chosen.
@@ -369,7 +369,7 @@ def test_few_workers_in_a_column_have_even_shares_of_few_blocks(workers, blocks,
 def test_workers_with_parts_of_the_same_sums_keep_as_many(grid, fan_in):
     """The places of a cyclic assignment see rows and columns of one remainder alone."""
     layout = replace(layout_of(24, grid, k_tiles=8), fan_in=fan_in)
-    kept = Counter(layout.grid.rank(layout.keeper(*pair)) for pair in layout.pairs)
+    kept = Counter(layout.grid.rank(layout.owner(*pair)) for pair in layout.pairs)
     places = Counter()
     for rank, count in kept.items():
         places[layout.grid.place(rank)[:2]] += count
@@ -412,7 +412,7 @@ def test_memory_is_a_sum_of_named_terms():
         "A in flight": 2 * 26 * 13 * 4,
     }
     # Of the four blocks of A one worker keeps three.
-    assert spill == {"C finished": 169 * 4, "A at home": 3 * 169 * 4}
+    assert spill == {"C finished": 169 * 4, "A kept": 3 * 169 * 4}
 
 
 # Plans -----------------------------------------------------------------------------------
@@ -647,7 +647,7 @@ def test_on_workers_blocks_lie_as_planned_and_move_as_counted(workers, block, fr
         held = {str(key): tuple(at) for key, at in client.who_has(c).items()}
         ranks = sorted(listed(client))
         for i, j in plan.layout.pairs:
-            owner = ranks[plan.grid.rank(plan.layout.owner(i, j, 0))]
+            owner = ranks[plan.grid.rank(plan.layout.worker(i, j, 0))]
             assert owner in held[str((c.name, i, j))]
             assert owner in held[str((c.name, j, i))]
         x = a.compute()

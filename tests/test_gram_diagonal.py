@@ -26,7 +26,7 @@ from multimm.planning.tiling.triangle import computed, triangle
 
 @pytest.fixture
 def small_sub_blocks(monkeypatch):
-    """Pieces of 4 and more rows, from even ones on."""
+    """Sub-blocks of 4 and more rows, from even ones on."""
     _sub_blocks_of(monkeypatch, 4, 2)
     yield
     triangle.cache_clear()

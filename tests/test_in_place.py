@@ -378,11 +378,11 @@ def test_blocks_that_need_not_be_cut_stay_where_they_lie():
     layout, _ = lay_out(problem, gpus(4), Grid(2, 2, 1), Options(whole=True))
     layout = replace(layout, batch_blocks=((3, 6, 4),), n_blocks=(8, 8))
     assert layout.operands.cut_apart == ("a", "b")
-    assert [layout.tiles.keepers("a", flat, 0)[0] for flat in range(3)] == [0, 1, 0]
+    assert [layout.tiles.owners("a", flat, 0)[0] for flat in range(3)] == [0, 1, 0]
     of_b = 8 * 8 * 4  # from worker 0 to the other column
     assert redistribution.brought(layout, 4) == 3 * 256 * 8 * 4 + of_b
     beyond = replace(layout, grid=Grid(1, 1, 1))
-    assert beyond.tiles.keepers("a", 1, 0)[0] == 0
+    assert beyond.tiles.owners("a", 1, 0)[0] == 0
 
 
 def test_what_a_lone_worker_lacks_of_a_stack_that_it_cuts_is_counted():

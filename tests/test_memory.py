@@ -166,7 +166,7 @@ def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
     [(50, True, 1), (75, False, 1), (75, True, 2), (300, False, 2), (300, True, 1)],
 )
 def test_what_is_added_is_planned_for(client, chunk, known, p_k):
-    """However large its chunks are, each worker has its part, bundles of it, and its own blocks."""
+    """However large its chunks are, each worker has its part, what it sends, and its own blocks."""
     a, b = operand((600, 400), "left"), operand((400, 600), "right")
     added = da.full((600, 600), 5.0, chunks=chunk, dtype="float32")
     added = added.map_blocks(np.copy, name=f"added-{chunk}", dtype="float32", meta=added._meta)

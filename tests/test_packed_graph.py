@@ -38,7 +38,7 @@ def graph_of(a, b, plan, step=FLOAT):
     return c, {k: t for k, t in dict(c.dask).items() if isinstance(t, BlockTask)}
 
 
-def test_each_block_is_packed_once_and_at_home():
+def test_each_block_is_packed_once_and_at_owner():
     a, b = (
         da.ones((2048, 512), chunks=(1024, 256), dtype="f4"),
         da.ones((512, 3072), chunks=(256, 1024), dtype="f4"),
@@ -50,9 +50,9 @@ def test_each_block_is_packed_once_and_at_home():
     assert len(packs) == 2 * 2 + 3 * 2
     assert len(made) == plan.tasks == 2 * 3 * 2 + len(packs)
     for task in packs.values():
-        ((source, home),) = task.place.blocks
+        ((source, owner),) = task.place.blocks
         assert task.dependencies == {source}
-        assert task.place.owner == home
+        assert task.place.owner == owner
     for key, task in made.items():
         if key not in packs:
             used = {key for key, _ in task.place.blocks}

@@ -88,7 +88,7 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
         for name in "ab"
     )
     results = [
-        product(planned(a, b, once=once, blocks=32, k_tiles=16), a, b).compute(scheduler="sync")
+        product(planned(a, b, once=once, blocks=32, slabs=16), a, b).compute(scheduler="sync")
         for once in (True, False)
     ]
     np.testing.assert_array_equal(*results)
@@ -98,7 +98,7 @@ def test_symmetric_products_and_addends():
     x, d = integers((35, 30), 4), integers((30, 30), 5)
     a = da.from_array(x, chunks=(9, 7), name="pieces-gram")
     step = Step("float32", "float32", trans_a=True, alpha=2, beta=3)
-    plan = planned(a, a, step, symmetric=True, blocks=10, k_tiles=20)
+    plan = planned(a, a, step, symmetric=True, blocks=10, slabs=20)
     assert plan.layout.mirrors
     c = product(plan, a, a, step, da.from_array(d, chunks=10))
     np.testing.assert_array_equal(c.compute(scheduler="sync"), 2 * x.T @ x + 3 * d)
@@ -158,7 +158,7 @@ def test_stacks():
     x, y = integers((3, 8, 8), 6), integers((8, 8), 7)
     a = da.from_array(x, chunks=((1, 2), 3, 5), name="pieces-stack")
     b = da.from_array(y, chunks=3, name="pieces-shared")
-    plan = planned(a, b, blocks=4, k_tiles=4)
+    plan = planned(a, b, blocks=4, slabs=4)
     meta = np.empty((0, 0, 0), "float32")
     c = build(plan, a, b, None, PLAIN, meta)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)

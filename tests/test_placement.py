@@ -149,10 +149,10 @@ def test_operands_are_made_where_their_blocks_belong(client, recorder):
         c.compute()
     ranks = workers_of(client)
     for i, s in product(range(COUNT), range(COUNT)):
-        home_a = plan.grid.rank(plan.layout.tiles.home("a", 0, i, s))
-        home_b = plan.grid.rank(plan.layout.tiles.home("b", 0, s, i))
-        assert recorder.ran[(a.name, i, s)] == ranks[home_a]
-        assert recorder.ran[(b.name, i, s)] == ranks[home_b]
+        owner_a = plan.grid.rank(plan.layout.tiles.owner("a", 0, i, s))
+        owner_b = plan.grid.rank(plan.layout.tiles.owner("b", 0, s, i))
+        assert recorder.ran[(a.name, i, s)] == ranks[owner_a]
+        assert recorder.ran[(b.name, i, s)] == ranks[owner_b]
     chain = [k for k in recorder.ran if isinstance(k, tuple) and k[0] not in (a.name, b.name)]
     upstream = [key for key in chain if key not in tasks_of(c)]
     assert upstream  # the tasks that b is made from

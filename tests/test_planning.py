@@ -106,15 +106,15 @@ def test_no_worker_is_asked_for_everything_in_one_step():
     grid, sizes = Grid(4, 4, 1), even(80, 8)
     layout = Schedule(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
     for k_tile in range(8):
-        asked = Counter(layout.tiles.keepers("a", 0, i)[k_tile] for i in range(8))
+        asked = Counter(layout.tiles.owners("a", 0, i)[k_tile] for i in range(8))
         assert max(asked.values()) == 1
-        asked.update(layout.tiles.keepers("b", 0, j)[k_tile] for j in range(8))
+        asked.update(layout.tiles.owners("b", 0, j)[k_tile] for j in range(8))
         assert max(asked.values()) <= 2
 
 
 @pytest.mark.parametrize("parts", range(1, 34))
 @pytest.mark.parametrize("fan_in", [2, 4, 8, 16])
-def test_keepers_of_sums_repeat_after_as_many_turns_as_are_said(parts, fan_in):
+def test_owners_of_sums_repeat_after_as_many_turns_as_are_said(parts, fan_in):
     count = turns(parts, fan_in)
     found = [merges(parts, turn, fan_in) for turn in range(3 * count)]
     assert found == found[:count] * 3
@@ -138,17 +138,15 @@ def test_merges_add_every_part_once_whoever_keeps_the_sums_and_however_many_at_o
     owners = dict(enumerate(range(parts)))
     for merge in merges(parts, turn, fan_in):
         assert 2 <= len(merge.addends) <= fan_in
-        assert sorted((merge.keeper, *merge.senders)) == sorted(
-            owners.pop(x) for x in merge.addends
-        )
-        owners[merge.addends[0]] = merge.keeper
+        assert sorted((merge.owner, *merge.senders)) == sorted(owners.pop(x) for x in merge.addends)
+        owners[merge.addends[0]] = merge.owner
         sums[merge.addends[0]] = pairwise_sum([sums.pop(part) for part in merge.addends])
     assert sums == {0: pairwise_sum([str(part) for part in range(parts)])}
 
 
 @pytest.mark.parametrize("fan_in", [2, 4])
 def test_merges_spread_the_sums_over_the_parts(fan_in):
-    last = Counter(merges(4, turn, fan_in)[-1].keeper for turn in range(16))
+    last = Counter(merges(4, turn, fan_in)[-1].owner for turn in range(16))
     assert last == dict.fromkeys(range(4), 4)
 
 
@@ -211,7 +209,7 @@ def test_the_busiest_worker_receives_about_what_is_counted(p_m, p_n, rows, colum
     assert 0.7 * most <= moved.busiest <= 1.8 * most
 
 
-def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
+def test_what_stays_at_owner_is_in_use_there_and_nowhere_else():
     def held(grid, **more):
         blocks = even(240, 4), even(360, 4), even(480, 4)
         layout = Schedule(problem(240, 480, 360), grid, (), *blocks, band=4 // grid.p_m, **more)
@@ -220,9 +218,9 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
 
     column = held(Grid(2, 1, 1))  # A never travels
     assert column["A in use"] == 120 * 120 * 4
-    assert column["A in use"] + column["A at home"] == 240 * 480 * 4 // 2
+    assert column["A in use"] + column["A kept"] == 240 * 480 * 4 // 2
     assert column["B in flight"] == 2 * 120 * 360 * 4
-    assert column["B at home"] == 480 * 360 * 4 // 2
+    assert column["B kept"] == 480 * 360 * 4 // 2
     assert {"A in flight", "B in use"} <= held(Grid(1, 2, 1)).keys()
     assert {"A in use", "B in use"} <= held(Grid(1, 1, 2)).keys()
     assert {"A in flight", "B in flight"} <= held(Grid(2, 2, 1)).keys()
@@ -233,7 +231,7 @@ def test_what_stays_at_home_is_in_use_there_and_nowhere_else():
         shape = replace(problem(240, 480, 360), a=spec)
         layout = Schedule(shape, grid, (), (120, 120), (360,), (480,), band=1)
         assert "A in flight" in memory.held(layout, cluster)[0]
-    # What is read when its k-tile comes is at home nowhere.
+    # What is read when its k-tile comes is kept nowhere.
     assert {"A in flight", "B in flight"} <= held(Grid(2, 1, 1), stream=True).keys()
 
 
@@ -247,7 +245,7 @@ def test_memory_is_a_sum_of_named_terms():
         "A in flight": 2 * 13 * 17 * 4,
         "B in flight": 2 * 17 * 19 * 4,
     }
-    assert spill == {"A at home": 26 * 34 * 4 / 4, "B at home": 34 * 38 * 4 / 4}
+    assert spill == {"A kept": 26 * 34 * 4 / 4, "B kept": 34 * 38 * 4 / 4}
 
 
 def test_seconds_are_a_sum_of_named_terms():
@@ -427,12 +425,12 @@ def test_a_product_that_fills_two_gpus_is_not_spilled():
 def test_what_is_cut_finer_starts_at_once():
     """Every worker keeps a block of A and one of B in the first k-tile: none waits for another."""
     layout = plan_matmul(square(65536), H200X8).layout
-    first = {(i, j): layout.grid.rank(layout.owner(i, j, 0)) for i, j in layout.pairs}
+    first = {(i, j): layout.grid.rank(layout.worker(i, j, 0)) for i, j in layout.pairs}
     ready = {
         rank
         for (i, j), rank in first.items()
-        if layout.grid.rank(layout.tiles.home("a", 0, i, 0)) == rank
-        and layout.grid.rank(layout.tiles.home("b", 0, j, 0)) == rank
+        if layout.grid.rank(layout.tiles.owner("a", 0, i, 0)) == rank
+        and layout.grid.rank(layout.tiles.owner("b", 0, j, 0)) == rank
     }
     assert ready == set(range(8))
 
@@ -562,13 +560,13 @@ def test_the_same_count_block_by_block():
     for grid, per_node in ((Grid(4, 4, 1), 4), (Grid(4, 4, 1), 8), (Grid(2, 8, 1), 4)):
         layout = Schedule(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
         sent = [
-            (home, user, size)
+            (owner, user, size)
             for kept, users in counted_transfers._count_operands(layout)
-            for (home, size), user in product(kept.items(), users)
-            if user != home
+            for (owner, size), user in product(kept.items(), users)
+            if user != owner
         ]
         total = sum(size for *_, size in sent)
-        far = sum(size for home, user, size in sent if home // per_node != user // per_node)
+        far = sum(size for owner, user, size in sent if owner // per_node != user // per_node)
         assert far / total == pytest.approx(
             communication.share_between_nodes(shape, grid, per_node), abs=0.02
         )
@@ -625,7 +623,7 @@ def test_plan_text_of_a_small_cluster():
         "moved     134 MB between workers, 33.6 MB to the busiest, 1.00 x the 2D bound",
         "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
         "A in flight 33.6 MB, B in flight 33.6 MB)",
-        "          and 33.6 MB that may be spilled (A at home 16.8 MB, B at home 16.8 MB)",
+        "          and 33.6 MB that may be spilled (A kept 16.8 MB, B kept 16.8 MB)",
         "time      0.727 s, 189.1 GFLOP/s (block products 0.687, transfers 0.0336, sums between "
         "k-tiles 0.00336, between tasks 0.016, scheduling 0.016, starting 0.0152)",
     ]

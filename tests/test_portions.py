@@ -1,4 +1,4 @@
-"""Matrices in two-dimensional chunks, multiplied where these lie: portions that are sums."""
+"""Matrices in two-dimensional chunks, multiplied where these lie: sums of partial products."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import multimm
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import KTile, Recipe, portion
+from multimm.graph.tasks.partial_products import KTile, Recipe, partial_product
 from multimm.planning.candidates.in_place import in_place
-from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import time
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.work.owner_computes import Group, Portions
+from multimm.planning.work.owner_computes import Group, PartialProducts
 
 #: 1048576 x 8192 in the squares of 128 MiB that Dask cuts it into, 182 times 2.
 ROWS, COLUMNS = (5792,) * 181 + (224,), (5792, 2400)
@@ -43,16 +43,24 @@ def anywhere(workers, seed=0):
 # --------------------------------------------------------------------- the plan
 
 
-def test_a_portion_has_the_rows_of_which_its_worker_has_chunks():
+def test_a_partial_product_has_the_rows_of_which_its_worker_has_chunks():
     """The example of the module's docstring."""
-    portions = Portions((1, 1, 1, 1), (5, 3), (0, 0, 0, 1, 1, 0, 1, 1), (4,), 2)
-    assert portions.lengths == (3, 3)
-    assert portions.made[0].groups == (Group((0,), (0, 1)), Group((1,), (0,)), Group((2,), (1,)))
-    assert portions.made[1].groups == (Group((1,), (1,)), Group((2,), (0,)), Group((3,), (0, 1)))
-    runs = list(portions.runs(0))
+    partial_products = PartialProducts((1, 1, 1, 1), (5, 3), (0, 0, 0, 1, 1, 0, 1, 1), (4,), 2)
+    assert partial_products.lengths == (3, 3)
+    assert partial_products.made[0].groups == (
+        Group((0,), (0, 1)),
+        Group((1,), (0,)),
+        Group((2,), (1,)),
+    )
+    assert partial_products.made[1].groups == (
+        Group((1,), (1,)),
+        Group((2,), (0,)),
+        Group((3,), (0, 1)),
+    )
+    runs = list(partial_products.runs(0))
     assert [[number for number, _ in run.found] for run in runs] == [[0], [0, 1], [0, 1], [1]]
     assert [to for run in runs for _, to in run.goes_to] == [slice(i, i + 1) for i in range(4)]
-    assert portions.multiplied == {0: 16, 1: 16}
+    assert partial_products.multiplied == {0: 16, 1: 16}
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
@@ -64,19 +72,20 @@ def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
     layout = plan.layout
     assert layout.in_place is not None
     assert not plan.bytes_rechunk
-    # Each row's sums are in two portions at most, and one of them may be where they are joined.
+    # Each row's sums are in two partial products at most, and one of them may be where they are
+    # joined.
     of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.in_place.fetched.values())
     assert plan.bytes_moved <= of_c + (workers - 1) * w.nbytes
     assert plan.bytes_moved < 0.35 * x.nbytes
     assert sum(plan.received.values()) == plan.bytes_moved
     assert plan.tasks <= 4 * workers * (workers + 1)
     text = str(plan)
-    assert f"{layout.blocks} portions where A lies" in text
+    assert f"{layout.blocks} partial products where A lies" in text
     assert (", added and joined" in text) == layout.in_place.work.adds
     assert (" but for " in text) == bool(layout.in_place.fetched)
 
 
-def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
+def test_of_long_vectors_partial_products_are_sums_of_what_each_worker_has():
     x = anywhere(4)
     y = MatrixSpec((SHAPE[0], 64), chunks=((2**19,) * 2, (64,)), owners=(0, 1))
     plan = plan_matmul(Problem(x.T, y, pack="float32"), gpus(4))
@@ -85,7 +94,7 @@ def test_of_long_vectors_portions_are_sums_of_what_each_worker_has():
     assert not layout.in_place.fetched
     assert plan.bytes_moved <= 3 * (y.nbytes + 2 * SHAPE[1] * 64 * 4)
     turned = plan_matmul(Problem(y.T, x, pack="float32"), gpus(4))
-    assert turned.layout.portions.by_columns
+    assert turned.layout.partial_products.by_columns
     assert turned.bytes_moved == plan.bytes_moved
     assert turned.seconds == pytest.approx(plan.seconds)
 
@@ -103,26 +112,28 @@ def test_of_two_matrices_of_one_size_the_plan_names_the_one_that_stays(role):
     assert all(kind.ranks for kind in both)
 
 
-def test_many_small_chunks_travel_in_bundles():
+def test_many_small_chunks_travel_in_coalesced_transfers():
     x = anywhere(2)
     y = MatrixSpec((SHAPE[0], 8), chunks=(ROWS, (8,)), owners=(0, 1) * 91)
     plan = plan_matmul(Problem(x.T, y), gpus(2))
-    assert plan.layout.operands.bundles == 2
+    assert plan.layout.operands.coalesced_transfers == 2
     assert plan.layout.in_place.arriving.chunks == 1
-    assert "bundled" in str(plan)
-    single = replace(plan.layout, portions=replace(plan.layout.portions, bundled=False))
+    assert "coalesced" in str(plan)
+    single = replace(
+        plan.layout, partial_products=replace(plan.layout.partial_products, coalesced=False)
+    )
     assert time.seconds(single, gpus(2), 0)["first blocks"] > 0.1
     one = replace(y, chunks=((SHAPE[0],), (8,)), owners=(0,))
-    assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.operands.bundles
+    assert not plan_matmul(Problem(x.T, one), gpus(2)).layout.operands.coalesced_transfers
 
 
 def test_of_wide_products_each_row_goes_to_the_worker_with_most_of_it():
     w = MatrixSpec((SHAPE[1], 8192), owners=(0,))
-    layouts = list(in_portions(Problem(anywhere(4), w, pack="float32"), gpus(4)))
+    layouts = list(in_partial_products(Problem(anywhere(4), w, pack="float32"), gpus(4)))
     whole = [layout for layout in layouts if not layout.in_place.work.adds]
     assert whole
     for layout in whole:
-        at = np.array(layout.portions.at).reshape(len(ROWS), 2)
+        at = np.array(layout.partial_products.at).reshape(len(ROWS), 2)
         np.testing.assert_array_equal(at[:, 0], at[:, 1])
         assert sum(layout.in_place.fetched.values()) < 0.3 * layout.in_place.laid.nbytes
 
@@ -162,7 +173,7 @@ def test_long_vectors(client, chunk, in_turn):
     a, b = scattered(client, x, (400, 320), of_a), scattered(client, y, chunk, of_b)
     plan = multimm.plan(a.T, b)
     assert plan.layout.in_place is not None
-    assert plan.layout.portions.bundled == (chunk < 36000)
+    assert plan.layout.partial_products.coalesced == (chunk < 36000)
     c, moved = received(client, multimm.matmul(a.T, b))
     assert moved == plan.bytes_moved < x.nbytes / 8
     np.testing.assert_array_equal(c.compute(), x.T @ y)
@@ -183,7 +194,7 @@ def test_a_square_matrix_and_a_vector_again_and_again(client):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int32"])
 @pytest.mark.parametrize("alpha", [1, 3])
-def test_portions_are_added_before_they_are_rounded(dtype, alpha):
+def test_partial_products_are_added_before_they_are_rounded(dtype, alpha):
     x, w = (integers(shape).astype(dtype) for shape in ((60, 8), (8, 5)))
     x[0, :] = 5000 if dtype == "float16" else 5  # 5000 * 8 * 4 is no float16, the sum may be one
     w[:4, 0] = 7
@@ -194,7 +205,9 @@ def test_portions_are_added_before_they_are_rounded(dtype, alpha):
     owners = owners_of(15, 2)
     large = MatrixSpec(x.shape, chunks=a.chunks, owners=owners, **sizes)
     problem = Problem(large, MatrixSpec(w.shape, **sizes), dtype, wide)
-    layouts = [layout for layout in in_portions(problem, gpus(3)) if layout.in_place.work.adds]
+    layouts = [
+        layout for layout in in_partial_products(problem, gpus(3)) if layout.in_place.work.adds
+    ]
     assert layouts
     precise = alpha * (x.astype(wide) @ w.astype(wide))
     assert dtype != "float16" or precise[0, 0] == 0
@@ -216,7 +229,7 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     joined = 8000 * 200 * 4
     tracemalloc.start()
     try:
-        c = portion([other], chunks, recipe=recipe, step=step, inner=step)
+        c = partial_product([other], chunks, recipe=recipe, step=step, inner=step)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

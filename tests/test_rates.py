@@ -249,7 +249,7 @@ def test_where_nothing_can_be_written_rates_hold_for_this_process(rates_file, ca
     assert store.stored() == Rates()
 
 
-def test_a_user_without_a_home_keeps_nothing(monkeypatch, caplog):
+def test_a_user_without_a_owner_keeps_nothing(monkeypatch, caplog):
     monkeypatch.setattr(file_cache, "directory", lambda: None)
     assert store.stored() == Rates()
     assert store.keep(ALL) is None

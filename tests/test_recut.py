@@ -75,7 +75,7 @@ def test_no_more_travels_than_the_plan_says(client, chunks, blocks, k_tiles, per
     np.testing.assert_array_equal(c.compute(), x @ y)
 
 
-def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
+def test_blocks_are_cut_where_they_lie_and_joined_at_owner(client):
     x = integers((SIZE, SIZE), 2)
     a, b = client.persist([da.from_array(x, chunks=48, name=f"rechunked-{n}") for n in "ab"])
     wait([a, b])
@@ -83,20 +83,20 @@ def test_blocks_are_cut_where_they_lie_and_joined_at_home(client):
     plan = multimm.plan(a, b, blocks=24, slabs=24)
     addresses = sorted(listed(client))
     holders = client.who_has()
-    homes, cuts = Counter(), 0
+    owners, cuts = Counter(), 0
     for task in cutting(c).values():
         if task.func is join:
-            homes[plan.grid.rank(task.place.owner)] += 1
+            owners[plan.grid.rank(task.place.owner)] += 1
             role, at = task.label.matrix.lower(), task.label.block
             row_or_column, k_tile = at if role == "a" else at[::-1]
-            assert task.place.owner == plan.layout.tiles.home(role, 0, row_or_column, k_tile)
+            assert task.place.owner == plan.layout.tiles.owner(role, 0, row_or_column, k_tile)
             continue
         cuts += 1
         for source, lies in task.place.blocks:
             assert task.place.owner == lies
             assert addresses[plan.grid.rank(lies)] in holders[source]
-    assert set(homes.values()) == {2 * 16 // 4}
-    assert 0 < cuts < 2 * 16  # what is at home already is cut as it is joined
+    assert set(owners.values()) == {2 * 16 // 4}
+    assert 0 < cuts < 2 * 16  # what is in place already is cut as it is joined
     np.testing.assert_array_equal(c.compute(), x @ x)
 
 
@@ -143,7 +143,7 @@ def product(a, b, workers, **fixed):
     return plan, build(plan, a, b, None, PLAIN, np.empty((0, 0), "float32"))
 
 
-def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
+def test_what_a_worker_has_of_a_block_travels_in_one_coalesced():
     """However small the chunks: each fetch takes longer than its bytes do."""
     x = integers((64, 64), 10)
     a = da.from_array(x, chunks=4, name="rechunked-scattered")
@@ -156,8 +156,8 @@ def test_what_a_worker_has_of_a_block_travels_in_one_bundle():
     fetched = 0
     for task in made.values():
         if task.func is join:
-            home = task.place.owner
-            elsewhere = [key for key, at in task.place.blocks if rank(at) != rank(home)]
+            owner = task.place.owner
+            elsewhere = [key for key, at in task.place.blocks if rank(at) != rank(owner)]
             fetched += len(elsewhere)
             assert len(elsewhere) <= 3
             assert all(made[key].func is cut_out for key in elsewhere if key in made)

@@ -19,7 +19,7 @@ from small import integers
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
-from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.cost import communication, counted_transfers
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
@@ -79,7 +79,7 @@ def cells(schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def place(schedule: Schedule, row: int, j: int) -> tuple[int, int]:
-    at = schedule.owner(row, j, 0)
+    at = schedule.worker(row, j, 0)
     return at.row % schedule.grid.p_m, at.col % schedule.grid.p_n
 
 
@@ -118,18 +118,18 @@ def test_every_tile_has_one_owner_that_uses_it_unless_it_lies_elsewhere(schedule
     for role in schedule.roles:
         for share, block in product(schedule.shares(role), range(len(edges[role]))):
             flat = share.users[0]
-            keepers = schedule.tiles.keepers(role, flat, block)
-            assert len(keepers) == len(schedule.k_tiles)
+            owners = schedule.tiles.owners(role, flat, block)
+            assert len(owners) == len(schedule.k_tiles)
             users = set().union(*schedule.work.users(role, flat, block))
-            for k_tile, rank in enumerate(keepers):
-                home = schedule.tiles.home(role, flat, block, k_tile)
-                assert schedule.grid.rank(home) == rank < schedule.grid.workers
+            for k_tile, rank in enumerate(owners):
+                owner = schedule.tiles.owner(role, flat, block, k_tile)
+                assert schedule.grid.rank(owner) == rank < schedule.grid.workers
                 if role not in schedule.operands.in_place and users:
-                    assert home.part == schedule.part_of[k_tile]
+                    assert owner.part == schedule.part_of[k_tile]
                     if len(schedule.row_sizes) >= schedule.grid.p_m and (
                         len(schedule.n_blocks) >= schedule.grid.p_n
                     ):
-                        assert (home.row, home.col) in users
+                        assert (owner.row, owner.col) in users
 
 
 @given(schedules())
@@ -207,12 +207,12 @@ def from_tasks(schedule: Schedule, lazy: da.Array, arrays: list[da.Array]) -> tu
         for at in np.ndindex(x.numblocks)
     }
     received, kept, sent = Counter(), defaultdict(Counter), set()
-    homes = {}
+    owners = {}
     for task in tasks.values():
         here, row_panel = schedule.grid.rank(task.place.owner), task.place.order[0]
         for key, at in task.place.blocks:
-            homes[key] = home = schedule.grid.rank(at)
-            if home != here and (key, here, row_panel) not in sent:
+            owners[key] = owner = schedule.grid.rank(at)
+            if owner != here and (key, here, row_panel) not in sent:
                 sent.add((key, here, row_panel))
                 received[here] += nbytes[key]
         for key in task.dependencies & tasks.keys():
@@ -220,8 +220,8 @@ def from_tasks(schedule: Schedule, lazy: da.Array, arrays: list[da.Array]) -> tu
             if task.func.__name__.startswith("add") and before.place.owner != task.place.owner:
                 *_, row, j = task.place.order
                 received[here] += 4 * size(schedule, row, j)
-    for key, home in homes.items():
-        kept[key[0]][home] += nbytes[key]
+    for key, owner in owners.items():
+        kept[key[0]][owner] += nbytes[key]
     return received, kept
 
 
@@ -278,7 +278,8 @@ def test_the_panels_of_a_row_panel_hold_what_its_items_need(schedule):
         assert max(size for (whose, *_), size in needed.items() if whose == role) <= panel
 
 
-# Where one operand is multiplied where it lies: products and portions are in `test_gathered` --
+# Where one operand is multiplied where it lies: products and partial products are in
+# `test_gathered` --
 
 
 @st.composite
@@ -293,7 +294,7 @@ def owner_computes(draw: st.DrawFn) -> Schedule:
     tall = MatrixSpec((sum(rows), sum(columns)), chunks=(rows, columns), owners=owners)
     small = MatrixSpec((sum(columns), 3))
     problem = Problem(small.T, tall.T) if by_columns else Problem(tall, small)
-    found = list(in_portions(problem, gpus(workers)))
+    found = list(in_partial_products(problem, gpus(workers)))
     assume(found)
     return draw(st.sampled_from(found))
 
@@ -303,9 +304,9 @@ def test_each_block_of_c_is_joined_by_a_worker_that_has_some_of_it(schedule):
     work, grid = schedule.work, schedule.grid
     rows, columns = (range(len(blocks)) for blocks in work.sides)
     for row, j in product(rows, columns):
-        portion = work.cell(row, j)
-        assert portion in work.pairs
-        at = Coordinate(*work.owner(*portion), 0)
+        partial_product = work.cell(row, j)
+        assert partial_product in work.pairs
+        at = Coordinate(*work.worker(*partial_product), 0)
         assert schedule.completes(row, j) == grid.rank(at)
     counted = counted_transfers.received(schedule, grid.workers)
     moved = communication.of_products(schedule, grid.workers)

@@ -44,9 +44,9 @@ def test_memory_holds_all_matrices_that_a_task_converts(batch, matrices):
 def test_operands_that_all_matrices_share_are_kept_by_several_workers():
     """And sent by them: one worker would have to send all."""
     layout = stack_layout(((8,), ()), Grid(8, 1, 1), 1, 1)
-    assert len({x for j in range(3) for x in layout.tiles.keepers("b", 0, j)}) == 4
+    assert len({x for j in range(3) for x in layout.tiles.owners("b", 0, j)}) == 4
     layout = stack_layout(((), (8,)), Grid(8, 1, 1), 4, 8)
-    assert len({x for i in range(4) for x in layout.tiles.keepers("a", 0, i)}) >= 4
+    assert len({x for i in range(4) for x in layout.tiles.owners("a", 0, i)}) >= 4
 
 
 def test_an_operand_that_several_rows_share_arrives():

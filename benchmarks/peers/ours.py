@@ -169,7 +169,7 @@ def _home(plan: MatmulPlan, role: str) -> Home:
 
     def of(i: int, j: int) -> int:
         block, slab = (i, j) if role == "a" else (j, i)
-        rank = plan.layout.tiles.keepers(role, 0, block)[slab]
+        rank = plan.layout.tiles.owners(role, 0, block)[slab]
         return plan.cluster.number(rank % plan.cluster.workers)
 
     return of

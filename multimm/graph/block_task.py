@@ -65,13 +65,13 @@ class Place(NamedTuple):
 
     @property
     def step(self) -> tuple[int, int]:
-        """Wave, and step of it."""
+        """Row panel, and step of it."""
         return self.order[:2]  # type: ignore[return-value]
 
     @property
     def blocks(self) -> Iterator[tuple[Key, Coordinate]]:
         """Each of the operand blocks, and where it belongs."""
-        return ((key, home) for home, keys in self.inputs for key in keys)
+        return ((key, owner) for owner, keys in self.inputs for key in keys)
 
 
 def after(awaited: Any, func: Callable[..., Block], *args: Any, **kwargs: Any) -> Block:
@@ -155,7 +155,7 @@ class BlockTask(LabelledTask):
         # What is put in place of an input itself, and is no key, has no place.
         new = {old: x for old, x in new.items() if not isinstance(x, GraphNode)}
         if made is not self and new:
-            inputs = tuple((home, _renamed(keys, new)) for home, keys in self.place.inputs)
+            inputs = tuple((owner, _renamed(keys, new)) for owner, keys in self.place.inputs)
             made.place = self.place._replace(inputs=inputs)
             made.sizes = tuple((shape, _renamed(keys, new)) for shape, keys in self.sizes)
         return made

@@ -79,9 +79,9 @@ class Keys:
         matrices = (stored_at(p.stack, at) for at in batch)
         return (*matrices, stored_at(p.rows, i), stored_at(p.columns, j))
 
-    def portion(self, work: OwnerComputes, number: int, across: int) -> Key:
-        """The key of a portion of a block of C; C's own key if it is all of the block."""
-        strip = number // work.portions.workers
-        if len(work.strips[strip]) == 1:
-            return (self.name("matmul"), *work.of(strip, across))
-        return (self.name("portion"), *work.of(number, across))
+    def partial_product(self, work: OwnerComputes, number: int, across: int) -> Key:
+        """The key of a partial product of a block of C; C's own key if it is all of the block."""
+        output_tile = number // work.partial_products.workers
+        if len(work.output_tiles[output_tile]) == 1:
+            return (self.name("matmul"), *work.of(output_tile, across))
+        return (self.name("partial_product"), *work.of(number, across))

@@ -37,7 +37,7 @@ class Distribution:
     schedule : Schedule
     """
 
-    bundles = 0  #: tasks that bundle what travels
+    coalesced_transfers = 0  #: tasks that coalesce what travels
     joined_small = 0  #: bytes of k-tiles that a task joins from several chunks, all at once
 
     def __init__(self, schedule: Schedule) -> None:
@@ -108,12 +108,12 @@ class Distribution:
 
     @property
     def bands(self) -> int:
-        """Pieces that are multiplied by themselves, over all blocks of C and k-tiles."""
+        """Sub-blocks that are multiplied by themselves, over all blocks of C and k-tiles."""
         return self._within(self.banded).sub_blocks if self.banded else 0
 
     @property
     def sums_in_bands(self) -> int:
-        """Pieces along k beyond one in each k-tile: so often sums are handed on within tasks."""
+        """Sub-blocks along k beyond one in each k-tile: sums are handed on as often in tasks."""
         if not self.banded:
             return 0
         ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.schedule.k_tiles)}
@@ -148,7 +148,7 @@ class Distribution:
 
     @cached_property
     def packed(self) -> tuple[str, ...]:
-        """The operands whose blocks are packed for tensor cores, once, where they are at home.
+        """The operands whose blocks are packed for tensor cores, once, where they are kept.
 
         A block that is used once is packed by the product that uses it.
         """
@@ -205,7 +205,7 @@ class Distribution:
             role
             for role in self.in_place
             if any(
-                self.keepers(role, *at) != self._in_turn(role, *at)
+                self.owners(role, *at) != self._in_turn(role, *at)
                 for at in product(
                     (share.users[0] for share in self.schedule.shares(role)),
                     range(len(edges[role])),
@@ -213,30 +213,30 @@ class Distribution:
             )
         )
 
-    def home(self, role: str, flat: int, block: int, k_tile: int) -> Coordinate:
+    def owner(self, role: str, flat: int, block: int, k_tile: int) -> Coordinate:
         """Where an operand block is kept: where it lies, if it lies in a place of the grid.
 
         Else A's by block row, B's by block column, and k-tile. Of a stack, `flat` is the first
         batch block of C that uses it.
         """
-        rank = self.keepers(role, flat, block)[k_tile]
+        rank = self.owners(role, flat, block)[k_tile]
         if rank >= self.grid.workers:
             rank = self._in_turn(role, flat, block)[k_tile]
         return self.grid.place(rank)
 
-    def keepers(self, role: str, flat: int, block: int) -> tuple[int, ...]:
+    def owners(self, role: str, flat: int, block: int) -> tuple[int, ...]:
         """By k-tile, the number of the worker that keeps an operand block, also beyond the grid.
 
         Of a block of A's rows, or of B's columns.
         """
         at = role, flat, block
-        if at not in self._keepers:
-            self._keepers[at] = self._lie(*at) or self._in_turn(*at)
-        return self._keepers[at]
+        if at not in self._owners:
+            self._owners[at] = self._lie(*at) or self._in_turn(*at)
+        return self._owners[at]
 
     @cached_property
-    def _keepers(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
-        """What `keepers` has found so far: a search asks for the same ones again and again."""
+    def _owners(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
+        """What `owners` has found so far: a search asks for the same ones again and again."""
         return {}
 
     def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ class Distribution:
         if len(spec.chunks[across]) > 1 or len(blocks[across]) > 1:
             return None
         return rechunk.away(
-            spec.chunks[along], spec.owners, self.schedule.k_tiles, self.keepers(role, 0, 0)
+            spec.chunks[along], spec.owners, self.schedule.k_tiles, self.owners(role, 0, 0)
         )
 
     @cached_property
@@ -320,8 +320,8 @@ class Distribution:
         if role in self.elsewhere:
             held: Counter[int] = Counter()
             for (at, size), share in product(enumerate(blocks), self.schedule.shares(role)):
-                keepers, width = self.keepers(role, share.users[0], at), size * spec.itemsize
-                for rank, k_tile in zip(keepers, self.schedule.k_tiles, strict=True):
+                owners, width = self.owners(role, share.users[0], at), size * spec.itemsize
+                for rank, k_tile in zip(owners, self.schedule.k_tiles, strict=True):
                     held[rank] += share.matrices * width * k_tile
             return max(held.values())
         kept = (

@@ -79,9 +79,9 @@ def _blocks_line(plan: MatmulPlan) -> str:
     layout = plan.layout
     rows, columns = layout.sides
     within = tuple(role for role in layout.operands.cut_within if role != layout.operands.banded)
-    portions = ""
+    partial_products = ""
     if layout.in_place is not None:
-        portions, within = _portions_text(layout.in_place), ()
+        partial_products, within = _partial_products_text(layout.in_place), ()
     cut = f", {names(within)} cut by every product" if within else ""
     if layout.operands.banded:
         cut += f", {layout.operands.banded.upper()} multiplied chunk by chunk"
@@ -90,7 +90,7 @@ def _blocks_line(plan: MatmulPlan) -> str:
         are = "it is" if len(layout.operands.packed) == 1 else "they are"
         packed = f", {names(layout.operands.packed)} packed where {are} kept"
     return (
-        f"C in {blocks_text(rows)} x {blocks_text(columns)}{portions}, "
+        f"C in {blocks_text(rows)} x {blocks_text(columns)}{partial_products}, "
         f"k in k-tiles of {blocks_text(layout.k_tiles)}{cut}{packed}"
     )
 
@@ -104,13 +104,15 @@ def _chunks_line(plan: MatmulPlan) -> str:
     return f"C in {sizes}, {how}"
 
 
-def _portions_text(own: InPlace) -> str:
-    parted = f" in {own.work.count} portions" if own.work.joined else ""
+def _partial_products_text(own: InPlace) -> str:
+    parted = f" in {own.work.count} partial products" if own.work.joined else ""
     elsewhere = human(sum(own.fetched.values())) if own.fetched else ""
     but = f" but for {elsewhere}" if elsewhere else ""
     joined = f",{' added' * own.work.adds} and joined" if own.work.joined else ""
-    bundled = f", {own.small.upper()} bundled where it lies" if own.portions.bundled else ""
-    return f", made{parted} where {own.large.upper()} lies{but}{joined}{bundled}"
+    coalesced = (
+        f", {own.small.upper()} coalesced where it lies" if own.partial_products.coalesced else ""
+    )
+    return f", made{parted} where {own.large.upper()} lies{but}{joined}{coalesced}"
 
 
 def _order_line(plan: MatmulPlan) -> str:
@@ -147,7 +149,7 @@ def _moved_line(plan: MatmulPlan) -> str:
     if plan.bytes_joined:
         more += f", and {human(plan.bytes_joined)} of C to join its chunks"
     if not plan.bytes_received:
-        return f"nothing: all is at home{more}"
+        return f"nothing: all blocks are in place{more}"
     worst, bound = plan.bytes_busiest, plan.bytes_bound
     against = f", {plan.bytes_received / bound:.2f} x the 2D bound" if bound else ""
     roles = plan.layout.operands.in_place

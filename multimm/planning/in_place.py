@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Arriving(NamedTuple):
     """What a worker is sent of operands."""
 
-    chunks: float  #: or bundles
+    chunks: float  #: or coalesced transfers
     nbytes: float
 
 
@@ -47,16 +47,16 @@ class InPlace:
     bands = sums_in_bands = 0
 
     def __init__(self, schedule: Schedule, work: OwnerComputes) -> None:
-        self.schedule, self.work, self.portions = schedule, work, work.portions
+        self.schedule, self.work, self.partial_products = schedule, work, work.partial_products
         #: What is taken where it lies, and what travels to all who need it.
-        self.large, self.small = "ba" if self.portions.by_columns else "ab"
+        self.large, self.small = "ba" if self.partial_products.by_columns else "ab"
         self.cut_within = (self.large,)  # each task joins rows of chunks for itself
 
     @cached_property
     def laid(self) -> MatrixSpec:
         """The large matrix, as if it were A."""
         spec = self.schedule.spec(self.large)
-        return spec.T if self.portions.by_columns else spec
+        return spec.T if self.partial_products.by_columns else spec
 
     @property
     def sent(self) -> MatrixSpec:
@@ -71,15 +71,15 @@ class InPlace:
     def rechunk(self) -> Rechunk:
         """The chunks that are multiplied, and bytes of those that are joined."""
         times = len(self.work.across)
-        sub_blocks = len(self.portions.rows) * len(self.schedule.k_tiles)
-        copied = self.portions.joined * self.laid.itemsize
+        sub_blocks = len(self.partial_products.rows) * len(self.schedule.k_tiles)
+        copied = self.partial_products.joined * self.laid.itemsize
         return Rechunk(0, 0, 0, times * sub_blocks, times * copied)
 
     @cached_property
     def fetched(self) -> Counter[int]:
         """Bytes of the large matrix that each worker multiplies and does not have."""
         spec, found = self.laid, Counter[int]()
-        chunks = zip(spec.owners, self.portions.at, product(*spec.chunks), strict=True)
+        chunks = zip(spec.owners, self.partial_products.at, product(*spec.chunks), strict=True)
         for owner, worker, (row, column) in chunks:
             if owner != worker:
                 found[worker] += row * column * spec.itemsize
@@ -102,10 +102,10 @@ class InPlace:
         The latter for all of its tasks at once: 51 chunks of 134 MB took a worker 0.1 s more than
         their bytes would, which its products did not hide.
         """
-        small, workers = self.sent, self.portions.workers
-        chunks = self.bundles or small.blocks
+        small, workers = self.sent, self.partial_products.workers
+        chunks = self.coalesced_transfers or small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
-        moved = sum(map(ne, self.laid.owners, self.portions.at)) / workers
+        moved = sum(map(ne, self.laid.owners, self.partial_products.at)) / workers
         most = max(self.fetched.values(), default=0)
         return Arriving(chunks * away + moved, small.nbytes * away + most)
 
@@ -115,45 +115,45 @@ class InPlace:
         return {self.large: self.laid.fullest, self.small: self.sent.fullest or self.sent.nbytes}
 
     @cached_property
-    def bundles(self) -> int:
-        """Tasks that bundle what a worker has of the small operand."""
-        chunks = enumerate(product(*self.sent.chunks)) if self.portions.bundled else ()
-        return len({self.keeper_of_small(at) for at, size in chunks if prod(size)})
+    def coalesced_transfers(self) -> int:
+        """Tasks that coalesce what a worker has of the small operand."""
+        chunks = enumerate(product(*self.sent.chunks)) if self.partial_products.coalesced else ()
+        return len({self.owner_of_small(at) for at, size in chunks if prod(size)})
 
     @property
     def first_use(self) -> dict[str, int]:
         """Bytes of each operand that a worker's first product multiplies, by role, at most.
 
-        Of a small operand in bundles, all that the worker bundles comes before that.
+        Of a small operand in coalesced transfers, all that the worker coalesces comes before that.
         """
         k, small = self.schedule.problem.k, self.sent
         of_small = max(self.work.across) * k * small.itemsize
-        if self.portions.bundled:
-            of_small = small.fullest or small.nbytes // self.portions.workers
-        of_large = max(self.portions.lengths) * k * self.laid.itemsize
+        if self.partial_products.coalesced:
+            of_small = small.fullest or small.nbytes // self.partial_products.workers
+        of_large = max(self.partial_products.lengths) * k * self.laid.itemsize
         return {self.small: of_small, self.large: of_large}
 
     @property
     def packed_by_products(self) -> dict[str, int]:
         """Elements of each operand that the busiest worker packs, if its products do so."""
         across = self.work.across
-        large = max(self.portions.multiplied.values()) * len(across)
-        return {self.large: large, self.small: self.portions.walked * sum(across)}
+        large = max(self.partial_products.multiplied.values()) * len(across)
+        return {self.large: large, self.small: self.partial_products.walked * sum(across)}
 
     @property
     def joined_small(self) -> int:
         """Bytes of those k-tiles of the small operand that are cut from several chunks."""
-        along, across = self.sent.chunks[:: -1 if self.portions.by_columns else 1]
+        along, across = self.sent.chunks[:: -1 if self.partial_products.by_columns else 1]
         k_tiles = self.schedule.k_tiles
         wide = any(_of_several(self.work.across, across))
         cut = zip(k_tiles, _of_several(k_tiles, along), strict=True)
         length = sum(k_tile for k_tile, several in cut if several or wide)
         return length * max(self.work.across) * self.sent.itemsize
 
-    def keeper_of_small(self, chunk: int) -> int:
+    def owner_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""
         owners = self.sent.owners
-        return owners[chunk] if owners else chunk % self.portions.workers
+        return owners[chunk] if owners else chunk % self.partial_products.workers
 
 
 def _of_several(blocks: Blocks, chunks: Blocks) -> list[bool]:

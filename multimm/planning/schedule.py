@@ -44,7 +44,7 @@ from multimm.planning.tiling.grid import (
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
 from multimm.planning.tiling.stacks import Share, shares
 from multimm.planning.work.cyclic import Cyclic, cyclic
-from multimm.planning.work.owner_computes import OwnerComputes, Portions
+from multimm.planning.work.owner_computes import OwnerComputes, PartialProducts
 from multimm.planning.work.symmetric import Symmetric, symmetric
 
 #: K-tiles of A and B that may be alive at once: one in use and one on its way.
@@ -97,7 +97,7 @@ class Schedule:
         Operand blocks are read when their k-tile comes, again in every row panel, and no earlier
         than `WINDOW` k-tiles ahead; only for operands that can be made again.
     pack_once : bool
-        Blocks that are used more than once may be packed where they are at home; else each
+        Blocks that are used more than once may be packed where they are kept; else each
         product packs its own, which takes less memory.
     cut_once : bool
         Operands that come in other blocks are cut and joined to these by tasks of their own; else
@@ -108,14 +108,14 @@ class Schedule:
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     slabs_per_task : int
-        K-tiles that one task multiplies in turn, at most, where it has them at home.
+        K-tiles that one task multiplies in turn, at most, where it keeps them.
     part_slabs : Blocks
         K-tiles of each part of k. Empty: as even as can be.
     mirrors : bool
         One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
-    portions : Portions, optional
+    partial products : Partial products, optional
         One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
-        block columns, are portions of those of C.
+        block columns, are partial products of those of C.
     """
 
     problem: Problem
@@ -133,7 +133,7 @@ class Schedule:
     k_tiles_per_task: int = 1
     part_k_tiles: Blocks = ()
     mirrors: bool = False
-    portions: Portions | None = None
+    partial_products: PartialProducts | None = None
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -170,9 +170,11 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Slabs in the longest part of k that are multiplied by tasks of their own."""
+        """K-tiles in the longest part of k that are multiplied by tasks of their own."""
         return (
-            1 if self.portions else max(self.part_k_tiles or even(len(self.k_tiles), self.grid.p_k))
+            1
+            if self.partial_products
+            else max(self.part_k_tiles or even(len(self.k_tiles), self.grid.p_k))
         )
 
     def in_turn(self, workers: int) -> bool:
@@ -255,9 +257,9 @@ class Schedule:
     @cached_property
     def in_place(self) -> InPlace | None:
         """Operands of which one is multiplied chunk by chunk where it lies, if that is so."""
-        if self.portions is None or not isinstance(self.blockwise, Cyclic):
+        if self.partial_products is None or not isinstance(self.blockwise, Cyclic):
             return None
-        return InPlace(self, OwnerComputes(self.portions, self.blockwise))
+        return InPlace(self, OwnerComputes(self.partial_products, self.blockwise))
 
     @cached_property
     def work(self) -> Cyclic | Symmetric | OwnerComputes:
@@ -366,18 +368,18 @@ class Schedule:
 
     @property
     def joined_bytes(self) -> int:
-        """Bytes of an element of the portions that are joined."""
+        """Bytes of an element of the partial products that are joined."""
         adds = self.in_place is not None and self.in_place.work.adds
         return self.problem.sum_bytes if adds else self.problem.out_bytes
 
-    def owner(self, row: int, j: int, part: int) -> Coordinate:
+    def worker(self, row: int, j: int, part: int) -> Coordinate:
         """Who computes a block of C, for one part of k."""
-        return Coordinate(*self.work.owner(row, j), part)
+        return Coordinate(*self.work.worker(row, j), part)
 
-    def keeper(self, row: int, j: int) -> Coordinate:
+    def owner(self, row: int, j: int) -> Coordinate:
         """Who has the complete sum of what is computed."""
         tree = self.merges(row, j)
-        return self.owner(row, j, tree[-1].keeper if tree else 0)
+        return self.worker(row, j, tree[-1].owner if tree else 0)
 
     def merges(self, row: int, j: int) -> tuple[Merge, ...]:
         """The additions that sum the parts of a computed block of C."""
@@ -389,12 +391,12 @@ class Schedule:
 
     @cached_property
     def _turns(self) -> dict[tuple[int, int], int]:
-        """By computed block of C: how many its place has had before, so that keepers take turns."""
+        """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
         before: Counter[tuple[int, int]] = Counter()
         for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
             row = self.row(flat, i)
-            at = self.owner(row, j, 0)
+            at = self.worker(row, j, 0)
             place = at.row % self.grid.p_m, at.col % self.grid.p_n
             found[row, j] = sum(place) + before[place]
             before[place] += 1
@@ -475,7 +477,7 @@ class Schedule:
         """The worker of each chunk of C, as stored; empty for stacks and where Dask decides."""
         if not self.placed(workers):
             return ()
-        ranks = [x.keeper for x in self.handed_out] if self.hands_out else self.block_owners
+        ranks = [x.owner for x in self.handed_out] if self.hands_out else self.block_owners
         return tuple(rank % workers for rank in ranks)
 
     def placed(self, workers: int) -> bool:
@@ -484,7 +486,7 @@ class Schedule:
 
     def completes(self, i: int, j: int, flat: int = 0) -> int:
         """The number of the worker that makes a block of the result, of one batch block."""
-        return self.grid.rank(self.keeper(*self.work.cell(self.row(flat, i), j)))
+        return self.grid.rank(self.owner(*self.work.cell(self.row(flat, i), j)))
 
     @cached_property
     def fetches_c(self) -> bool:
@@ -510,7 +512,7 @@ class Schedule:
         )
 
     def barrier(
-        self, home: Coordinate, row_panel: int, k_tile: int, window: int = WINDOW
+        self, owner: Coordinate, row_panel: int, k_tile: int, window: int = WINDOW
     ) -> Barrier | None:
         """What a streamed read waits for: the k-tile `window` steps back; None in the first steps.
 
@@ -524,7 +526,7 @@ class Schedule:
             row_panel, back = row_panel - 1, back + (end - first)
         if back < first:
             return None
-        place = home.row % self.grid.p_m, home.col % self.grid.p_n
+        place = owner.row % self.grid.p_m, owner.col % self.grid.p_n
         return Barrier(row_panel, back, *self.work.stand_in(row_panel, place))
 
     def opening(self, row: int, j: int, part: int) -> Barrier | None:
@@ -536,7 +538,7 @@ class Schedule:
         row_panel = self.row_panel(row)
         if self.stream or row_panel == 0:
             return None
-        return self.barrier(self.owner(row, j, part), row_panel, self.first_k_tile[part], window=1)
+        return self.barrier(self.worker(row, j, part), row_panel, self.first_k_tile[part], window=1)
 
     def behind(self, barrier: Barrier) -> Iterator[tuple[int, int]]:
         """The block rows and columns whose sums a barrier waits for."""
@@ -551,8 +553,10 @@ class Schedule:
         k_tiles, per_task = len(self.k_tiles), self.k_tiles_per_task
         sums = len(merges(self.parts, 0, self.fan_in))
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
-        chained = 1 if self.portions else chained
-        products = self.blocks * (chained + sums) + self.finishing + self.operands.bundles
+        chained = 1 if self.partial_products else chained
+        products = (
+            self.blocks * (chained + sums) + self.finishing + self.operands.coalesced_transfers
+        )
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
         packs = k_tiles * sum(role in packed for role, *_ in panels)
@@ -563,14 +567,14 @@ class Schedule:
             places = self.grid.p_m * self.grid.p_n
             return reads + k_tiles * min(len(panels), self.row_panels * places)
         barriers = {
-            self.barrier(self.tiles.home(role, flat, block, k_tile), row_panel, k_tile)
+            self.barrier(self.tiles.owner(role, flat, block, k_tile), row_panel, k_tile)
             for (role, row_panel, flat, block), k_tile in product(panels, range(k_tiles))
         }
         return reads + len(barriers - {None})
 
     @property
     def openings(self) -> int:
-        """Gates that hold back the row panels after the first."""
+        """Barriers that hold back the row panels after the first."""
         return 0 if self.stream else self.work.held_back * self.parts
 
     def operand_panels(self) -> set[tuple[str, int, int, int]]:

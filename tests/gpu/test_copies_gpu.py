@@ -10,7 +10,7 @@ import pytest
 from gpu_arrays import assert_exact, padded, pieces_of
 
 from multimm.gpu.elementwise.batched_copy import CAPACITY, Move, copy_all
-from multimm.graph.lowering.sub_blocks import Pieces
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import regular
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -28,7 +28,7 @@ ARRANGED = {
 @pytest.mark.parametrize("arranged", ARRANGED)
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
 @pytest.mark.parametrize("edge", [7, 64, 100, 301])
-def test_blocks_and_bundles(arranged, dtype, edge):
+def test_blocks_and_coalesced_transfers(arranged, dtype, edge):
     values = np.random.default_rng(1).integers(0, 100, (700, 530)).astype(dtype)
     if arranged == "padded" and dtype == "u1":
         pytest.skip("no byte is NaN")
@@ -44,7 +44,7 @@ def test_blocks_and_bundles(arranged, dtype, edge):
             ((slice(int(start), int(end)),), to)
             for (start, end), (_, to) in zip(itertools.pairwise(ends), given.cuts, strict=True)
         )
-        joined = Pieces([row] * len(spans), spans, (row.shape,) * len(spans), given.shape)
+        joined = SubBlocks([row] * len(spans), spans, (row.shape,) * len(spans), given.shape)
         assert_exact(joined.copied(), values[where], (arranged, dtype, edge, where, "joined"))
 
 

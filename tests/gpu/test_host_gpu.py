@@ -21,8 +21,8 @@ from multimm.gpu.transfer.pinned_copy import (
     to_device,
     to_host,
 )
-from multimm.graph.lowering.rechunk import upload_pieces
-from multimm.graph.lowering.sub_blocks import Pieces, multiply_pieces
+from multimm.graph.lowering.rechunk import upload_sub_blocks
+from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_sub_blocks
 from multimm.graph.tasks.host_offload import download, on_device, upload
 from multimm.graph.tasks.multiply import Step, multiply
 
@@ -171,7 +171,7 @@ def test_a_block_of_pieces(edge):
             cut = tuple(slice(s.start - first, s.stop - first) for s, first in sides)
             cuts.append((cut, tuple(slice(s.start - 500, s.stop - 500) for s in (rows, cols))))
     sizes = tuple(block.shape for block in blocks)
-    there = upload_pieces(Pieces(blocks, tuple(cuts), sizes, (1000, 1000), x.dtype))
+    there = upload_sub_blocks(SubBlocks(blocks, tuple(cuts), sizes, (1000, 1000), x.dtype))
     np.testing.assert_array_equal(download(there), x[500:, 500:])
 
 
@@ -205,7 +205,7 @@ def test_a_product_as_one_task(dtype, chunk):
     step = Step(str(accumulate_dtype(x.dtype, y.dtype)), dtype, False, True, 2, 3)
     step = replace(step, dtype_a=x.dtype, dtype_b=x.dtype, dtype_c=x.dtype)
     given = [x, y] if chunk > 1000 else [in_pieces(x, chunk), in_pieces(y, chunk)]
-    found = on_device(multiply_pieces, *given, None, c=c, step=step, verb=multiply)
+    found = on_device(multiply_sub_blocks, *given, None, c=c, step=step, verb=multiply)
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, (2 * (x @ y.T) + 3 * c).astype(dtype))
 
@@ -216,4 +216,4 @@ def in_pieces(x, edge):
     wheres = [(rows, cols) for rows in at for cols in at]
     blocks = [np.ascontiguousarray(x[where]) for where in wheres]
     cuts = [(tuple(slice(0, n) for n in b.shape), w) for b, w in zip(blocks, wheres, strict=True)]
-    return Pieces(blocks, tuple(cuts), tuple(b.shape for b in blocks), x.shape, x.dtype)
+    return SubBlocks(blocks, tuple(cuts), tuple(b.shape for b in blocks), x.shape, x.dtype)

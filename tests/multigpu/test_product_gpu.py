@@ -143,7 +143,7 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 @pytest.mark.parametrize("columns", [4096, 2600])
 def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
-    """Portions of C travel, and are joined, or added; so much as was planned."""
+    """Partial products of C travel, and are joined, or added; so much as was planned."""
     with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
         a, b = (
             assigned(client, tall((2**18, 4096), 1024, columns, 9)),
@@ -157,7 +157,7 @@ def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
 @pytest.mark.multigpu(2)
 @pytest.mark.parametrize("rows", [1024, 2**18])
 def test_long_operands_in_small_chunks_stay_where_they_lie(rows):
-    """The small one travels in bundles, or as the one block that it is."""
+    """The small one travels in coalesced transfers, or as the one block that it is."""
     with multimm.cluster.start(gpus=2, rmm_pool=3 * POOL) as client:
         a, b = (
             assigned(client, tall((2**18, 4096), 1024, 2600, 11)),
@@ -165,7 +165,7 @@ def test_long_operands_in_small_chunks_stay_where_they_lie(rows):
         )
         b = assigned(client, b)
         c = multiplied(client, a.T, b, "float32")
-        assert multimm.plan(a.T, b).layout.portions.bundled == (rows == 1024)
+        assert multimm.plan(a.T, b).layout.partial_products.coalesced == (rows == 1024)
         assert multimm.verify(a.T, b, c)
 
 

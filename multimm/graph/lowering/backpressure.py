@@ -1,4 +1,4 @@
-"""Gates, which hold reads of a later k-tile back until a worker is done with an earlier one."""
+"""Barriers, which hold reads of a later k-tile back until a worker is done with an earlier one."""
 
 from __future__ import annotations
 

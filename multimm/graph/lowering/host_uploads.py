@@ -38,17 +38,17 @@ def uploads(
     """
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
-        for key, home in task.place.blocks:
+        for key, owner in task.place.blocks:
             row_panel, step, *rest = task.place.order
-            when = (row_panel, step, Kind.UPLOAD, *rest), home
+            when = (row_panel, step, Kind.UPLOAD, *rest), owner
             first[key] = min(first.get(key, when), when)
     tasks: dict[Key, BlockTask] = {}
     for operand in operands:
         for index in np.ndindex(*operand.array.numblocks) if operand.uploaded else ():
             if (key := operand.key(index)) not in first or key in tasks:
                 continue  # read from its source, in the plan's blocks; or one array on both sides
-            order, home = first[key]
-            source, at = operand.source(index), operand.located(index) or home
+            order, owner = first[key]
+            source, at = operand.source(index), operand.located(index) or owner
             tasks[key] = BlockTask(
                 key,
                 upload,

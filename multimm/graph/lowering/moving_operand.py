@@ -1,6 +1,6 @@
 """The operand that travels to where the other one lies: which sub-blocks its k-tiles are made of.
 
-Each worker may bundle what it has of it, cut as k-tiles need it: to fetch a block takes a
+Each worker may coalesce what it has of it, cut as k-tiles need it: to fetch a block takes a
 millisecond and more, however small it is.
 """
 
@@ -15,7 +15,7 @@ from math import prod
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
-from multimm.graph.lowering.rechunk import SubBlock, bundled, cut_out, task_of
+from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.in_place import InPlace
@@ -37,23 +37,23 @@ class SmallOperand:
     place: Callable[[Coordinate, Index, Inputs], Place]
 
     @cached_property
-    def homes(self) -> dict[Key, Coordinate]:
+    def owners(self) -> dict[Key, Coordinate]:
         """Where its chunks lie, or are to be made."""
         operand, turn = self.operand, -1 if self.operand.transposed else 1
         blocks = operand.array.numblocks[::turn]
         found = {}
         for at in product(*map(range, operand.array.numblocks)):
-            worker = self.own.keeper_of_small(number_of(at[::turn], blocks))
+            worker = self.own.owner_of_small(number_of(at[::turn], blocks))
             found[operand.key(at)] = self.layout.grid.place(worker)
         return found
 
     @cached_property
     def _cut(self) -> dict[Cell, list[SubBlock]]:
-        """Pieces of its chunks, by k-tile and block across."""
+        """Sub-blocks of its chunks, by k-tile and block across."""
         operand, layout = self.operand, self.layout
         found = {}
         for s, across in product(range(len(layout.k_tiles)), range(len(self.own.work.across))):
-            at = (across, s) if self.own.portions.by_columns else (s, across)
+            at = (across, s) if self.own.partial_products.by_columns else (s, across)
             cuts = cuts_of(operand.own_chunks, operand.where(operand.index((), *at)))
             found[s, across] = [
                 SubBlock(operand.key(index), size_of(operand.own_chunks, index), cut, to)
@@ -63,47 +63,49 @@ class SmallOperand:
         return found
 
     @cached_property
-    def _bundles(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
-        """The same sub-blocks as parts of bundles, and the tasks that make these."""
-        layout, homes = self.layout, self.homes
+    def _coalesced_transfers(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
+        """The same sub-blocks as parts of coalesced transfers, and the tasks that make these."""
+        layout, owners = self.layout, self.owners
         own: dict[Coordinate, list[tuple[Cell, SubBlock]]] = {}
         for cell, sub_blocks in self._cut.items():
             for sub_block in sub_blocks:
-                own.setdefault(homes[sub_block.key], []).append((cell, sub_block))
+                own.setdefault(owners[sub_block.key], []).append((cell, sub_block))
         tasks, found = [], {cell: list[SubBlock]() for cell in self._cut}
-        for home, cells in own.items():
-            key: Key = (self.keys.name("bundle"), layout.grid.rank(home))
+        for owner, cells in own.items():
+            key: Key = (self.keys.name("coalesced"), layout.grid.rank(owner))
             sub_blocks = [sub_block for _, sub_block in cells]
             sources = tuple(dict.fromkeys(sub_block.key for sub_block in sub_blocks))
             parts = task_of(sub_blocks, (slice(0, 0),), self.operand.array.dtype)
-            place = self.place(home, (0, 0, Kind.COALESCE), ((home, sources),))
+            place = self.place(owner, (0, 0, Kind.COALESCE), ((owner, sources),))
             label = self.keys.label(Kind.COALESCE, self.operand.role)
             tasks.append(BlockTask(key, cut_out, parts, label=label, place=place))
-            for (cell, _), sub_block in zip(cells, bundled(sub_blocks, key), strict=True):
+            for (cell, _), sub_block in zip(cells, coalesced(sub_blocks, key), strict=True):
                 found[cell].append(sub_block)
         return found, tasks
 
     @property
     def tasks(self) -> list[BlockTask]:
-        """Those that make bundles."""
-        return self._bundles[1] if self.own.portions.bundled else []
+        """Those that make coalesced transfers."""
+        return self._coalesced_transfers[1] if self.own.partial_products.coalesced else []
 
     def k_tiles(
         self, used: list[int], across: int
     ) -> tuple[dict[Key, Coordinate], tuple[KTile, ...]]:
         """What k-tiles are cut from, in the order of its numbers, with where that lies, and how."""
         layout = self.layout
-        sub_blocks = self._bundles[0] if self.own.portions.bundled else self._cut
+        sub_blocks = (
+            self._coalesced_transfers[0] if self.own.partial_products.coalesced else self._cut
+        )
         numbers: dict[Key, int] = {}
         k_tiles = []
         for s in used:
             own = sub_blocks[s, across]
-            at = (across, s) if self.own.portions.by_columns else (s, across)
+            at = (across, s) if self.own.partial_products.by_columns else (s, across)
             shape = shape_of(self.operand.where(self.operand.index((), *at)))
             blocks = tuple(numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own)
             cuts = tuple((sub_block.cut, sub_block.to) for sub_block in own)
             k_tiles.append(KTile(blocks, cuts, tuple(sub_block.size for sub_block in own), shape))
-        homes = self.homes
-        if self.own.portions.bundled:
-            homes = {key: layout.grid.place(key[1]) for key in numbers}
-        return {key: homes[key] for key in numbers}, tuple(k_tiles)
+        owners = self.owners
+        if self.own.partial_products.coalesced:
+            owners = {key: layout.grid.place(key[1]) for key in numbers}
+        return {key: owners[key] for key in numbers}, tuple(k_tiles)

@@ -26,7 +26,7 @@ class Argument(NamedTuple):
     """An operand block, as a task is given it."""
 
     ref: TaskRef | Task  #: to the block, or what makes it of others
-    inputs: Inputs  #: those blocks, by where they are at home
+    inputs: Inputs  #: those blocks, by where they are kept
     sizes: Sizes = ()  #: of those that are an array's own and used as they are
 
 
@@ -57,29 +57,29 @@ class OperandBlocks:
         layout, index = self.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         block = r if operand.role == "a" else c
-        home = layout.tiles.home(operand.role, user, block, s)
+        owner = layout.tiles.owner(operand.role, user, block, s)
         row_panel = layout.row_panel(row) if layout.stream else 0
         step = (row_panel, layout.step(s, self.cluster.workers))
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), row_panel, *index)
             if key not in self.made:
-                barrier = layout.barrier(home, row_panel, s) if layout.stream else None
-                waits = [] if barrier is None else [TaskRef(self.barriers.key(barrier, home.part))]
+                barrier = layout.barrier(owner, row_panel, s) if layout.stream else None
+                waits = [] if barrier is None else [TaskRef(self.barriers.key(barrier, owner.part))]
                 # Of a step, those come first that the first products need.
                 order = (*step, Kind.READ, block)
-                self._read(key, operand, index, waits, home, order)
+                self._read(key, operand, index, waits, owner, order)
         elif operand.in_sub_blocks:
-            found = self._of_others(operand, index, home, step)
+            found = self._of_others(operand, index, owner, step)
             if not layout.cut_once:
                 return found
-            ((home, (key,)),), sizes = found.inputs, found.sizes
+            ((owner, (key,)),), sizes = found.inputs, found.sizes
         else:
             key = operand.key(index)
             sizes = ((size_of(operand.own_chunks, index), (key,)),)
         if operand.role in layout.operands.packed:
-            key, sizes = self._packed(operand.role, key, index, home, step, sizes), ()
-        return Argument(TaskRef(key), ((home, (key,)),), sizes)
+            key, sizes = self._packed(operand.role, key, index, owner, step, sizes), ()
+        return Argument(TaskRef(key), ((owner, (key,)),), sizes)
 
     def _read(
         self,
@@ -87,7 +87,7 @@ class OperandBlocks:
         operand: Operand,
         index: Index,
         waits: list[TaskRef],
-        home: Coordinate,
+        owner: Coordinate,
         order: Index,
     ) -> None:
         """A task that reads an operand block from its source, or brings it from host memory."""
@@ -97,39 +97,41 @@ class OperandBlocks:
         inputs: Inputs = ()
         if operand.from_host:
             parts, keys = sub_blocks(operand.source, operand.own_chunks, where, operand.array.dtype)
-            verb, source, inputs = upload_sub_blocks, (parts,), ((home, tuple(keys)),)
-        place = self._place(home, order, inputs)
+            verb, source, inputs = upload_sub_blocks, (parts,), ((owner, tuple(keys)),)
+        place = self._place(owner, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
         self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
 
-    def _of_others(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
+    def _of_others(
+        self, operand: Operand, index: Index, owner: Coordinate, step: Index
+    ) -> Argument:
         """A block of the array's own ones: made once, or given to each product in sub-blocks."""
         at = operand.role, index
         if at not in self.others:
             if self.layout.cut_once:
-                self.others[at] = self._joined(operand, index, home, step)
+                self.others[at] = self._joined(operand, index, owner, step)
             else:
                 where, dtype = operand.where(index), operand.array.dtype
                 parts, keys = sub_blocks(operand.key, operand.own_chunks, where, dtype)
-                self.others[at] = Argument(parts, ((home, tuple(keys)),))
+                self.others[at] = Argument(parts, ((owner, tuple(keys)),))
         return self.others[at]
 
-    def _joined(self, operand: Operand, index: Index, home: Coordinate, step: Index) -> Argument:
-        """A task that joins a block of the array's own ones, once, where it is at home."""
-        found = brought(operand, index, home, step, self.keys, self._place)
+    def _joined(self, operand: Operand, index: Index, owner: Coordinate, step: Index) -> Argument:
+        """A task that joins a block of the array's own ones, once, where it is kept."""
+        found = brought(operand, index, owner, step, self.keys, self._place)
         self.made |= found.tasks
         if found.own:
             return Argument(found.ref, found.inputs, found.sizes)
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
-        place = self._place(home, (*step, Kind.JOIN), found.inputs)
+        place = self._place(owner, (*step, Kind.JOIN), found.inputs)
         label = self.keys.label(Kind.JOIN, operand.role, index)
         self.made[key] = BlockTask(key, join, found.parts, label=label, place=place)
-        return Argument(TaskRef(key), ((home, (key,)),))
+        return Argument(TaskRef(key), ((owner, (key,)),))
 
     def _packed(
-        self, role: str, source: Key, index: Index, home: Coordinate, step: Index, sizes: Sizes
+        self, role: str, source: Key, index: Index, owner: Coordinate, step: Index, sizes: Sizes
     ) -> Key:
-        """A task that packs an operand block where it is at home, before it travels."""
+        """A task that packs an operand block where it is kept, before it travels."""
         row_panel = step[0]
         key = (self.keys.name(f"packed-{role}"), row_panel, *index)
         if key not in self.made:
@@ -140,7 +142,7 @@ class OperandBlocks:
                 role=role,
                 step=self.step,
                 label=self.keys.label(Kind.PACK, role, index),
-                place=self._place(home, (*step, Kind.PACK), ((home, (source,)),)),
+                place=self._place(owner, (*step, Kind.PACK), ((owner, (source,)),)),
                 sizes=sizes,
             )
         return key

@@ -15,7 +15,7 @@ from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import Recipe, join_portions, portion
+from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.in_place import InPlace
 from multimm.planning.schedule import Schedule
@@ -27,7 +27,7 @@ from multimm.shapes import Shape
 
 @dataclass(frozen=True)
 class Gatherer:
-    """Makes the tasks: one for each portion, and for each block of C that has several."""
+    """Makes the tasks: one for each partial product, and for each block of C that has several."""
 
     layout: Schedule
     own: InPlace
@@ -39,19 +39,19 @@ class Gatherer:
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
         work, made = self.own.work, [*self.small.tasks]
-        made += [self._portion(*work.of(*pair)) for pair in work.pairs]
+        made += [self._partial_product(*work.of(*pair)) for pair in work.pairs]
         made += [self._joined(*at) for at in work.joined]
         return {task.key: task for task in made}
 
     @property
     def large(self) -> Operand:
         """What is multiplied where it lies."""
-        return self.operands[self.own.portions.by_columns]
+        return self.operands[self.own.partial_products.by_columns]
 
     @cached_property
     def small(self) -> SmallOperand:
         """What travels."""
-        operand = self.operands[not self.own.portions.by_columns]
+        operand = self.operands[not self.own.partial_products.by_columns]
         return SmallOperand(self.layout, self.own, operand, self.keys, self._place)
 
     @cached_property
@@ -65,7 +65,7 @@ class Gatherer:
         owners. Those of a lazy one are made there.
         """
         owners, operand = self.own.laid.owners, self.large
-        turn = -1 if self.own.portions.by_columns ^ operand.transposed else 1
+        turn = -1 if self.own.partial_products.by_columns ^ operand.transposed else 1
         places = {rank: self.layout.grid.place(rank) for rank in {*owners}}
         at = product(*map(enumerate, operand.own_chunks[::turn]))
         return [
@@ -73,32 +73,32 @@ class Gatherer:
             for ((i, height), (s, width)), owner in zip(at, owners, strict=True)
         ]
 
-    def _portion(self, number: int, across: int) -> BlockTask:
+    def _partial_product(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
-        work, portions = self.own.work, self.own.portions
-        groups = portions.made[number].groups
+        work, partial_products = self.own.work, self.own.partial_products
+        groups = partial_products.made[number].groups
         small, recipe = self._recipe(groups, across)
-        wide, k_tiles = len(portions.columns), portions.k_tiles
+        wide, k_tiles = len(partial_products.columns), partial_products.k_tiles
         at = [i * wide + k_tiles[s] for rows, own in groups for s in own for i in rows]
-        keys, sizes, homes = zip(*(self.chunks[n] for n in at), strict=True)
+        keys, sizes, owners = zip(*(self.chunks[n] for n in at), strict=True)
         owner = Coordinate(*work.of(number, 0), 0)
-        strip = number // portions.workers
-        several = len(work.strips[strip]) > 1
+        output_tile = number // partial_products.workers
+        several = len(work.output_tiles[output_tile]) > 1
         return BlockTask(
-            self.keys.portion(work, number, across),
-            portion,
+            self.keys.partial_product(work, number, across),
+            partial_product,
             refs(small),
             refs(keys),
             recipe=recipe,
             step=self.inner if several and work.adds else self.step,
             inner=self.inner,
             label=self.keys.label(
-                Kind.PARTIAL if several else Kind.MULTIPLY, block=work.of(strip, across)
+                Kind.PARTIAL if several else Kind.MULTIPLY, block=work.of(output_tile, across)
             ),
             place=self._place(
                 owner,
                 (0, 0, Kind.MULTIPLY, *work.of(number, across)),
-                (*together(small, small.values()), *together(keys, homes)),
+                (*together(small, small.values()), *together(keys, owners)),
             ),
             sizes=together(keys, sizes),
         )
@@ -106,9 +106,9 @@ class Gatherer:
     def _recipe(
         self, groups: tuple[Group, ...], across: int
     ) -> tuple[dict[Key, Coordinate], Recipe]:
-        """What a portion needs of the small operand, with where it lies, and how it is made."""
-        layout, portions = self.layout, self.own.portions
-        sizes = portions.rows
+        """What a partial product needs of the small operand, where it lies, and how it is made."""
+        layout, partial_products = self.layout, self.own.partial_products
+        sizes = partial_products.rows
         used = sorted({s for group in groups for s in group.k_tiles})
         small, k_tiles = self.small.k_tiles(used, across)
         at = {s: n for n, s in enumerate(used)}
@@ -118,34 +118,32 @@ class Gatherer:
             tuple(
                 (tuple(sizes[i] for i in rows), tuple(at[s] for s in own)) for rows, own in groups
             ),
-            portions.by_columns,
-            portions.by_columns ^ self.large.transposed,
+            partial_products.by_columns,
+            partial_products.by_columns ^ self.large.transposed,
         )
         return small, recipe
 
-    def _joined(self, strip: int, across: int) -> BlockTask:
+    def _joined(self, output_tile: int, across: int) -> BlockTask:
         """A block of C."""
         layout, work = self.layout, self.own.work
-        at, numbers = work.of(strip, across), work.strips[strip]
-        keys = [self.keys.portion(work, number, across) for number in numbers]
+        at, numbers = work.of(output_tile, across), work.output_tiles[output_tile]
+        keys = [self.keys.partial_product(work, number, across) for number in numbers]
         cells = [work.of(number, across) for number in numbers]
         sizes = [(layout.m_blocks[i], layout.n_blocks[j]) for i, j in cells]
         runs = [
             run._replace(found=tuple((numbers.index(n), rows) for n, rows in run.found))
-            for run in work.portions.runs(strip)
+            for run in work.partial_products.runs(output_tile)
         ]
         return BlockTask(
             (self.keys.name("matmul"), *at),
-            join_portions,
+            join_partial_products,
             *map(TaskRef, keys),
             shape=tuple(blocks[i] for blocks, i in zip(work.sides, at, strict=True)),
             runs=tuple(runs),
-            by_columns=work.portions.by_columns,
+            by_columns=work.partial_products.by_columns,
             step=self.step if work.adds else None,
             label=self.keys.label(Kind.ADD, block=at),
-            place=self._place(
-                layout.keeper(*work.cell(*at)), (0, layout.steps, Kind.MULTIPLY, *at)
-            ),
+            place=self._place(layout.owner(*work.cell(*at)), (0, layout.steps, Kind.MULTIPLY, *at)),
             sizes=together(keys, sizes),
         )
 

@@ -2,9 +2,10 @@
 
 Dask's own `rechunk` knows no places: a block that is cut into many would travel whole to each of
 the workers that keep one of them. So every element travels once at most, or twice if it lies with
-a worker that has no place in the grid; and what one worker has of a block travels in one bundle,
-for each fetch takes longer than its bytes do. Operand blocks are joined by tasks at their homes, as
-several products use them; those of the C that is added by the task that makes the result's.
+a worker that has no place in the grid; and what one worker has of a block travels in one coalesced
+transfer, for each fetch takes longer than its bytes do. Operand blocks are joined by tasks at their
+owners, as several products use them; those of the C that is added by the task that makes the
+result's.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Brought(NamedTuple):
 def brought(
     operand: Operand,
     index: Index,
-    home: Coordinate,
+    owner: Coordinate,
     step: Index,
     keys: Keys,
     place: Callable[[Coordinate, Index, Inputs], Place],
@@ -98,7 +99,7 @@ def brought(
     operand : Operand
     index : tuple of int
         Of the block, as stored.
-    home : Coordinate
+    owner : Coordinate
         Where it is needed.
     step : tuple of int
         When it is needed: row panel and step.
@@ -110,21 +111,21 @@ def brought(
     found: dict[int, list[SubBlock]] = {}
     for at, cut, to in cuts_of(operand.own_chunks, where):
         sub_block = SubBlock(operand.key(at), size_of(operand.own_chunks, at), cut, to)
-        lies = operand.located(at) or (home if sub_block.whole else _spread(operand, at))
+        lies = operand.located(at) or (owner if sub_block.whole else _spread(operand, at))
         found.setdefault(grid.rank(lies), []).append(sub_block)
     tasks: Tasks = {}
     sub_blocks: list[SubBlock] = []
     inputs: list[tuple[Coordinate, tuple[Key, ...]]] = []
     for rank, own in found.items():
         lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
-        if rank != grid.rank(home) and not alone:
+        if rank != grid.rank(owner) and not alone:
             sources = tuple(sub_block.key for sub_block in own)
             key = (keys.name(f"cut-{operand.role}"), *index, rank)
             at_once = place(lies, (*step, Kind.CUT), ((lies, sources),))
             label = keys.label(Kind.CUT, operand.role, index)
             parts = task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, label=label, place=at_once)
-            own = bundled(own, key)
+            own = coalesced(own, key)
         sub_blocks += own
         inputs.append((lies, tuple(dict.fromkeys(sub_block.key for sub_block in own))))
     return Brought(sub_blocks, tuple(inputs), tasks, where, operand.array.dtype)
@@ -142,7 +143,7 @@ def task_of(sub_blocks: list[SubBlock], where: Where, dtype: DType) -> Task:
     return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
 
 
-def bundled(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
+def coalesced(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
     """The same sub-blocks, one after the other under a key: see `SubBlocks.in_a_row`."""
     ends = [0, *accumulate(prod(sub_block.shape) for sub_block in sub_blocks)]
     spans = pairwise(ends)

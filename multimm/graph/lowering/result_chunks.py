@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from multimm.graph.block_task import Block, BlockTask, Key, Place
 from multimm.graph.label import Kind
-from multimm.graph.lowering.rechunk import SubBlock, bundled, cut_out, join, task_of
+from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, join, task_of
 from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.task_keys import Keys
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
-from multimm.planning.tiling.result_chunks import Chunk, bundlers
+from multimm.planning.tiling.result_chunks import Chunk, senders
 
 #: Behind the order of the task that makes a block: its chunks are made before anything else is.
 AFTER = 1
@@ -54,15 +54,15 @@ def _hand_out(
     for part in chunk.parts:
         sub_block = SubBlock(block(part.block), part.size, part.cut, part.to)
         by_rank.setdefault(part.rank, []).append(sub_block)
-    for rank in bundlers(chunk):
+    for rank in senders(chunk):
         key: Key = (keys.name("cut-matmul"), *chunk.at, rank)
         parts = task_of(by_rank[rank], chunk.where, None)
         found[key] = BlockTask(key, cut_out, parts, label=label, place=placed(rank))
-        by_rank[rank] = bundled(by_rank[rank], key)
+        by_rank[rank] = coalesced(by_rank[rank], key)
     sub_blocks = [sub_block for own in by_rank.values() for sub_block in own]
     verb = as_it_is if len(sub_blocks) == 1 and sub_blocks[0].whole else join
     key, parts = (keys.name("chunk"), *chunk.at), task_of(sub_blocks, chunk.where, None)
-    found[key] = BlockTask(key, verb, parts, label=label, place=placed(chunk.keeper))
+    found[key] = BlockTask(key, verb, parts, label=label, place=placed(chunk.owner))
 
 
 def as_it_is(parts: SubBlocks) -> Block:

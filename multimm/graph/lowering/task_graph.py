@@ -92,7 +92,7 @@ class Builder:
                 for name in ("inputs", "sizes")
             )
             when = layout.row_panel(row), layout.step(first, self.cluster.workers)
-            place = self._place(layout.owner(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs)
+            place = self._place(layout.worker(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
             *before, last = ([x.ref for x in pair] for pair in arguments)
@@ -137,7 +137,7 @@ class Builder:
             if merge is tree[-1]:
                 key = self.keys.sum(batch, i, j)
                 func = add_diagonal if layout.mirrors and i == j else add
-            owner = layout.owner(row, j, merge.keeper)
+            owner = layout.worker(row, j, merge.owner)
             begins = layout.begins(last[left], self.cluster.workers)
             order = (layout.row_panel(row), begins + layout.steps, Kind.MULTIPLY, row, j)
             place = self._place(owner, order)
@@ -155,7 +155,7 @@ class Builder:
         row = layout.row(layout.flat(batch), i)
         begins = layout.begins(layout.parts - 1, self.cluster.workers)
         order = (layout.row_panel(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
-        place = self._place(layout.keeper(row, j), order)
+        place = self._place(layout.owner(row, j), order)
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
             for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):

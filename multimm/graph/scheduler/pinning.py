@@ -85,15 +85,15 @@ def pin_tasks(
         fresh = ts.key not in product.pinned
         if _pin(product, ts, place.owner, owners) and fresh and not task.label.kind.prepares:
             product.progress_at(place.owner).expect(place.step)
-        for key, home in place.blocks:
+        for key, owner in place.blocks:
             maker = scheduler.tasks.get(key)
             if maker is None or maker.state not in _UNDECIDED or ours(maker):
                 continue  # there, as hundreds of chunks may be, or placed by its own product
-            operands.setdefault(maker, home)
+            operands.setdefault(maker, owner)
             when = (*place.order, _MAKER)
             order[maker] = min(order.get(maker, when), when)
-    for maker, home in operands.items():
-        _pin(product, maker, home, owners)
+    for maker, owner in operands.items():
+        _pin(product, maker, owner, owners)
     _pin_upstream(product, operands, order, owners)
     _follow(tasks, order)
     _reorder(order)
@@ -158,7 +158,7 @@ def _follow(product: Iterable[TaskState], order: Order) -> None:
 
 
 def _reorder(order: Order) -> None:
-    """Deal the tasks' own priorities out again, in the product's order.
+    """Assign the tasks' own priorities again, in the product's order.
 
     The numbers stay among those that `dask.order` gave these tasks, so that they compare
     with everything else on the scheduler as before.

@@ -50,9 +50,9 @@ def let_go(scheduler: Scheduler, ts: TaskState, product: Product, stimulus_id: s
     if task is None or not ts.who_has:
         return
     worker = next(iter(ts.who_has))
-    for block, home in task.place.blocks:
+    for block, owner in task.place.blocks:
         dts = scheduler.tasks.get(block)
-        if dts is None or not dts.who_has or product.address(home) == worker.address:
+        if dts is None or not dts.who_has or product.address(owner) == worker.address:
             continue
         copies = len(dts.who_has) if worker in dts.who_has else 0
         if copies > 1 and not any(_soon(user, worker.address, task) for user in dts.waiters or ()):

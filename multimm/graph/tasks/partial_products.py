@@ -35,7 +35,7 @@ class KTile(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What a portion is made of."""
+    """What a partial product is made of."""
 
     k_tiles: tuple[KTile, ...]
     lengths: Blocks  #: of these k-tiles, along k
@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
     turned: bool  #: its rows are columns of the chunks, as they are stored
 
 
-def portion(
+def partial_product(
     small: list[Block], large: list[Block], *, recipe: Recipe, step: Step, inner: Step
 ) -> Block:
     """Rows of C, or columns, of all that a worker has of what they are made of.
@@ -130,32 +130,36 @@ def _in_a_row(blocks: Sequence[Block], by_columns: bool) -> Block:
     )
 
 
-def join_portions(
-    *portions: Block, shape: Shape, runs: tuple[Run, ...], by_columns: bool, step: Step | None
+def join_partial_products(
+    *partial_products: Block,
+    shape: Shape,
+    runs: tuple[Run, ...],
+    by_columns: bool,
+    step: Step | None,
 ) -> Block:
-    """A block of C of its portions, in memory of its own.
+    """A block of C of its partial products, in memory of its own.
 
     Parameters
     ----------
-    *portions : Block
+    *partial products : Block
     shape : tuple of int
         Of the block.
     runs : tuple of Run
-        With numbers of these portions.
+        With numbers of these partial products.
     by_columns : bool
         Rows of runs are columns.
     step : Step or None
-        What becomes of sums; None: they are finished, and in one portion each.
+        What becomes of sums; None: they are finished, and in one partial product each.
     """
-    with stream_for(portions[0]):
-        dtype = portions[0].dtype if step is None else step.dtype
-        whole = module_of(block=portions[0]).empty(shape, dtype)
+    with stream_for(partial_products[0]):
+        dtype = partial_products[0].dtype if step is None else step.dtype
+        whole = module_of(block=partial_products[0]).empty(shape, dtype)
         moves = []
         for found, goes_to in runs:
-            parts = [portions[at][_along(rows, shape, by_columns)] for at, rows in found]
+            parts = [partial_products[at][_along(rows, shape, by_columns)] for at, rows in found]
             rows = parts[0] if step is None else summed(parts, None, step)
             for inside, to in goes_to:
-                # As wide as the block: so are its portions.
+                # As wide as the block: so are its partial products.
                 cut, room = (_along(at, shape, by_columns) for at in (inside, to))
                 moves.append(Move(rows, cut, whole, room))
         return finished(copied(moves))

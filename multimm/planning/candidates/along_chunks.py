@@ -46,7 +46,7 @@ def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> It
         sides += [(m_blocks, blocks) for blocks in _others(n_blocks, b, -1)]
     for (m_blocks, n_blocks), k_blocks in product(dict.fromkeys(sides), dict.fromkeys(k_tiles)):
         band = ceil_div(len(layout.batch_sizes) * len(m_blocks), layout.grid.p_m)
-        blocks = {"m_blocks": m_blocks, "n_blocks": n_blocks, "slabs": k_blocks}
+        blocks = {"m_blocks": m_blocks, "n_blocks": n_blocks, "k_tiles": k_blocks}
         yield in_memory(replace(layout, **blocks, band=band, stream=False), cluster)[0]
 
 

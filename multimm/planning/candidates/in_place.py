@@ -1,7 +1,7 @@
 """Layouts that take operands where they lie, of which a search of even arrangements knows nothing.
 
 Blocks that a task of Dask's has made lie wherever a worker was free: mostly about in turn, and not
-quite evenly. See `multimm.planning.candidates.block_order`, and for portions
+quite evenly. See `multimm.planning.candidates.block_order`, and for partial products
 `multimm.planning.candidates.owner_computes`.
 """
 
@@ -17,7 +17,7 @@ from multimm.planning.candidates.block_order import (
     stack_where_it_lies,
     where_they_lie,
 )
-from multimm.planning.candidates.owner_computes import in_portions
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -50,7 +50,7 @@ def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
         ranks = ranked([_whole_matrices(stack, cluster)], cluster)
         yield InPlace(ranks, cluster, "matrices stay where they lie")
     by_name: dict[str, list[Schedule]] = {}
-    for layout in in_portions(problem, cluster):
+    for layout in in_partial_products(problem, cluster):
         if layout.in_place is not None:
             by_name.setdefault(layout.in_place.large.upper(), []).append(layout)
     for name, found in by_name.items():

@@ -19,10 +19,10 @@ from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, group, group_regular
-from multimm.planning.work.owner_computes import Portions
+from multimm.planning.work.owner_computes import PartialProducts
 
-#: Times as many strips of C as are needed: with more of them a worker sends the portions of one
-#: while it multiplies for the next.
+#: Times as many output tiles of C as are needed: with more of them a worker sends the partial
+#: products of one while it multiplies for the next.
 FINER = (1, 2, 4, 8)
 #: Blocks of C have as many elements as usual times this, at most: arbitrary, 2 GB on GPUs.
 LARGEST = 2
@@ -35,7 +35,7 @@ LONG = Cut(k_tiles=0.0625)
 LEAST_JOINED = 2
 
 
-def in_portions(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
+def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """Layouts that multiply a matrix where it lies, in few tasks.
 
     None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
@@ -77,32 +77,32 @@ def _layouts(
     grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
     usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
     across = problem.m if by_columns else problem.n
-    for strips in _strips(rows, spec.cols, across, cluster, regular=not problem.chunks):
-        portions = Portions(rows, columns, at, strips, workers, by_columns)
-        lengths = portions.lengths
+    for output_tiles in _output_tiles(rows, spec.cols, across, cluster, regular=not problem.chunks):
+        partial_products = PartialProducts(rows, columns, at, output_tiles, workers, by_columns)
+        lengths = partial_products.lengths
         if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
             continue
-        k_tiles = tuple(columns[s] for s in portions.k_tiles)
+        k_tiles = tuple(columns[s] for s in partial_products.k_tiles)
         m_blocks = usual.m_blocks if by_columns else lengths
         n_blocks = lengths if by_columns else usual.n_blocks
         band = ceil_div(len(m_blocks), grid.p_m)
         layout = Schedule(
             problem, grid, (), m_blocks, n_blocks, k_tiles, band,
-            pack_once=False, portions=portions,
+            pack_once=False, partial_products=partial_products,
         )  # fmt: skip
         yield layout
         if layout.spec("a" if by_columns else "b").blocks > workers:
-            yield replace(layout, portions=replace(portions, bundled=True))
+            yield replace(layout, partial_products=replace(partial_products, coalesced=True))
 
 
-def _strips(
+def _output_tiles(
     rows: Blocks, k: int, across: int, cluster: ClusterSpec, *, regular: bool
 ) -> Iterator[Blocks]:
-    """How many rows of chunks each strip may have, of a matrix of so many columns.
+    """How many rows of chunks each output tile may have, of a matrix of so many columns.
 
-    As many strips as there are workers, or a multiple of that: then each joins some. A half or a
-    quarter of the strips are as much fewer tasks, and for a little C one is enough. They may be
-    wanted of regular heights, where chunks allow it.
+    As many output tiles as there are workers, or a multiple of that: then each joins some. A half
+    or a quarter of the output tiles are as much fewer tasks, and for a little C one is enough. They
+    may be wanted of regular heights, where chunks allow it.
     """
     m, workers = sum(rows), cluster.workers
     usual = EDGE[cluster.slowest.kind] ** 2

@@ -24,7 +24,7 @@ def received(layout: Schedule, workers: int) -> Counter[int]:
     total: Counter[int] = Counter()
     wraps = layout.grid.workers > workers
     if (own := layout.in_place) is not None:
-        found = chain(_count_large(own), _count_small(own), _count_portions(layout, own))
+        found = chain(_count_large(own), _count_small(own), _count_partial_products(layout, own))
     else:
         found = chain(_count_operands(layout), _count_sums(layout))
     for kept, users in found:
@@ -65,7 +65,7 @@ def _kept_by_part(
     kept: list[dict[int, int]] = [{} for _ in range(layout.parts)]
     size = rows * layout.operands.width(role)
     for rank, part, k_tile in zip(
-        layout.tiles.keepers(role, flat, block), layout.part_of, layout.k_tiles, strict=True
+        layout.tiles.owners(role, flat, block), layout.part_of, layout.k_tiles, strict=True
     ):
         own = kept[part]
         own[rank] = own.get(rank, 0) + size * k_tile
@@ -79,12 +79,12 @@ def _count_sums(layout: Schedule) -> Iterator[Transfer]:
     alike: Counter[tuple[int, int]] = Counter()
     for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
         row = layout.row(flat, i)
-        first = layout.grid.rank(layout.owner(row, j, 0))  # the other parts' ranks follow
+        first = layout.grid.rank(layout.worker(row, j, 0))  # the other parts' ranks follow
         alike[first, layout.turn(row, j)] += layout.row_sizes[row] * layout.n_blocks[j]
     for (first, turn), elements in alike.items():
         size = elements * layout.problem.sum_bytes
         for merge in merges(layout.parts, turn, layout.fan_in):
-            yield dict.fromkeys([first + x for x in merge.senders], size), {first + merge.keeper}
+            yield dict.fromkeys([first + x for x in merge.senders], size), {first + merge.owner}
 
 
 def _count_large(own: InPlace) -> Iterator[Transfer]:
@@ -94,30 +94,34 @@ def _count_large(own: InPlace) -> Iterator[Transfer]:
 
 
 def _count_small(own: InPlace) -> list[Transfer]:
-    """Chunks of the other operand travel whole to all who need some of them, or of their bundle."""
-    spec, portions = own.sent, own.portions
-    along, across = spec.chunks[:: -1 if portions.by_columns else 1]
-    ends, found, bundles = [*accumulate(portions.columns)], list[Transfer](), dict[int, set[int]]()
+    """Chunks of the other operand travel whole to all who need some of them, or are coalesced."""
+    spec, partial_products = own.sent, own.partial_products
+    along, across = spec.chunks[:: -1 if partial_products.by_columns else 1]
+    ends, found, coalesced_transfers = (
+        [*accumulate(partial_products.columns)],
+        list[Transfer](),
+        dict[int, set[int]](),
+    )
     users_of = [
-        set().union(*portions.users[bisect_right(ends, start) : bisect_left(ends, end) + 1])
+        set().union(*partial_products.users[bisect_right(ends, start) : bisect_left(ends, end) + 1])
         for start, end in spans(along)
     ]
     for (at, length), (other, size) in product(enumerate(along), enumerate(across)):
-        index = (other, at) if portions.by_columns else (at, other)
-        keeper = own.keeper_of_small(index[0] * len(spec.chunks[1]) + index[1])
+        index = (other, at) if partial_products.by_columns else (at, other)
+        owner = own.owner_of_small(index[0] * len(spec.chunks[1]) + index[1])
         users = users_of[at] if length * size else set()
-        if portions.bundled and users:
-            bundles.setdefault(keeper, set()).update(users)
-            users = bundles[keeper]  # complete at the end
-        found.append(({keeper: length * size * spec.itemsize}, users))
+        if partial_products.coalesced and users:
+            coalesced_transfers.setdefault(owner, set()).update(users)
+            users = coalesced_transfers[owner]  # complete at the end
+        found.append(({owner: length * size * spec.itemsize}, users))
     return found
 
 
-def _count_portions(layout: Schedule, own: InPlace) -> Iterator[Transfer]:
-    """Portions of C's blocks travel to the worker that joins them; k is in one part."""
+def _count_partial_products(layout: Schedule, own: InPlace) -> Iterator[Transfer]:
+    """Partial products of C's blocks travel to the worker that joins them; k is in one part."""
     work, width = own.work, layout.joined_bytes
-    for strip, across in work.joined:
-        keeper = work.joining(strip) % own.portions.workers
-        for portion in work.strips[strip]:
-            size = own.portions.lengths[portion] * work.across[across] * width
-            yield {portion % own.portions.workers: size}, {keeper}
+    for output_tile, across in work.joined:
+        owner = work.joining(output_tile) % own.partial_products.workers
+        for partial_product in work.output_tiles[output_tile]:
+            size = own.partial_products.lengths[partial_product] * work.across[across] * width
+            yield {partial_product % own.partial_products.workers: size}, {owner}

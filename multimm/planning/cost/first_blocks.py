@@ -10,8 +10,8 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 
-#: Of portions, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each of two
-#: H200s 0.1 s.
+#: Of partial products, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each
+#: of two H200s 0.1 s.
 ARRIVE_S = 1.2e-3
 
 
@@ -26,7 +26,8 @@ def arrivals(
 ) -> tuple[float, float]:
     """Seconds of transfers that products may hide, and of those that come before the first one.
 
-    A task of portions needs all chunks at once, and of portions only those travel meanwhile.
+    A task of partial products needs all chunks at once, and of partial products only those travel
+    meanwhile.
     """
     rate = link_rate(layout, cluster)
     if layout.in_place is None:
@@ -97,7 +98,7 @@ def _keeps(layout: Schedule, role: str, usual: int) -> int:
     blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_k_tile[:-1]))
     for share, block, (part, k_tile) in blocks:
         flat = share.users[0]
-        rank = layout.tiles.keepers(role, flat, block)[k_tile]
+        rank = layout.tiles.owners(role, flat, block)[k_tile]
         at = grid.place(rank)
         needed = any((at.row, at.col) in used for used in layout.blockwise.users(role, flat, block))
         held[rank] += needed and at.part == part

@@ -139,9 +139,9 @@ def _received(layout: Schedule, cluster: ClusterSpec) -> Terms:
 
 
 def _joined(layout: Schedule) -> Terms:
-    """Of portions of C's blocks that others have made."""
+    """Of partial products of C's blocks that others have made."""
     elements = 0 if layout.in_place is None else layout.in_place.work.most_fetched
-    return {"portions of C received": elements * layout.problem.sum_bytes} if elements else {}
+    return {"partial products received": elements * layout.problem.sum_bytes} if elements else {}
 
 
 def _handed_out(layout: Schedule) -> Terms:
@@ -189,16 +189,16 @@ def _at_home(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) 
     """Of the operands that `each` places of a worker keep, but for what they have in use."""
     terms: Terms = {}
     for role, size in {} if layout.stream else layout.operands.at_home.items():
-        name, home = role.upper(), each * size
+        name, owner = role.upper(), each * size
         used = k_tiles.get(f"{name} in use", 0)
         if _used_at_once(layout, cluster, role):
-            home = min(home, SHORT * int(used))
+            owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:
-            elements = home // layout.spec(role).itemsize
+            elements = owner // layout.spec(role).itemsize
             packed = elements * layout.problem.packed_itemsize * layout.padding
-            terms |= {f"{name} at home": home, f"packed {name}": packed - used}
+            terms |= {f"{name} kept": owner, f"packed {name}": packed - used}
         else:
-            terms[f"{name} at home"] = home - used
+            terms[f"{name} kept"] = owner - used
     return terms
 
 
@@ -216,7 +216,7 @@ def _cut_before(layout: Schedule, cluster: ClusterSpec) -> Terms:
     for role in layout.operands.cut_apart:
         spec, name = layout.spec(role), role.upper()
         terms[f"{name} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
-        if layout.grid.workers > 1:  # bundles, at one end or the other
+        if layout.grid.workers > 1:  # coalesced transfers, at one end or the other
             terms[f"{name} on its way"] = layout.operands.at_home[role]
     return terms
 
@@ -230,7 +230,7 @@ def _addend(layout: Schedule, cluster: ClusterSpec, needed: float) -> Terms:
     in_place = c.fullest or min(c.nbytes, chunks * prod(map(max, c.chunks)) * c.itemsize)
     terms: Terms = {"C as it comes": in_place}
     if grid.workers > 1 or layout.lies_beyond("c"):
-        bundles = in_place * layout.cuts_c  # that wait to be fetched
+        coalesced_transfers = in_place * layout.cuts_c  # that wait to be fetched
         arrives = needed * (layout.cuts_c or layout.fetches_c)
-        terms["C on its way"] = bundles + arrives
+        terms["C on its way"] = coalesced_transfers + arrives
     return terms

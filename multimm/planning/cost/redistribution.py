@@ -39,19 +39,19 @@ def _whole_chunks(layout: Schedule, role: str, workers: int) -> int:
     spec = layout.spec(role)
     if not spec.owners:
         return _brought(layout, role, workers)
-    taken = {(home, at) for home, at, _ in _cuts(layout, role, workers)}
+    taken = {(owner, at) for owner, at, _ in _cuts(layout, role, workers)}
     owners = _owners(spec)
-    sizes = (prod(size_of(spec.chunks, at)) for home, at in taken if owners[at] != home)
+    sizes = (prod(size_of(spec.chunks, at)) for owner, at in taken if owners[at] != owner)
     return sum(sizes) * spec.itemsize
 
 
 def _sub_blocks_brought(layout: Schedule, role: str, workers: int) -> Iterator[int]:
     """Bytes of each sub-block that does not lie where the block that it is of will be needed."""
     spec = layout.spec(role)
-    owners = _owners(spec)
-    for home, at, shape in _cuts(layout, role, workers):
-        owner, whole = owners[at], shape == size_of(spec.chunks, at)
-        times = 1 + (not whole) if owner >= layout.grid.workers else owner != home
+    lie = _owners(spec)
+    for owner, at, shape in _cuts(layout, role, workers):
+        lies, whole = lie[at], shape == size_of(spec.chunks, at)
+        times = 1 + (not whole) if lies >= layout.grid.workers else lies != owner
         yield times * prod(shape) * spec.itemsize
 
 
@@ -68,9 +68,9 @@ def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Inde
     for (flat, where), (r, row), (c, col) in product(
         zip(users, matrices, strict=True), enumerate(rows), enumerate(cols)
     ):
-        home = _needs(layout, role, flat, r, c) % workers
+        owner = _needs(layout, role, flat, r, c) % workers
         for at, _, to in cuts_of(spec.chunks, (*where, row, col)):
-            yield home, at, shape_of(to)
+            yield owner, at, shape_of(to)
 
 
 def _needs(layout: Schedule, role: str, flat: int, row: int, col: int) -> int:
@@ -78,4 +78,4 @@ def _needs(layout: Schedule, role: str, flat: int, row: int, col: int) -> int:
     if role == "c":
         return layout.completes(layout.row(flat, row), col)
     block, k_tile = (row, col) if role == "a" else (col, row)
-    return layout.tiles.keepers(role, flat, block)[k_tile]
+    return layout.tiles.owners(role, flat, block)[k_tile]

@@ -60,10 +60,10 @@ MIRRORED_BYTES = 2.7
 #: Of a sum of parts of k, for each part that a worker fetches, beside the first block's latency: as
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
-#: Of an operand that is cut again, for each bundle of sub-blocks that a worker fetches; and for
-#: each sub-block that it copies. With them 14 products of 8192 to 32768 squares in chunks of 1024
-#: to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one within a
-#: fifth.
+#: Of an operand that is cut again, for each coalesced transfer of sub-blocks that a worker fetches;
+#: and for each sub-block that it copies. With them 14 products of 8192 to 32768 squares in chunks
+#: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
+#: within a fifth.
 FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
 #: For a thread to multiply one of many sub-blocks by itself, and as much again to pack for it. The
 #: GPU works meanwhile. X W of 1048576 x 8192 in 364 sub-blocks and 64 columns took an H200 75 ms,
@@ -137,7 +137,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     steps = (
         bool(layout.operands.packed)
         + cut_first
-        + bool(layout.operands.bundles)
+        + bool(layout.operands.coalesced_transfers)
         + levels
         + (layout.finishing > 0)
     )
@@ -193,12 +193,12 @@ def _sums(layout: Schedule) -> tuple[int, int, int]:
 
 
 def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
-    """Seconds from the last portion to the last block of C: those of one block travel then."""
+    """Seconds from the last partial product to the last block of C: those of one block travel."""
     if layout.in_place is None or not layout.in_place.work.joined:
         return 0.0
     work = layout.in_place.work
     size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
-    per_row = work.most_fetched / max(1, work.most_joined)  # in so many portions it is
+    per_row = work.most_fetched / max(1, work.most_joined)  # in so many partial products it is
     rows, columns = layout.sides
     travels = max(rows) * max(columns) * size * per_row / link_rate(layout, cluster)
     read = work.most_joined * size * (1 + per_row)
@@ -217,7 +217,7 @@ def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
 
 
 def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
-    """Seconds of the busiest worker: blocks packed once at home, others in every product."""
+    """Seconds of the busiest worker: blocks packed once by owners, others in every product."""
     p = layout.problem
     if not p.packable:
         return 0.0

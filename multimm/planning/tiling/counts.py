@@ -77,7 +77,7 @@ def count_c(
 def count_k_tiles(
     problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
 ) -> int:
-    """Slabs, beside so many block rows and block columns of C."""
+    """K-tiles, beside so many block rows and block columns of C."""
     k, p_k = problem.k, grid.p_k
     sides = [ceil_div(size, n) for size, n in zip((problem.m, problem.n), counts, strict=True)]
     k_tiles = max(p_k, _count(k, p_k, _room(edge, *sides), least))

@@ -11,7 +11,7 @@ last blocks and any block count spread evenly:
         i=2 | w0  |  w1  |  w0  |  w1  |
 
 An operand block lives in the grid row (A) or column (B) that uses it; along the other axis
-its home moves on with the k-tile, so that in one step of the product no worker is asked for
+its owner moves on with the k-tile, so that in one step of the product no worker is asked for
 everything:
 
     A block (i, s)  ->  worker (i mod p_m, (s + i div p_m) mod p_n, part of s)
@@ -211,7 +211,7 @@ class Merge(NamedTuple):
     """One addition of the tree that sums the parts of k."""
 
     addends: Blocks  #: first part under each of them; the first one names the sum as well
-    keeper: int  #: part whose worker holds one of them, receives the others and keeps the sum
+    owner: int  #: part whose worker holds one of them, receives the others and keeps the sum
     senders: Blocks  #: parts whose workers hold the others
 
 
@@ -246,7 +246,7 @@ def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
 
 @remembered
 def turns(parts: int, fan_in: int) -> int:
-    """The number of turns after which `merges` chooses the same keepers again.
+    """The number of turns after which `merges` chooses the same owners again.
 
     >>> turns(8, 2), turns(6, 4)
     (8, 8)

@@ -7,7 +7,7 @@ are needed (`multimm.graph.lowering.rechunk`):
     new   |  0  |    1    |    2  |        here 4: two of each old block; the middle two
     sub-block |  0  |  1  | 2 |  3    |        are joined to a new one
 
-What one worker has of a new block travels in one bundle.
+What one worker has of a new block travels in one coalesced transfer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Rechunk(NamedTuple):
     """
 
     nbytes: int  #: that travel for it
-    tasks: int  #: that bundle what travels, and that join sub-blocks
-    fetched: int  #: bundles, and sub-blocks that travel alone
+    tasks: int  #: that coalesce what travels, and that join sub-blocks
+    fetched: int  #: coalesced transfers, and sub-blocks that travel alone
     sub_blocks: int  #: that are copied, each as often as that is done
     copied: int  #: bytes
 
@@ -68,31 +68,33 @@ def once(
     found, away = cuts(spec.chunks, blocks), 1 - 1 / workers if away is None else away
     arriving, sources = found.sub_blocks * away, found.joined * (workers - 1)
     # Where several come from each worker; else what need not be cut travels as it is.
-    bundled, bundles = (arriving, sources) if arriving > sources else (2 * [found.cut * away])
-    copied = spec.nbytes * (1 + bundled / max(1, found.sub_blocks))
+    coalesced, coalesced_transfers = (
+        (arriving, sources) if arriving > sources else (2 * [found.cut * away])
+    )
+    copied = spec.nbytes * (1 + coalesced / max(1, found.sub_blocks))
     fetched = min(arriving, sources) + found.sub_blocks * beyond
     return Rechunk(
         int(spec.nbytes * (away + beyond)),
-        found.joined + ceil(bundles),
+        found.joined + ceil(coalesced_transfers),
         ceil(fetched),
-        found.sub_blocks + ceil(bundled),
+        found.sub_blocks + ceil(coalesced),
         int(copied),
     )
 
 
 @remembered
-def away(before: Blocks, owners: Blocks, after: Blocks, keepers: Blocks) -> float:
+def away(before: Blocks, lie: Blocks, after: Blocks, owners: Blocks) -> float:
     """The share of an axis that does not lie with those who keep its new blocks.
 
     >>> away((4, 4), (0, 1), (2, 6), (0, 1))
     0.25
     """
     ends, new, start, near = [*accumulate(after)], 0, 0, 0
-    for size, owner in zip(before, owners, strict=True):
+    for size, at in zip(before, lie, strict=True):
         end = start + size
         while start < end:
             stop = min(end, ends[new])
-            near += (stop - start) * (keepers[new] == owner)
+            near += (stop - start) * (owners[new] == at)
             new, start = new + (stop == ends[new]), stop
     return 1 - near / max(1, start)
 
@@ -122,7 +124,7 @@ def cuts(before: tuple[Blocks, ...], after: tuple[Blocks, ...]) -> Cuts:
 
 @remembered
 def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
-    """Pieces, those of them that are whole old blocks, and new ones too, and new blocks."""
+    """Sub-blocks, those of them that are whole old blocks, and new ones too, and new blocks."""
     old, new = ([0, *accumulate(blocks)] for blocks in (before, after))
     sub_blocks = {*pairwise(sorted({*old, *new}))}
     whole = sub_blocks & {*pairwise(old)}

@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
 
     at: Index  #: as stored
     where: Where  #: in C
-    keeper: int  #: the number of the worker that makes it
+    owner: int  #: the number of the worker that makes it
     parts: list[Part]
 
 
@@ -50,10 +50,10 @@ def chunks_of(
             Part(at, size_of(blocks, at), cut, to, of_block[at])
             for at, cut, to in cuts_of(blocks, where)
         ]
-        yield Chunk(index, where, _keeper(parts), parts)
+        yield Chunk(index, where, _owner(parts), parts)
 
 
-def _keeper(parts: list[Part]) -> int:
+def _owner(parts: list[Part]) -> int:
     """The worker that has most of a chunk."""
     held: Counter[int] = Counter()
     for part in parts:
@@ -61,7 +61,7 @@ def _keeper(parts: list[Part]) -> int:
     return max(held, key=held.__getitem__)
 
 
-def bundlers(chunk: Chunk) -> list[int]:
+def senders(chunk: Chunk) -> list[int]:
     """The workers that cut out what they send: who sends one whole block sends it as it is."""
     found: dict[int, list[Part]] = {}
     for part in chunk.parts:
@@ -69,7 +69,7 @@ def bundlers(chunk: Chunk) -> list[int]:
     return [
         rank
         for rank, own in found.items()
-        if rank != chunk.keeper and not (len(own) == 1 and shape_of(own[0].to) == own[0].size)
+        if rank != chunk.owner and not (len(own) == 1 and shape_of(own[0].to) == own[0].size)
     ]
 
 
@@ -77,9 +77,9 @@ def counted(chunks: Iterable[Chunk], workers: int) -> tuple[int, int]:
     """Tasks that hand chunks out, and elements that travel for it between so many workers."""
     tasks = moved = 0
     for chunk in chunks:
-        tasks += 1 + len(bundlers(chunk))
-        home = chunk.keeper % workers
-        moved += sum(prod(shape_of(x.to)) for x in chunk.parts if x.rank % workers != home)
+        tasks += 1 + len(senders(chunk))
+        owner = chunk.owner % workers
+        moved += sum(prod(shape_of(x.to)) for x in chunk.parts if x.rank % workers != owner)
     return tasks, moved
 
 

@@ -64,7 +64,7 @@ class Cyclic:
         """Blocks of C that are computed."""
         return len(self.row_sizes) * len(self.n_blocks)
 
-    def owner(self, row: int, j: int) -> Spot:
+    def worker(self, row: int, j: int) -> Spot:
         """Who computes a block of C: wrapped around the edges of the plane."""
         return row, j
 

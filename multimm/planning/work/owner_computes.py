@@ -1,26 +1,28 @@
-"""A large matrix multiplied where it lies, in few tasks: portions of C's blocks, then joined.
+"""A large matrix multiplied where it lies: few tasks make partial products, others join them.
 
 Its chunks lie on workers in turn, mostly, in rows or in two dimensions. Each may be multiplied by a
 task of its own, but a task takes Dask's scheduler about a millisecond, and Dask's usual chunks of
 128 MB a GPU half of one. To join neighbours to larger blocks would move most of the matrix. So each
-worker multiplies all chunks that it has of a strip of C in one task, and these portions travel:
+worker multiplies all chunks that it has of an output tile of C in one task, and these partial
+products travel:
 
     chunk of rows      0    1    2    3    4    5    6    7
     lies on worker     w0   w1   w1   w0   w1   w0   w0   w1
     block of C         |        0        |        1        |
-    its portions       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
+    its partial products       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
 
-Portions are block rows of the schedule, as many for each strip of C as there are workers, in their
-order, so that they are assigned as any block rows are; those of nobody have no rows. Columns of a
-wide matrix, B, are taken likewise; "rows" means them, too, where nothing else is said.
+Partial products are block rows of the schedule, as many for each output tile of C as there are
+workers, in their order, so that they are assigned as any block rows are; those of nobody have no
+rows. Columns of a wide matrix, B, are taken likewise; "rows" means them, too, where nothing else is
+said.
 
-Of long vectors, with few rows of chunks and many k-tiles, each portion has all rows of its strip:
-they are then sums of parts of k, which lie anywhere.
+Of long vectors, with few rows of chunks and many k-tiles, each partial product has all rows of its
+output tile: they are then sums of parts of k, which lie anywhere.
 
-A *strip* is some neighbouring rows of chunks, and of C; a *portion* what a worker makes for a
-strip, of all chunks that it multiplies there:
+A *output tile* is some neighbouring rows of chunks, and of C; a *partial product* what a worker
+makes for a output tile, of all chunks that it multiplies there:
 
-    chunks of A          s = 0   s = 1       portions of a strip of C
+    chunks of A          s = 0   s = 1       partial products of an output tile of C
     rows 0                w0      w0         w0: rows 0 of both k-tiles; 1 of k-tile 0; 2 of k-tile
     1 rows 1                w0      w1         w1: rows 3 of both k-tiles; 1 of k-tile 1; 2 of
     k-tile 0 rows 2                w1      w0 rows 3                w1      w1         rows 1 and 2
@@ -51,22 +53,22 @@ class Group(NamedTuple):
     k_tiles: tuple[int, ...]
 
 
-class Portion(NamedTuple):
-    """What a worker makes for a strip: its groups' rows, one group after another."""
+class PartialProduct(NamedTuple):
+    """What a worker makes for an output tile: its groups' rows, one group after another."""
 
     groups: tuple[Group, ...]
     starts: dict[Kind, int]  #: where rows of a kind begin
 
 
 class Run(NamedTuple):
-    """Rows of a strip that are of one kind: they lie together in the portions that have them."""
+    """Rows of an output tile that are of one kind: they stay together in partial products."""
 
-    found: tuple[tuple[int, slice], ...]  #: by portion: where
-    goes_to: tuple[tuple[slice, slice], ...]  #: which of these rows go where in the strip
+    found: tuple[tuple[int, slice], ...]  #: by partial product: where
+    goes_to: tuple[tuple[slice, slice], ...]  #: which of these rows go where in the output tile
 
 
 @dataclass(frozen=True)
-class Portions:
+class PartialProducts:
     """Who multiplies which chunks.
 
     Parameters
@@ -75,12 +77,12 @@ class Portions:
         Of the chunks; columns are along k.
     at : tuple of int
         The worker that multiplies each chunk, in C order.
-    strips : Blocks
-        Rows of chunks in each strip.
+    output tiles : Blocks
+        Rows of chunks in each output tile.
     workers : int
     by_columns : bool
         They are of B transposed, which is taken where it lies, and not A.
-    bundled : bool
+    coalesced : bool
         What each worker has of the other operand travels as one block: a hundred small chunks take
         a tenth of a second.
     """
@@ -88,10 +90,10 @@ class Portions:
     rows: Blocks
     columns: Blocks
     at: tuple[int, ...]
-    strips: Blocks
+    output_tiles: Blocks
     workers: int
     by_columns: bool = False
-    bundled: bool = False
+    coalesced: bool = False
 
     @cached_property
     def k_tiles(self) -> tuple[int, ...]:
@@ -100,17 +102,17 @@ class Portions:
 
     @cached_property
     def heights(self) -> Blocks:
-        """Rows of each strip."""
+        """Rows of each output tile."""
         ends = [0, *accumulate(self.rows)]
-        return tuple(ends[end] - ends[start] for start, end in spans(self.strips))
+        return tuple(ends[end] - ends[start] for start, end in spans(self.output_tiles))
 
     @cached_property
     def lengths(self) -> Blocks:
-        """Rows of the portions, in turn of the workers, of one strip after another."""
+        """Rows of the partial products: in turn of the workers, output tile by output tile."""
         found = []
-        for strip in range(len(self.strips)):
+        for output_tile in range(len(self.output_tiles)):
             held: Counter[int] = Counter()
-            for kind, rows in self.alike[strip].items():
+            for kind, rows in self.alike[output_tile].items():
                 height = sum(self.rows[i] for i in rows)
                 held.update(dict.fromkeys(kind, height))
             found += [held[worker] for worker in range(self.workers)]
@@ -118,10 +120,10 @@ class Portions:
 
     @cached_property
     def alike(self) -> list[dict[Kind, list[int]]]:
-        """The rows of chunks of each strip, by their kind; but for empty ones."""
+        """The rows of chunks of each output tile, by their kind; but for empty ones."""
         wide, kept = len(self.columns), self.k_tiles
         found = []
-        for start, end in spans(self.strips):
+        for start, end in spans(self.output_tiles):
             kinds: dict[Kind, list[int]] = {}
             for i in range(start, end):
                 if self.rows[i]:
@@ -133,36 +135,38 @@ class Portions:
         return found
 
     @cached_property
-    def made(self) -> dict[int, Portion]:
-        """The portions that have rows, by number."""
-        found: dict[int, Portion] = {}
-        for strip in range(len(self.strips)):
-            alike = self.alike[strip]
+    def made(self) -> dict[int, PartialProduct]:
+        """The partial products that have rows, by number."""
+        found: dict[int, PartialProduct] = {}
+        for output_tile in range(len(self.output_tiles)):
+            alike = self.alike[output_tile]
             own: dict[int, dict[tuple[int, ...], list[Kind]]] = {}
             for kind in alike:
                 for worker in dict.fromkeys(kind):
                     k_tiles = tuple(s for s, x in enumerate(kind) if x == worker)
                     own.setdefault(worker, {}).setdefault(k_tiles, []).append(kind)
             for worker, by_k_tiles in own.items():
-                found[strip * self.workers + worker] = self._portion(alike, by_k_tiles)
+                found[output_tile * self.workers + worker] = self._partial_product(
+                    alike, by_k_tiles
+                )
         return found
 
-    def _portion(
+    def _partial_product(
         self, alike: dict[Kind, list[int]], by_k_tiles: dict[tuple[int, ...], list[Kind]]
-    ) -> Portion:
+    ) -> PartialProduct:
         groups, starts, begin = [], {}, 0
         for k_tiles, kinds in by_k_tiles.items():
             groups.append(Group(tuple(i for kind in kinds for i in alike[kind]), k_tiles))
             for kind in kinds:
                 starts[kind] = begin
                 begin += sum(self.rows[i] for i in alike[kind])
-        return Portion(tuple(groups), starts)
+        return PartialProduct(tuple(groups), starts)
 
-    def runs(self, strip: int) -> Iterator[Run]:
-        """What a strip is made of."""
-        first = sum(self.strips[:strip])
-        starts = [*accumulate(self.rows[first : first + self.strips[strip]], initial=0)]
-        for kind, rows in self.alike[strip].items():
+    def runs(self, output_tile: int) -> Iterator[Run]:
+        """What an output tile is made of."""
+        first = sum(self.output_tiles[:output_tile])
+        starts = [*accumulate(self.rows[first : first + self.output_tiles[output_tile]], initial=0)]
+        for kind, rows in self.alike[output_tile].items():
             begin, moves = 0, list[tuple[slice, slice]]()
             for i in rows:
                 end, to = begin + self.rows[i], slice(*starts[i - first : i - first + 2])
@@ -174,7 +178,7 @@ class Portions:
                 begin = end
             found = []
             for worker in sorted(set(kind)):
-                number = strip * self.workers + worker
+                number = output_tile * self.workers + worker
                 start = self.made[number].starts[kind]
                 found.append((number, slice(start, start + begin)))
             yield Run(tuple(found), tuple(moves))
@@ -205,8 +209,8 @@ class Portions:
     @cached_property
     def _of_groups(self) -> tuple[int, int, int]:
         handed_on, walked, joined = Counter[int](), Counter[int](), 0
-        for number, portion in self.made.items():
-            for rows, k_tiles in portion.groups:
+        for number, partial_product in self.made.items():
+            for rows, k_tiles in partial_product.groups:
                 height = sum(self.rows[i] for i in rows)
                 length = sum(self.columns[self.k_tiles[s]] for s in k_tiles)
                 handed_on[number % self.workers] += (len(k_tiles) - 1) * height
@@ -226,27 +230,27 @@ class Portions:
 
 
 class OwnerComputes:
-    """Who makes which portion, and who joins it: the answers of `work.cyclic.Cyclic`.
+    """Who makes which partial product, and who joins it: the answers of `work.cyclic.Cyclic`.
 
     Parameters
     ----------
-    portions : Portions
+    partial products : Partial products
     plain : Cyclic
         The map of block rows, or columns, of which some have no length.
     """
 
-    def __init__(self, portions: Portions, plain: Cyclic) -> None:
-        self.portions = portions
+    def __init__(self, partial_products: PartialProducts, plain: Cyclic) -> None:
+        self.partial_products = partial_products
         self.plain = plain
-        #: Columns of C's blocks, or rows of those whose columns are in portions.
-        self.across = plain.m_blocks if portions.by_columns else plain.n_blocks
-        self.owner, self.stand_in, self.behind = plain.owner, plain.stand_in, plain.behind
+        #: Columns of C's blocks, or rows of those whose columns are in partial products.
+        self.across = plain.m_blocks if partial_products.by_columns else plain.n_blocks
+        self.worker, self.stand_in, self.behind = plain.worker, plain.stand_in, plain.behind
         self.held_back, self.most_in_row_panel = 0, plain.most_in_row_panel
         self.most_summed = plain.most_summed
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Block row and block column of what is computed: all but the portions of nobody."""
+        """Block row and column of what is computed: all but the partial products of nobody."""
         rows, columns = (
             [at for at, size in enumerate(blocks) if size]
             for blocks in (self.plain.m_blocks, self.plain.n_blocks)
@@ -255,82 +259,91 @@ class OwnerComputes:
 
     @property
     def count(self) -> int:
-        """Portions that are computed."""
+        """Partial products that are computed."""
         return len(self.pairs)
 
-    def of(self, portion: int, across: int) -> tuple[int, int]:
-        """Block row and block column of a portion."""
-        return (across, portion) if self.portions.by_columns else (portion, across)
+    def of(self, partial_product: int, across: int) -> tuple[int, int]:
+        """Block row and block column of a partial product."""
+        return (
+            (across, partial_product)
+            if self.partial_products.by_columns
+            else (partial_product, across)
+        )
 
     def cell(self, row: int, j: int) -> tuple[int, int]:
-        """Of a block of C, the portion whose maker joins it."""
-        strip, across = self.of(row, j)
-        return self.of(self.joining(strip), across)
+        """Of a block of C, the partial product whose maker joins it."""
+        output_tile, across = self.of(row, j)
+        return self.of(self.joining(output_tile), across)
 
-    def joining(self, strip: int) -> int:
-        """The portion of a strip whose maker joins it: in turn."""
-        portions = self.strips[strip]
-        return portions[strip % len(portions)]
+    def joining(self, output_tile: int) -> int:
+        """The partial product of an output tile whose maker joins it: in turn."""
+        partial_products = self.output_tiles[output_tile]
+        return partial_products[output_tile % len(partial_products)]
 
     # ---------------------------------------------------------------- what is joined
 
     @cached_property
-    def strips(self) -> tuple[tuple[int, ...], ...]:
-        """The portions of each strip of C, without those of nobody."""
-        workers, lengths = self.portions.workers, self.portions.lengths
+    def output_tiles(self) -> tuple[tuple[int, ...], ...]:
+        """The partial products of each output tile of C, without those of nobody."""
+        workers, lengths = self.partial_products.workers, self.partial_products.lengths
         turns = (range(start, start + workers) for start in range(0, len(lengths), workers))
         return tuple(tuple(at for at in turn if lengths[at]) for turn in turns)
 
     @property
     def sides(self) -> tuple[Blocks, Blocks]:
         """Rows and columns of C's blocks."""
-        joined = self.portions.heights
-        by_columns = self.portions.by_columns
+        joined = self.partial_products.heights
+        by_columns = self.partial_products.by_columns
         return (self.across, joined) if by_columns else (joined, self.across)
 
     @cached_property
     def joined(self) -> tuple[tuple[int, int], ...]:
-        """Strip and block of the other side, of all blocks of C that are joined from portions."""
-        several = [at for at, strip in enumerate(self.strips) if len(strip) > 1]
+        """Of all blocks of C that are joined: the output tile, and the block of the other side."""
+        several = [at for at, output_tile in enumerate(self.output_tiles) if len(output_tile) > 1]
         return tuple(product(several, range(len(self.across))))
 
     def finishing(self, *, adds: bool) -> int:
-        """Tasks that join portions."""
+        """Tasks that join partial products."""
         return len(self.joined)
 
     @cached_property
     def adds(self) -> bool:
-        """Whether some rows are in several portions: none is finished before they are added."""
-        return sum(self.portions.lengths) > sum(self.portions.heights)
+        """Whether some rows are in several partial products, which are added first."""
+        return sum(self.partial_products.lengths) > sum(self.partial_products.heights)
 
     def spread(self, workers: int) -> bool:
-        """Whether several workers make portions; else Dask decides on one."""
-        return len({number % workers for strip in self.strips for number in strip}) > 1
+        """Whether several workers make partial products; else Dask decides on one."""
+        return (
+            len({number % workers for output_tile in self.output_tiles for number in output_tile})
+            > 1
+        )
 
     @property
     def most_joined(self) -> int:
         """Elements of the joined blocks of the worker that keeps the most of them."""
-        return self._of_keepers[0]
+        return self._of_owners[0]
 
     @property
     def most_fetched(self) -> int:
-        """Elements of others' portions that one worker joins, at most."""
-        return self._of_keepers[1]
+        """Elements of others' partial products that one worker joins, at most."""
+        return self._of_owners[1]
 
     @cached_property
-    def _of_keepers(self) -> tuple[int, int]:
+    def _of_owners(self) -> tuple[int, int]:
         joined, received = Counter[int](), Counter[int]()
-        for strip, across in self.joined:
-            keeper = self.joining(strip) % self.portions.workers
-            joined[keeper] += self.portions.heights[strip] * self.across[across]
-            for portion in self.strips[strip]:
-                if portion % self.portions.workers != keeper:
-                    received[keeper] += self.portions.lengths[portion] * self.across[across]
+        for output_tile, across in self.joined:
+            owner = self.joining(output_tile) % self.partial_products.workers
+            joined[owner] += self.partial_products.heights[output_tile] * self.across[across]
+            for partial_product in self.output_tiles[output_tile]:
+                if partial_product % self.partial_products.workers != owner:
+                    received[owner] += (
+                        self.partial_products.lengths[partial_product] * self.across[across]
+                    )
         return max(joined.values(), default=0), max(received.values(), default=0)
 
     @property
     def most_kept(self) -> int:
-        """Elements of C that the busiest worker keeps: portions, and what is joined of them."""
+        """Elements of C that the busiest worker keeps: partial products, and joined blocks."""
         return self.most_summed + self.most_joined
 
     # ---------------------------------------------------------------- what the busiest does
@@ -338,12 +351,12 @@ class OwnerComputes:
     @property
     def computed(self) -> int:
         """Elements of C that are computed, by all."""
-        return sum(self.portions.rows) * sum(self.across)
+        return sum(self.partial_products.rows) * sum(self.across)
 
     def multiplied(self, k: int) -> int:
         """Multiplications of the busiest worker."""
-        return max(self.portions.multiplied.values()) * sum(self.across)
+        return max(self.partial_products.multiplied.values()) * sum(self.across)
 
     def handed_on(self, steps: int) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        return self.portions.handed_on * sum(self.across)
+        return self.partial_products.handed_on * sum(self.across)

@@ -127,7 +127,7 @@ class Assignment:
         return place, False
 
     @cached_property
-    def owners(self) -> dict[Cell, Spot]:
+    def workers(self) -> dict[Cell, Spot]:
         """By cell: its own place (i, j), or the mirrored one (j, i), not wrapped around the grid.
 
         Or, assigned freely, any place.
@@ -178,15 +178,15 @@ class Assignment:
         return {panel: sorted(along.union(down)) for panel, (along, down) in self.lines.items()}
 
     @cached_property
-    def homes(self) -> dict[Panel, list[Spot]]:
+    def owners(self) -> dict[Panel, list[Spot]]:
         """The users of each block, the one first that keeps its first k-tile, and few others."""
         begin: Counter[Spot] = Counter()
-        homes = {}
+        owners = {}
         for (flat, block), users in self.users.items():
             at = min(range(len(users)), key=lambda i: (begin[users[i]], (i - block) % len(users)))
             begin[users[at]] += 1
-            homes[flat, block] = users[at:] + users[:at]
-        return homes
+            owners[flat, block] = users[at:] + users[:at]
+        return owners
 
     def rows_of(self, panel: Panel) -> int:
         """Rows of a block of op(A), over all its matrices."""
@@ -198,7 +198,7 @@ class Symmetric:
 
     Parameters
     ----------
-    deal : Deal
+    assignment : Assignment
     per_wave : int
         Block rows, over all matrices, that make up a row panel.
     """
@@ -215,9 +215,9 @@ class Symmetric:
         """Block row and block column of what is computed, of each matrix."""
         return tuple((i, j) for i in range(len(self.assignment.blocks)) for j in range(i + 1))
 
-    def owner(self, row: int, j: int) -> Spot:
+    def worker(self, row: int, j: int) -> Spot:
         """Who computes a block of C."""
-        return self.assignment.owners[row, j]
+        return self.assignment.workers[row, j]
 
     def cell(self, row: int, j: int) -> Cell:
         """What is computed for a block of C: the block itself, or the one that it mirrors."""
@@ -349,7 +349,7 @@ class Symmetric:
 
     def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:
         """By k-tile: one of a block's users, another one for each k-tile of a part of k."""
-        users = self.assignment.homes[flat, block]
+        users = self.assignment.owners[flat, block]
         return [users[step % len(users)] for step in steps]
 
     def travels(self, role: str) -> bool:
@@ -363,7 +363,7 @@ class Symmetric:
 
     def _kept_rows(self, steps: int) -> Counter[Spot]:
         held: Counter[Spot] = Counter()
-        for panel, users in self.assignment.homes.items():
+        for panel, users in self.assignment.owners.items():
             rounds, rest = divmod(steps, len(users))
             size = self.assignment.rows_of(panel)
             held.update(dict.fromkeys(users[:rest], size))
