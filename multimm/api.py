@@ -54,7 +54,7 @@ def matmul(
         float32.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
-    k-tiles : int, optional
+    slabs : int, optional
         Length of the ranges of k that one task multiplies. Default: planned.
     p_k : int, optional
         Parts of k that different workers sum side by side. Default: planned. With the same

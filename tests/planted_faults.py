@@ -77,8 +77,8 @@ PLANNING = (
     Fault(
         "what travels to make chunks of C of others' blocks is forgotten",
         "planning/plan.py",
-        "self.bytes_rechunk + self.bytes_added + self.bytes_joined",
-        "self.bytes_rechunk + self.bytes_added",
+        "self.bytes_recut + self.bytes_added + self.bytes_joined",
+        "self.bytes_recut + self.bytes_added",
         "traffic",
     ),
     Fault(

@@ -59,7 +59,7 @@ def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
     layout = plan.layout
     assert layout.in_place is not None
     assert plan.tasks <= 40
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     of_c = 2**20 * 1024 * 4 * 3 / 4
     assert plan.bytes_received == of_c + 3 * 8192 * 1024 * 4
     assert sum(plan.received.values()) == plan.bytes_received == plan.bytes_moved

@@ -84,7 +84,7 @@ def test_of_a_tall_matrix_nothing_travels(owners):
     assert plan.grid == in_turn.grid == (4, 1, 1)
     assert plan.layout.problem.rows
     assert not in_turn.layout.problem.rows
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     assert plan.bytes_received == in_turn.bytes_received == 3 * 8192 * 1024 * 4
     assert plan.seconds == in_turn.seconds
     assert "rows in the order in which they lie on workers" in str(plan)
@@ -366,7 +366,7 @@ def test_stacks_that_are_cut_travel_as_is_counted(client, turned, fixed):
     assert plan.layout.operands.cut_again == ("a", "b")
     c, moved = received(client, multimm.matmul(a, b, **fixed))
     assert moved == plan.bytes_moved
-    assert plan.bytes_rechunk < x.nbytes + y.nbytes
+    assert plan.bytes_recut < x.nbytes + y.nbytes
     assert "at most" not in str(plan)
     np.testing.assert_array_equal(c.compute(), x @ y)
 

@@ -55,7 +55,7 @@ def test_of_a_tall_matrix_nothing_travels_wherever_its_blocks_lie(owners):
     in_a_row = plan_matmul(symmetric_of(tall((0,) * 8 + (1,) * 8)), gpus(2))
     assert plan.grid == in_a_row.grid == (1, 1, 2)
     assert plan.layout.operands.in_place
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     assert plan.bytes_received == in_a_row.bytes_received == 2048 * 2048 * 4  # one sum
     assert plan.seconds == in_a_row.seconds
     assert "k in the order in which it lies on workers" in str(plan)
@@ -176,7 +176,7 @@ def test_many_chunks_are_joined_where_they_lie(chunks, workers, symmetric, in_tu
     shape = symmetric_of(x) if symmetric else Problem(x.T, replace(x), pack="tf32")
     plan = plan_matmul(shape, gpus(workers))
     assert len(plan.layout.k_tiles) < chunks / 16
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     assert plan.bytes_moved == (workers - 1) * 4 * 1024 * 1024  # sums
     assert "MB move" in plan.reason
     assert "GB" not in plan.reason.partition(";")[0]

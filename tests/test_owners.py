@@ -90,7 +90,7 @@ def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
     operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
     plan = multimm.plan(*operands, **FIXED)
     assert LIE in str(plan)
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     d = multimm.matmul(*operands, **FIXED)
     other = z if side != "both" else expected
     first, second = (expected, other) if side != "b" else (other, expected)

@@ -207,7 +207,7 @@ def test_a_lone_worker_cuts_operands_within_its_products(chunks, pack):
     assert plan.tasks == 1
     assert plan.memory_terms["operands being joined"] == a.nbytes + b.nbytes
     assert not plan.bytes_received
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
 
 
 def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):

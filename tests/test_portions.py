@@ -71,7 +71,7 @@ def test_little_of_a_tall_matrix_in_default_chunks_travels(workers, columns):
     plan = plan_matmul(Problem(x, w, pack="float32"), gpus(workers))
     layout = plan.layout
     assert layout.in_place is not None
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
     # Each row's sums are in two partial products at most, and one of them may be where they are
     # joined.
     of_c = 2 * SHAPE[0] * columns * 4 + sum(layout.in_place.fetched.values())

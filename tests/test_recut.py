@@ -67,8 +67,8 @@ def test_no_more_travels_than_the_plan_says(client, chunks, blocks, k_tiles, per
     assert cutting(c)
     c = c.persist()
     wait(c)
-    most = plan.bytes_received + plan.bytes_rechunk
-    if not plan.bytes_rechunk:  # of one chunk that is still to be made, a plan knows nothing
+    most = plan.bytes_received + plan.bytes_recut
+    if not plan.bytes_recut:  # of one chunk that is still to be made, a plan knows nothing
         most += x.nbytes + y.nbytes
     received = sum(received_bytes(client).values())
     assert received == most if persisted else 0 < received <= most
@@ -166,7 +166,7 @@ def test_what_a_worker_has_of_a_block_travels_in_one_coalesced():
     assert 0.9 * expected.tasks <= len(made) <= expected.tasks
     moved = sum(4 * 16 for task in made.values() if task.func is cut_out for _ in task.place.blocks)
     alone = fetched - sum(task.func is cut_out for task in made.values())
-    assert plan.bytes_rechunk == moved + 4 * 16 * alone
+    assert plan.bytes_recut == moved + 4 * 16 * alone
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
@@ -241,7 +241,7 @@ def test_of_one_chunk_that_lies_somewhere_the_plan_knows():
     cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16)
     plan = plan_matmul(Problem(a, unknown), cluster, options=fixed)
     assert plan.layout.operands.cut_again == ("a",)
-    assert plan.bytes_rechunk == a.nbytes * 3 / 4  # a quarter stays
+    assert plan.bytes_recut == a.nbytes * 3 / 4  # a quarter stays
     assert "and 12.3 kB before to cut A into these blocks" in str(plan)
 
 
@@ -250,7 +250,7 @@ def test_of_operands_that_are_still_to_be_made_the_plan_says_at_most():
     a = b = MatrixSpec((64, 64), chunks=((8,) * 8,) * 2)
     cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=32, slabs=32)
     plan = plan_matmul(Problem(a, b), cluster, options=fixed)
-    assert plan.bytes_rechunk == a.nbytes + b.nbytes
+    assert plan.bytes_recut == a.nbytes + b.nbytes
     assert "and at most 32.8 kB before to cut A and B into these blocks" in str(plan)
     quarter = a.nbytes / 4
     for role in "ab":

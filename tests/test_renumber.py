@@ -92,7 +92,7 @@ def test_c_is_numbered_with_the_others():
     plan = plan_matmul(Problem(a, a, c=c, pack="tf32"), cluster)
     assert plan.cluster.numbers[0] == 1
     assert plan.grid.workers == 1
-    assert plan.bytes_received == plan.bytes_rechunk == plan.bytes_added == 0
+    assert plan.bytes_received == plan.bytes_recut == plan.bytes_added == 0
 
 
 def test_the_larger_operand_comes_first():
@@ -141,17 +141,17 @@ def test_all_on_one_worker_is_multiplied_there(worker, options):
         return
     assert plan.grid.workers == 1
     assert plan.cluster.addresses[0] == f"ucxx://host:{worker}"
-    assert not plan.bytes_received + plan.bytes_rechunk
+    assert not plan.bytes_received + plan.bytes_recut
 
 
 def test_a_tall_matrix_stays_with_its_workers():
     plan = plan_matmul(symmetric_of(in_rows((1,) * 32, TALL)), gpus(2))
     assert plan.seconds == plan_matmul(symmetric_of(in_rows((0,) * 32, TALL)), gpus(2)).seconds
-    assert not plan.bytes_received + plan.bytes_rechunk
+    assert not plan.bytes_received + plan.bytes_recut
     plan = plan_matmul(symmetric_of(in_rows((2,) * 16 + (3,) * 16, TALL)), gpus(4))
     assert plan.used.addresses == ("ucxx://host:2", "ucxx://host:3")
     assert plan.bytes_received == 2048 * 2048 * 4  # one sum
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_bands_stay_in_any_order():
     assert plan.cluster.numbers == (2, 0, 3, 1)
     assert plan.layout == first.layout
     assert plan.bytes_received == 3 * 2048 * 2048 * 4
-    assert not plan.bytes_rechunk
+    assert not plan.bytes_recut
 
 
 def test_a_product_finds_its_grid_again():

@@ -144,7 +144,7 @@ def _sorted_text(plan: MatmulPlan) -> str:
 
 
 def _moved_line(plan: MatmulPlan) -> str:
-    more = _rechunk_text(plan) if plan.bytes_rechunk else ""
+    more = _rechunk_text(plan) if plan.bytes_recut else ""
     more += _added_text(plan) if plan.bytes_added else ""
     if plan.bytes_joined:
         more += f", and {human(plan.bytes_joined)} of C to join its chunks"
@@ -162,7 +162,7 @@ def _moved_line(plan: MatmulPlan) -> str:
 
 
 def _rechunk_text(plan: MatmulPlan) -> str:
-    size, roles = human(plan.bytes_rechunk), plan.layout.operands.cut_again
+    size, roles = human(plan.bytes_recut), plan.layout.operands.cut_again
     if plan.layout.problem.from_host:  # whole chunks, some of them again in later row panels
         what = names(plan.layout.roles)
         return f", and about {size} between host memories to bring {what} into these blocks"

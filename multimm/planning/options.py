@@ -19,7 +19,7 @@ class Options:
     ----------
     blocks : int or pair of int, optional
         Rows and columns of C's blocks; None for a side that is planned.
-    k-tiles : int, optional
+    slabs : int, optional
         Length of a k-tile.
     p_k : int, optional
         Parts of k.

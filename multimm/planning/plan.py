@@ -138,7 +138,7 @@ class MatmulPlan:
         return self._of_products.busiest
 
     @cached_property
-    def bytes_rechunk(self) -> int:
+    def bytes_recut(self) -> int:
         """What workers exchange beforehand to bring operands into the plan's blocks.
 
         At most, unless it is known where they lie, in the grid.
@@ -147,13 +147,13 @@ class MatmulPlan:
 
     @cached_property
     def bytes_added(self) -> int:
-        """What workers receive of the C that is added: at most, as `bytes_rechunk`."""
+        """What workers receive of the C that is added: at most, as `bytes_recut`."""
         return redistribution.added(self.layout, self.used.workers)
 
     @property
     def bytes_moved(self) -> int:
         """All that workers receive: of the product, of what is cut, added, and joined."""
-        return self.bytes_received + self.bytes_rechunk + self.bytes_added + self.bytes_joined
+        return self.bytes_received + self.bytes_recut + self.bytes_added + self.bytes_joined
 
     @property
     def bytes_joined(self) -> int:

@@ -59,7 +59,7 @@ class Problem:
     pack : str
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
-    gram : bool
+    symmetric : bool
         B is the transpose of A itself: the same values, not just the same shape.
     awaited : bool
         Blocks of an operand are still to be made, nobody knows in what time.

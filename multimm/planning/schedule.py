@@ -4,8 +4,7 @@ A *row panel* is a band of block rows that is worked on at once. One row panel c
 its partial sums fit in memory; otherwise the row panels follow each other, and each goes through
 all k-tiles. Within a row panel the order is k-tile by k-tile:
 
-    for row panel:  for k-tile s:  for block (i, j) of the row panel:   P(i,j) <- A(i,s) B(s,j) +
-    P(i,j)
+    for row panel:  for k-tile s:  for block (i, j) of it:   P(i,j) <- A(i,s) B(s,j) + P(i,j)
 
 so that only a few k-tiles of A and B are alive at a time.
 
@@ -89,7 +88,7 @@ class Schedule:
     grid : Grid
     batch_blocks : tuple of Blocks
         Per batch dimension.
-    m_blocks, n_blocks, k-tiles : Blocks
+    m_blocks, n_blocks, k_tiles : Blocks
         Of C's rows, of C's columns, of k.
     band : int
         Block rows that each grid row works on in one row panel.
@@ -107,13 +106,13 @@ class Schedule:
         sub-block after the other: see `Distribution.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
-    slabs_per_task : int
+    k_tiles_per_task : int
         K-tiles that one task multiplies in turn, at most, where it keeps them.
-    part_slabs : Blocks
+    part_k_tiles : Blocks
         K-tiles of each part of k. Empty: as even as can be.
     mirrors : bool
         One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
-    partial products : Partial products, optional
+    partial_products : PartialProducts, optional
         One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
         block columns, are partial products of those of C.
     """

@@ -134,8 +134,8 @@ def test_operands_in_other_chunks_are_cut_where_they_lie(chunk):
         c = multimm.matmul(a, b, **fixed).persist()
         wait(c)
         received = sum(received_bytes(client).values())
-        assert plan.bytes_rechunk > 0
-        assert received == plan.bytes_received + plan.bytes_rechunk
+        assert plan.bytes_recut > 0
+        assert received == plan.bytes_received + plan.bytes_recut
         assert multimm.verify(a, b, c)
 
 

@@ -141,7 +141,7 @@ def join_partial_products(
 
     Parameters
     ----------
-    *partial products : Block
+    *partial_products : Block
     shape : tuple of int
         Of the block.
     runs : tuple of Run

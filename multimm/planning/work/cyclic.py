@@ -36,7 +36,7 @@ class Cyclic:
         Of C's rows, and of its columns.
     shapes : (Shape, Shape)
         Of A and of B: those of a stack may be broadcast.
-    per_wave : int
+    per_row_panel : int
         Block rows, over all matrices, that make up a row panel.
     """
 

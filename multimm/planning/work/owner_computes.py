@@ -77,7 +77,7 @@ class PartialProducts:
         Of the chunks; columns are along k.
     at : tuple of int
         The worker that multiplies each chunk, in C order.
-    output tiles : Blocks
+    output_tiles : Blocks
         Rows of chunks in each output tile.
     workers : int
     by_columns : bool
@@ -234,7 +234,7 @@ class OwnerComputes:
 
     Parameters
     ----------
-    partial products : Partial products
+    partial_products : PartialProducts
     plain : Cyclic
         The map of block rows, or columns, of which some have no length.
     """

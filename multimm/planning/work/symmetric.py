@@ -199,7 +199,7 @@ class Symmetric:
     Parameters
     ----------
     assignment : Assignment
-    per_wave : int
+    per_row_panel : int
         Block rows, over all matrices, that make up a row panel.
     """
 
