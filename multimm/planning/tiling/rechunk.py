@@ -3,9 +3,9 @@
 Blocks are cut at the boundaries of the new ones, where they lie, and sub-blocks joined where they
 are needed (`multimm.graph.lowering.rechunk`):
 
-    old   |     0     |     1     |        sub-blocks: the spans between all boundaries
-    new   |  0  |    1    |    2  |        here 4: two of each old block; the middle two
-    sub-block |  0  |  1  | 2 |  3    |        are joined to a new one
+    old        |     0     |     1     |   sub-blocks: the spans between all boundaries
+    new        |  0  |    1    |    2  |   here 4: two of each old block; the middle two
+    sub-block  |  0  |  1  | 2 |  3    |   are joined to a new one
 
 What one worker has of a new block travels in one coalesced transfer.
 """

@@ -9,7 +9,7 @@ products travel:
     chunk of rows      0    1    2    3    4    5    6    7
     lies on worker     w0   w1   w1   w0   w1   w0   w0   w1
     block of C         |        0        |        1        |
-    its partial products       w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
+    partial products   w0: 0, 3;  w1: 1, 2    w0: 5, 6;  w1: 4, 7
 
 Partial products are block rows of the schedule, as many for each output tile of C as there are
 workers, in their order, so that they are assigned as any block rows are; those of nobody have no
@@ -19,14 +19,14 @@ said.
 Of long vectors, with few rows of chunks and many k-tiles, each partial product has all rows of its
 output tile: they are then sums of parts of k, which lie anywhere.
 
-A *output tile* is some neighbouring rows of chunks, and of C; a *partial product* what a worker
-makes for a output tile, of all chunks that it multiplies there:
+An *output tile* is some neighbouring rows of chunks, and of C; a *partial product* what a worker
+makes for an output tile, of all chunks that it multiplies there:
 
     chunks of A          s = 0   s = 1       partial products of an output tile of C
-    rows 0                w0      w0         w0: rows 0 of both k-tiles; 1 of k-tile 0; 2 of k-tile
-    1 rows 1                w0      w1         w1: rows 3 of both k-tiles; 1 of k-tile 1; 2 of
-    k-tile 0 rows 2                w1      w0 rows 3                w1      w1         rows 1 and 2
-    are added, 0 and 3 are copied
+    rows 0                w0      w0         w0: rows 0 of both k-tiles; 1 of s = 0; 2 of s = 1
+    rows 1                w0      w1         w1: rows 3 of both k-tiles; 1 of s = 1; 2 of s = 0
+    rows 2                w1      w0
+    rows 3                w1      w1         rows 1 and 2 are added, 0 and 3 are copied
 """
 
 from __future__ import annotations
