@@ -395,8 +395,8 @@ class Schedule:
         before: Counter[tuple[int, int]] = Counter()
         for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
             row = self.row(flat, i)
-            at = self.worker(row, j, 0)
-            place = at.row % self.grid.p_m, at.col % self.grid.p_n
+            r, c = self.work.worker(row, j)
+            place = r % self.grid.p_m, c % self.grid.p_n
             found[row, j] = sum(place) + before[place]
             before[place] += 1
         return found
