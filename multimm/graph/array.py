@@ -57,7 +57,7 @@ def build(
     names = [a.name] if layout.mirrors else [a.name, b.name]  # or A's blocks serve both sides
     cluster, added = plan.cluster, None if c is None else c.name
     token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
-    keys = Keys(token, layout, c is not None)
+    keys = Keys(token, layout, cluster, c is not None)
     operands = [Operand("a", a, layout, step.trans_a, keys.uploaded("a"))]
     if not layout.mirrors:
         goes_up = keys.uploaded("a" if a.name == b.name else "b")  # one array on both sides once
@@ -67,16 +67,16 @@ def build(
     if c is not None:
         parents.append(c)
     tasks = (
-        Builder(layout, cluster, operands, addend, step, keys).tasks()
+        Builder(layout, operands, addend, step, keys).tasks()
         if layout.in_place is None
-        else Gatherer(layout, layout.in_place, cluster, operands, step, keys).tasks()
+        else Gatherer(layout, layout.in_place, operands, step, keys).tasks()
     )
     if layout.problem.in_one:
         tasks = {key: _on_device(task) for key, task in tasks.items()}
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
-        tasks |= uploads([*tasks.values()], inputs, keys, cluster)
-    tasks |= handed_out(layout, cluster, keys, tasks)
+        tasks |= uploads([*tasks.values()], inputs, keys)
+    tasks |= handed_out(layout, keys, tasks)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(tasks, owners, cluster.workers)
     name = keys.name("chunk" if layout.hands_out else "matmul")

@@ -27,18 +27,21 @@ KEY_VERSION = 8
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of one product.
+    """The keys, labels and places of one product's tasks.
 
     Parameters
     ----------
     token : str
     layout : Schedule
+    cluster : ClusterSpec
+        The workers that it is planned for.
     adds : bool
         There is a C that is added.
     """
 
     token: str
     layout: Schedule
+    cluster: ClusterSpec
     adds: bool
 
     def name(self, role: str) -> str:
@@ -54,11 +57,9 @@ class Keys:
         """What a task of this product does."""
         return Label(self.token, kind, matrix.upper(), block, **more)
 
-    def place(
-        self, cluster: ClusterSpec, owner: Coordinate, order: Index, inputs: Inputs = ()
-    ) -> Place:
-        """Where and when a task of this product is to run, on workers that it is planned for."""
-        grid = self.layout.grid
+    def place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
+        """Where and when a task of this product is to run."""
+        grid, cluster = self.layout.grid, self.cluster
         return Place(grid, cluster.workers, owner, order, inputs, cluster.numbers)
 
     def chain(self, batch: Index, i: int, j: int, s: int) -> Key:

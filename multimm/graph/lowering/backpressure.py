@@ -11,7 +11,6 @@ from multimm.graph.block_task import BlockTask, Key, after
 from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import wait_for
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Barrier, Schedule
 from multimm.planning.tiling.grid import Coordinate
 
@@ -21,7 +20,6 @@ class Barriers:
     """Adds the barriers of one product to its tasks, `made`."""
 
     layout: Schedule
-    cluster: ClusterSpec
     keys: Keys
     made: dict[Key, BlockTask]
 
@@ -36,11 +34,11 @@ class Barriers:
                 sums.append(
                     TaskRef(self.keys.chain(layout.batch_index(flat), i, j, barrier.k_tile))
                 )
-            step = layout.step(barrier.k_tile, self.cluster.workers)
+            step = layout.step(barrier.k_tile, self.keys.cluster.workers)
             last = len(layout.row_sizes)  # behind every block product of its step
             owner = Coordinate(barrier.row, barrier.col, part)
             order = (barrier.row_panel, step, Kind.MULTIPLY, last, 0)
-            place = self.keys.place(self.cluster, owner, order)
+            place = self.keys.place(owner, order)
             label = self.keys.label(Kind.WAIT, k_tiles=(barrier.k_tile,))
             self.made[key] = BlockTask(key, wait_for, *sums, label=label, place=place)
         return key

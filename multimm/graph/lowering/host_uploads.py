@@ -12,7 +12,6 @@ from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.host_offload import upload
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, size_of
 
@@ -21,7 +20,6 @@ def uploads(
     made: Iterable[BlockTask],
     operands: Iterable[Operand],
     keys: Keys,
-    cluster: ClusterSpec,
 ) -> dict[Key, BlockTask]:
     """A task for each block of the operands that tasks of a product need on a GPU.
 
@@ -34,7 +32,6 @@ def uploads(
     operands : iterable of Operand
         Those whose blocks are uploaded, and others.
     keys : Keys
-    cluster : ClusterSpec
     """
     first: dict[Key, tuple[Index, Coordinate]] = {}
     for task in made:
@@ -55,7 +52,7 @@ def uploads(
                 TaskRef(source),
                 dtype=operand.array.dtype,
                 label=keys.label(Kind.UPLOAD, operand.role, source[1:]),
-                place=keys.place(cluster, at, order, ((at, (source,)),)),
+                place=keys.place(at, order, ((at, (source,)),)),
                 sizes=((size_of(operand.own_chunks, index), (source,)),),
             )
     return tasks

@@ -6,13 +6,12 @@ millisecond and more, however small it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
 
-from multimm.graph.block_task import BlockTask, Inputs, Key, Place
+from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
 from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, task_of
@@ -21,7 +20,7 @@ from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.in_place import InPlace
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
-from multimm.planning.tiling.rechunk import Index, cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
 
@@ -34,7 +33,6 @@ class SmallOperand:
     own: InPlace
     operand: Operand
     keys: Keys
-    place: Callable[[Coordinate, Index, Inputs], Place]
 
     @cached_property
     def owners(self) -> dict[Key, Coordinate]:
@@ -76,7 +74,7 @@ class SmallOperand:
             sub_blocks = [sub_block for _, sub_block in cells]
             sources = tuple(dict.fromkeys(sub_block.key for sub_block in sub_blocks))
             parts = task_of(sub_blocks, (slice(0, 0),), self.operand.array.dtype)
-            place = self.place(owner, (0, 0, Kind.COALESCE), ((owner, sources),))
+            place = self.keys.place(owner, (0, 0, Kind.COALESCE), ((owner, sources),))
             label = self.keys.label(Kind.COALESCE, self.operand.role)
             tasks.append(BlockTask(key, cut_out, parts, label=label, place=place))
             for (cell, _), sub_block in zip(cells, coalesced(sub_blocks, key), strict=True):

@@ -16,7 +16,6 @@ from multimm.graph.lowering.rechunk import brought, join, upload_sub_blocks
 from multimm.graph.lowering.sub_blocks import sub_blocks
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, size_of
@@ -35,7 +34,6 @@ class OperandBlocks:
     """Finds the operand blocks of one product, and adds the tasks that make them to `made`."""
 
     layout: Schedule
-    cluster: ClusterSpec
     step: Step
     keys: Keys
     made: dict[Key, BlockTask]
@@ -45,10 +43,10 @@ class OperandBlocks:
 
     def addend(self, c: Operand, index: Index, place: Place) -> Argument:
         """C's block for one of the result, with the tasks that cut it where it lies."""
-        if c.in_sub_blocks and self.cluster.workers == 1:  # whatever its grid, all lies there
+        if c.in_sub_blocks and self.keys.cluster.workers == 1:  # whatever its grid, all lies there
             parts, keys = sub_blocks(c.key, c.own_chunks, c.where(index), c.array.dtype)
             return Argument(parts, ((place.owner, tuple(keys)),))
-        found = brought(c, index, place.owner, place.order[:2], self.keys, self._place)
+        found = brought(c, index, place.owner, place.order[:2], self.keys)
         self.made |= found.tasks
         return Argument(found.ref, found.inputs, found.sizes)
 
@@ -59,7 +57,7 @@ class OperandBlocks:
         block = r if operand.role == "a" else c
         owner = layout.tiles.owner(operand.role, user, block, s)
         row_panel = layout.row_panel(row) if layout.stream else 0
-        step = (row_panel, layout.step(s, self.cluster.workers))
+        step = (row_panel, layout.step(s, self.keys.cluster.workers))
         sizes: Sizes = ()
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), row_panel, *index)
@@ -98,7 +96,7 @@ class OperandBlocks:
         if operand.from_host:
             parts, keys = sub_blocks(operand.source, operand.own_chunks, where, operand.array.dtype)
             verb, source, inputs = upload_sub_blocks, (parts,), ((owner, tuple(keys)),)
-        place = self._place(owner, order, inputs)
+        place = self.keys.place(owner, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
         self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
 
@@ -118,12 +116,12 @@ class OperandBlocks:
 
     def _joined(self, operand: Operand, index: Index, owner: Coordinate, step: Index) -> Argument:
         """A task that joins a block of the array's own ones, once, where it is kept."""
-        found = brought(operand, index, owner, step, self.keys, self._place)
+        found = brought(operand, index, owner, step, self.keys)
         self.made |= found.tasks
         if found.own:
             return Argument(found.ref, found.inputs, found.sizes)
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
-        place = self._place(owner, (*step, Kind.JOIN), found.inputs)
+        place = self.keys.place(owner, (*step, Kind.JOIN), found.inputs)
         label = self.keys.label(Kind.JOIN, operand.role, index)
         self.made[key] = BlockTask(key, join, found.parts, label=label, place=place)
         return Argument(TaskRef(key), ((owner, (key,)),))
@@ -142,10 +140,7 @@ class OperandBlocks:
                 role=role,
                 step=self.step,
                 label=self.keys.label(Kind.PACK, role, index),
-                place=self._place(owner, (*step, Kind.PACK), ((owner, (source,)),)),
+                place=self.keys.place(owner, (*step, Kind.PACK), ((owner, (source,)),)),
                 sizes=sizes,
             )
         return key
-
-    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        return self.keys.place(self.cluster, owner, order, inputs)

@@ -8,7 +8,7 @@ from itertools import product
 
 from dask._task_spec import TaskRef
 
-from multimm.graph.block_task import BlockTask, Inputs, Key, Place, together
+from multimm.graph.block_task import BlockTask, Key, together
 from multimm.graph.label import Kind
 from multimm.graph.lowering.moving_operand import SmallOperand
 from multimm.graph.lowering.operand import Operand
@@ -16,11 +16,9 @@ from multimm.graph.task_keys import Keys
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.in_place import InPlace
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
-from multimm.planning.tiling.rechunk import Index
 from multimm.planning.work.owner_computes import Group
 from multimm.shapes import Shape
 
@@ -31,7 +29,6 @@ class Gatherer:
 
     layout: Schedule
     own: InPlace
-    cluster: ClusterSpec
     operands: list[Operand]
     step: Step
     keys: Keys
@@ -52,7 +49,7 @@ class Gatherer:
     def small(self) -> SmallOperand:
         """What travels."""
         operand = self.operands[not self.own.partial_products.by_columns]
-        return SmallOperand(self.layout, self.own, operand, self.keys, self._place)
+        return SmallOperand(self.layout, self.own, operand, self.keys)
 
     @cached_property
     def inner(self) -> Step:
@@ -95,7 +92,7 @@ class Gatherer:
             label=self.keys.label(
                 Kind.PARTIAL if several else Kind.MULTIPLY, block=work.of(output_tile, across)
             ),
-            place=self._place(
+            place=self.keys.place(
                 owner,
                 (0, 0, Kind.MULTIPLY, *work.of(number, across)),
                 (*together(small, small.values()), *together(keys, owners)),
@@ -143,9 +140,8 @@ class Gatherer:
             by_columns=work.partial_products.by_columns,
             step=self.step if work.adds else None,
             label=self.keys.label(Kind.ADD, block=at),
-            place=self._place(layout.owner(*work.cell(*at)), (0, layout.steps, Kind.MULTIPLY, *at)),
+            place=self.keys.place(
+                layout.owner(*work.cell(*at)), (0, layout.steps, Kind.MULTIPLY, *at)
+            ),
             sizes=together(keys, sizes),
         )
-
-    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        return self.keys.place(self.cluster, owner, order, inputs)

@@ -10,7 +10,6 @@ result's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from dask._task_spec import Task, TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes, check_shape
+from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Sizes, check_shape
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand, number_of
 from multimm.graph.lowering.sub_blocks import SubBlocks, made_of
@@ -90,7 +89,6 @@ def brought(
     owner: Coordinate,
     step: Index,
     keys: Keys,
-    place: Callable[[Coordinate, Index, Inputs], Place],
 ) -> Brought:
     """What one of the plan's blocks is made of, cut where it lies.
 
@@ -104,8 +102,6 @@ def brought(
     step : tuple of int
         When it is needed: row panel and step.
     keys : Keys
-    place : callable
-        From a worker, an order and inputs to a `Place`.
     """
     where, grid = operand.where(index), operand.layout.grid
     found: dict[int, list[SubBlock]] = {}
@@ -121,7 +117,7 @@ def brought(
         if rank != grid.rank(owner) and not alone:
             sources = tuple(sub_block.key for sub_block in own)
             key = (keys.name(f"cut-{operand.role}"), *index, rank)
-            at_once = place(lies, (*step, Kind.CUT), ((lies, sources),))
+            at_once = keys.place(lies, (*step, Kind.CUT), ((lies, sources),))
             label = keys.label(Kind.CUT, operand.role, index)
             parts = task_of(own, where, operand.array.dtype)
             tasks[key] = BlockTask(key, cut_out, parts, label=label, place=at_once)

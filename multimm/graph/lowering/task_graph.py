@@ -9,7 +9,7 @@ from typing import Any
 
 from dask._task_spec import List, TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.block_task import Block, BlockTask, Key, Place, Sizes
 from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
@@ -25,9 +25,7 @@ from multimm.graph.lowering.symmetric import (
 )
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, add, in_turn, link, multiply, transpose
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index
 
 Verb = Callable[..., Block]
@@ -45,7 +43,6 @@ class Builder:
     """Makes the tasks of one product."""
 
     layout: Schedule
-    cluster: ClusterSpec
     operands: list[Operand]
     c: Operand | None
     step: Step
@@ -54,10 +51,8 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.inner = self.step.inner
-        self.barriers = Barriers(self.layout, self.cluster, self.keys, self.made)
-        self.blocks = OperandBlocks(
-            self.layout, self.cluster, self.step, self.keys, self.made, self.barriers
-        )
+        self.barriers = Barriers(self.layout, self.keys, self.made)
+        self.blocks = OperandBlocks(self.layout, self.step, self.keys, self.made, self.barriers)
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
@@ -91,8 +86,10 @@ class Builder:
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            when = layout.row_panel(row), layout.step(first, self.cluster.workers)
-            place = self._place(layout.worker(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs)
+            when = layout.row_panel(row), layout.step(first, self.keys.cluster.workers)
+            place = self.keys.place(
+                layout.worker(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs
+            )
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
             *before, last = ([x.ref for x in pair] for pair in arguments)
@@ -138,9 +135,9 @@ class Builder:
                 key = self.keys.sum(batch, i, j)
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.worker(row, j, merge.owner)
-            begins = layout.begins(last[left], self.cluster.workers)
+            begins = layout.begins(last[left], self.keys.cluster.workers)
             order = (layout.row_panel(row), begins + layout.steps, Kind.MULTIPLY, row, j)
-            place = self._place(owner, order)
+            place = self.keys.place(owner, order)
             label = self._label(Kind.ADD, batch, i, j, parts=(left, last[left]))
             parts = [TaskRef(sums[part]) for part in merge.addends]
             self._add(key, func, parts, label, place, (*batch, i, j))
@@ -153,9 +150,9 @@ class Builder:
         """
         layout = self.layout
         row = layout.row(layout.flat(batch), i)
-        begins = layout.begins(layout.parts - 1, self.cluster.workers)
+        begins = layout.begins(layout.parts - 1, self.keys.cluster.workers)
         order = (layout.row_panel(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
-        place = self._place(layout.owner(row, j), order)
+        place = self.keys.place(layout.owner(row, j), order)
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
             for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
@@ -170,9 +167,6 @@ class Builder:
     def _label(self, kind: Kind, batch: Index, i: int, j: int, **more: Any) -> Label:
         """What a task does for a block of C."""
         return self.keys.label(kind, block=self.keys.stored(batch, i, j), **more)
-
-    def _place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
-        return self.keys.place(self.cluster, owner, order, inputs)
 
     def _add(
         self,
