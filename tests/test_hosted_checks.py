@@ -107,7 +107,7 @@ def test_one_wrong_element_is_found_and_named(client, gone_up, at):
     assert f"c[{at[0]}, {at[1]}] is wrong: off by 1" in str(found)
 
 
-def test_large_blocks_go_up_output_tile_by_output_tile(client, gone_up, monkeypatch):
+def test_large_blocks_go_up_strip_by_strip(client, gone_up, monkeypatch):
     monkeypatch.setattr(tasks, "STRIP", 100)
     a, b, c, exact = made()
     assert multimm.verify(a.rechunk(-1), b, c)

@@ -38,9 +38,7 @@ def into_a_network_of_ones_own() -> list[str]:
         trial = subprocess.run([*way, "sh", "-c", TRIAL], capture_output=True, text=True)
         if trial.returncode == 0:
             return way
-    pytest.skip(
-        f"this kernel or container allows no network namespaces: {trial.stderr.output_tile()}"
-    )
+    pytest.skip(f"this kernel or container allows no network namespaces: {trial.stderr.strip()}")
 
 
 def make_certificates(directory: Path) -> Path:
