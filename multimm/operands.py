@@ -5,6 +5,7 @@ Knows NumPy, Dask arrays and, by name only, CuPy; knows no plans and no kernels.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import sys
@@ -126,8 +127,13 @@ def _converted(x: Any, name: str) -> Array:
 
 def is_dask(x: Any) -> bool:
     """Whether `x` is a Dask array, of either of Dask's two kinds."""
-    return isinstance(x, da.Array) or (
-        type(x).__module__.startswith("dask.array") and hasattr(x, "__dask_graph__")
+    return _is_dask_type(type(x))  # type: ignore[arg-type]  # types are hashable
+
+
+@functools.cache  # asked several times in each call
+def _is_dask_type(kind: type) -> bool:
+    return issubclass(kind, da.Array) or (
+        kind.__module__.startswith("dask.array") and hasattr(kind, "__dask_graph__")
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,8 +52,7 @@ Held = Mapping[str, Sequence[Sequence[str]]]
 IN_ONE = 0.9
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """alpha op(A) op(B) + beta C of operands that fit together: see `checked`."""
 
     a: Given  #: as stored: lazy transposes are in `step`; of a vector a matrix
