@@ -255,9 +255,7 @@ def test_of_operands_that_are_still_to_be_made_the_plan_says_at_most():
     quarter = a.nbytes / 4
     for role in "ab":
         assert plan.spill_terms[f"{role.upper()} as it comes"] == quarter
-        assert (
-            plan.spill_terms[f"{role.upper()} on its way"] == plan.layout.operands.at_home[role] > 0
-        )
+        assert plan.spill_terms[f"{role.upper()} on its way"] == plan.layout.operands.kept[role] > 0
     known = replace(a, owners=(0,) * 48 + (1,) * 16)
     plan = plan_matmul(Problem(known, b), cluster, options=fixed)
     assert plan.spill_terms["A as it comes"] == 3 * quarter

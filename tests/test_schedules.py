@@ -235,7 +235,7 @@ def test_bytes_tasks_and_result_are_those_of_the_graph(schedule):
     assert len(tasks) == schedule.tasks + schedule.handing_out(schedule.grid.workers)[0]
     assert counted_transfers.received(schedule, schedule.grid.workers) == received
     for role, x in zip(schedule.roles, (a, b), strict=False):
-        assert max(kept[x.name].values()) <= schedule.operands.at_home[role]
+        assert max(kept[x.name].values()) <= schedule.operands.kept[role]
     x, y = a.compute(), b.compute()
     expected = x @ (x.swapaxes(-1, -2) if schedule.mirrors else y)
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)

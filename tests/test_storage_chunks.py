@@ -13,10 +13,10 @@ from multimm.errors import MemoryBudgetError
 from multimm.graph.lowering.operand import storage_of
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import reading
+from multimm.planning.matrix import Storage
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
-from multimm.planning.storage import Storage
 
 zarr = pytest.importorskip("zarr")
 h5py = pytest.importorskip("h5py")

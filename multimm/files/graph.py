@@ -27,7 +27,7 @@ from multimm.gpu.transfer.pinned_copy import to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.layers import TaskLayer
 from multimm.graph.tasks.dtype_check import as_declared
-from multimm.planning.storage import Storage
+from multimm.planning.matrix import Storage
 from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]

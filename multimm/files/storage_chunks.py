@@ -21,7 +21,7 @@ from math import prod
 from typing import Any
 
 from multimm.files.stored import Where
-from multimm.planning.storage import Storage
+from multimm.planning.matrix import Storage
 
 #: Bytes of small storage chunks that are read at a time: Zarr was as fast in boxes of 8 MB as with
 #: chunks of 0.06 to 1 MB all at once.

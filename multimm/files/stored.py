@@ -16,7 +16,7 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.identity import Source
-from multimm.planning.storage import Storage
+from multimm.planning.matrix import Storage
 
 Where = tuple[slice, ...]
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from multimm.planning.candidates.block_order import by_owner
-from multimm.planning.candidates.in_place import InPlace, in_place, parts_in_place
+from multimm.planning.candidates.in_place import Family, in_place, parts_in_place
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.candidates.worker_subset import with_fewer
 from multimm.planning.cost import time as cost_time
@@ -140,7 +140,7 @@ def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> Matmu
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
 
 
-def _gaining(found: InPlace, precision: str, plan: MatmulPlan) -> MatmulPlan:
+def _gaining(found: Family, precision: str, plan: MatmulPlan) -> MatmulPlan:
     """The best of these plans if it gains enough, else the other one."""
     best = _chosen(found.ranks, found.cluster, precision)
     rank = found.ranks[best.layout]

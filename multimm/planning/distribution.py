@@ -44,6 +44,8 @@ class Distribution:
         self.schedule = schedule
         self.spec, self.grid, self.problem = schedule.spec, schedule.grid, schedule.problem
         self.work = schedule.blockwise
+        #: What `owners` has found so far: a search asks for the same ones again and again.
+        self._owners: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     # ---------------------------------------------------------------- in which blocks they come
 
@@ -234,11 +236,6 @@ class Distribution:
             self._owners[at] = self._lie(*at) or self._in_turn(*at)
         return self._owners[at]
 
-    @cached_property
-    def _owners(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
-        """What `owners` has found so far: a search asks for the same ones again and again."""
-        return {}
-
     def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
         """By k-tile: the number of the worker on which a block lies; empty if some lie nowhere."""
         k_tiles, matrix = (
@@ -310,7 +307,7 @@ class Distribution:
         return self.schedule.stream or self.work.travels(role) or cut or role in self.elsewhere
 
     @cached_property
-    def at_home(self) -> dict[str, int]:
+    def kept(self) -> dict[str, int]:
         """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
         return {role: self._kept(role) for role in self.schedule.roles}
 

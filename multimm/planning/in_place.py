@@ -110,7 +110,7 @@ class InPlace:
         return Arriving(chunks * away + moved, small.nbytes * away + most)
 
     @cached_property
-    def at_home(self) -> dict[str, int]:
+    def kept(self) -> dict[str, int]:
         """Bytes of each operand on the worker that keeps the most of it, by role, at most."""
         return {self.large: self.laid.fullest, self.small: self.sent.fullest or self.sent.nbytes}
 

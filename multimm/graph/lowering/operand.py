@@ -20,8 +20,8 @@ from dask.blockwise import Blockwise
 from multimm.graph.block_task import Block, Key
 from multimm.graph.tasks.host_offload import upload
 from multimm.graph.tasks.multiply import transpose as transpose_block
+from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
-from multimm.planning.storage import Storage
 from multimm.planning.tiling.grid import Blocks, Coordinate
 from multimm.planning.tiling.rechunk import Index, offsets
 

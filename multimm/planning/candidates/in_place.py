@@ -31,7 +31,7 @@ from multimm.planning.tiling.grid import Grid, ceil_div
 HALVES = (0.5, 1)
 
 
-class InPlace(NamedTuple):
+class Family(NamedTuple):
     """Layouts of one kind."""
 
     ranks: dict[Schedule, Rank]
@@ -41,24 +41,24 @@ class InPlace(NamedTuple):
     strategy: str = ""
 
 
-def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
+def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Family]:
     """Layouts in which rows, columns or matrices are multiplied by the workers that have them."""
     for other, grid in where_they_lie(problem, cluster.workers):
         if ranks := _as_they_come(other, cluster, grid):
-            yield InPlace(ranks, cluster, "operands stay where they lie")
+            yield Family(ranks, cluster, "operands stay where they lie")
     if (stack := stack_where_it_lies(problem, cluster.workers)) is not None:
         ranks = ranked([_whole_matrices(stack, cluster)], cluster)
-        yield InPlace(ranks, cluster, "matrices stay where they lie")
+        yield Family(ranks, cluster, "matrices stay where they lie")
     by_name: dict[str, list[Schedule]] = {}
     for layout in in_partial_products(problem, cluster):
         if layout.in_place is not None:
             by_name.setdefault(layout.in_place.large.upper(), []).append(layout)
     for name, found in by_name.items():
         reason = f"{name} stays where it lies, and what is made of it travels"
-        yield InPlace(ranked(found, cluster), cluster, reason, f"stationary {name}")
+        yield Family(ranked(found, cluster), cluster, reason, f"stationary {name}")
 
 
-def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
+def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Family]:
     """Layouts in which each worker's part of k is what it has of it, be it more or less.
 
     Of blocks of k that lie on workers in their order. Even parts are what other layouts have.
@@ -74,7 +74,7 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[InPlace]:
         if layout.k_tiles == problem.a.chunks[-1] and not layout.stream:
             ranks |= ranked([replace(layout, part_k_tiles=counts)], cluster)
     if ranks:
-        yield InPlace(refined(ranks, cluster, Options()), cluster, "parts of k are where they lie")
+        yield Family(refined(ranks, cluster, Options()), cluster, "parts of k are where they lie")
 
 
 def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Schedule:

@@ -55,7 +55,7 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:
-    return crowd(layout, cluster) * sum(layout.operands.at_home.values())
+    return crowd(layout, cluster) * sum(layout.operands.kept.values())
 
 
 def _few_blocks(layout: Schedule, cluster: ClusterSpec) -> bool:

@@ -38,7 +38,7 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     finished: Terms = {"C finished": (result - each * layout.work.most_in_row_panel) * p.out_bytes}
     if p.downloaded:  # all but those of a row panel are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, each)
-    spill = finished | _at_home(layout, cluster, each, k_tiles) | _cut_before(layout, cluster)
+    spill = finished | _kept(layout, cluster, each, k_tiles) | _cut_before(layout, cluster)
     if p.c is not None:
         spill |= _addend(layout, cluster, result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
@@ -185,10 +185,10 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     return terms
 
 
-def _at_home(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> Terms:
+def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> Terms:
     """Of the operands that `each` places of a worker keep, but for what they have in use."""
     terms: Terms = {}
-    for role, size in {} if layout.stream else layout.operands.at_home.items():
+    for role, size in {} if layout.stream else layout.operands.kept.items():
         name, owner = role.upper(), each * size
         used = k_tiles.get(f"{name} in use", 0)
         if _used_at_once(layout, cluster, role):
@@ -217,7 +217,7 @@ def _cut_before(layout: Schedule, cluster: ClusterSpec) -> Terms:
         spec, name = layout.spec(role), role.upper()
         terms[f"{name} as it comes"] = spec.fullest or spec.nbytes / cluster.workers
         if layout.grid.workers > 1:  # coalesced transfers, at one end or the other
-            terms[f"{name} on its way"] = layout.operands.at_home[role]
+            terms[f"{name} on its way"] = layout.operands.kept[role]
     return terms
 
 

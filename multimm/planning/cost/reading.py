@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
-from multimm.planning.storage import Storage
 
 #: Decoded bytes per second of one thread, by codec; files in the page cache, one core of an x86
 #: server. Uncompressed chunks of 80 MB 1.1e9 (Zarr); zstd 0.22e9 to 0.38e9, Blosc 0.42e9 to 0.57e9,
