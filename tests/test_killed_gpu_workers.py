@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from clusters import soon
+from distributed import Client
 
 from multimm.cluster.inspect.devices import Gpu
 from multimm.cluster.plugins import peer_memory, pool_memory
 from multimm.cluster.plugins.peer_memory import PeerMemory, Pool
 
 GB = 10**9
-PEER, OWN = "ucxx://127.0.0.1:2", "ucxx://127.0.0.1:1"
 
 
 class Runtime:
-    """CUDA's counts of how often this process has opened a peer's memory."""
+    """CUDA's counts of how often this process has opened a pool; of one that is gone, an error."""
 
     class CUDARuntimeError(RuntimeError):
         pass
@@ -28,6 +31,8 @@ class Runtime:
         self.opened = opened
 
     def ipcOpenMemHandle(self, handle):
+        if not self.opened:
+            raise self.CUDARuntimeError("invalid argument")
         self.opened += 1
         return 0x7F0000000000
 
@@ -50,55 +55,12 @@ class Device:
 
 @pytest.fixture
 def runtime(monkeypatch):
-    """CuPy, in a process where the transport has mapped the memory of one peer."""
-    cupy, runtime = ModuleType("cupy"), Runtime(opened=1)
+    """CuPy, in a process where the transport has mapped the memory of one peer, in two ways."""
+    cupy, runtime = ModuleType("cupy"), Runtime(opened=2)
     cupy.cuda = SimpleNamespace(runtime=runtime, Device=Device)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(peer_memory, "SECONDS", 0.01)
     return runtime
-
-
-class Rpc:
-    """A peer that says which pool it has."""
-
-    def __init__(self, pool):
-        self.pool, self.asked = pool, 0
-
-    def __call__(self, address):
-        return self
-
-    async def run(self, function):
-        self.asked += 1
-        return {"status": "OK", "result": self.pool}
-
-
-class Tasks(list):
-    def call_soon(self, function, *args):
-        self.append(asyncio.ensure_future(function(*args)))
-
-
-def worker(pool, heard):
-    handlers = {"remove-worker": lambda **message: heard.append(message["worker"])}
-    return SimpleNamespace(
-        address=OWN, rpc=Rpc(pool), stream_handlers=handlers, _ongoing_background_tasks=Tasks()
-    )
-
-
-async def met_and_lost(pool, *, ended, meanwhile=lambda: None):
-    """A worker that has met a peer and hears of its loss; what it has heard, and itself."""
-    heard = []
-    here, plugin = worker(pool, heard), PeerMemory()
-    plugin.setup(here)
-    await plugin.meet(here, PEER)
-    await plugin.meet(here, PEER)
-    assert here.rpc.asked == 1
-    here.stream_handlers["remove-worker"](worker=PEER, stimulus_id="x")
-    await asyncio.sleep(0.05)
-    meanwhile()
-    ended()
-    await asyncio.wait_for(asyncio.gather(*here._ongoing_background_tasks), 5)
-    plugin.teardown(here)
-    return heard, here
 
 
 @pytest.fixture
@@ -109,53 +71,85 @@ def process():
 
 
 def pool_of(process):
-    return Pool(process.pid, peer_memory._started(process.pid), b"handle")
+    boot, started = peer_memory._boot(), peer_memory._started(process.pid)
+    return Pool(boot, process.pid, started, b"handle")
 
 
-def test_memory_of_a_peer_is_let_go_once_its_process_has_ended(runtime, process):
-    def still_mapped():
-        assert runtime.opened == 2
+def watching():
+    return any(thread.name.startswith(peer_memory.NAME) for thread in threading.enumerate())
 
-    heard, here = asyncio.run(
-        met_and_lost(pool_of(process), ended=process.kill, meanwhile=still_mapped)
-    )
+
+def test_a_pool_is_let_go_once_its_process_has_ended(runtime, process):
+    peer_memory.release_when_ended(pool_of(process))
+    peer_memory.release_when_ended(pool_of(process))  # whoever else says so
+    time.sleep(0.1)
+    assert runtime.opened == 2
+    process.kill()
+    soon(lambda: runtime.opened == 0)
+    soon(lambda: not watching())
+
+
+def test_a_pool_that_nobody_maps_here_is_left_alone(runtime, process):
+    runtime.opened = 0
+    peer_memory.release_when_ended(pool_of(process))
+    process.kill()
+    soon(lambda: not watching())
     assert runtime.opened == 0
-    assert heard == [PEER]
-    here.stream_handlers["remove-worker"](worker=PEER)  # distributed's own again
-    assert heard == [PEER, PEER]
 
 
-def test_memory_of_a_peer_that_lives_stays_mapped(runtime, process, monkeypatch):
-    monkeypatch.setattr(peer_memory, "LOOKS", 10)
-    asyncio.run(met_and_lost(pool_of(process), ended=lambda: None))
+@pytest.mark.parametrize("other", [{"boot": "another host"}, {"started": "1"}, {"pid": 2**22 + 1}])
+def test_a_pool_of_no_process_here_is_not_waited_for(runtime, process, other):
+    peer_memory.release_when_ended(replace(pool_of(process), **other))
+    assert not watching()
     assert runtime.opened == 2
 
 
-def test_what_the_transport_has_not_mapped_is_closed_once(runtime, process):
-    runtime.opened = 0
-    asyncio.run(met_and_lost(pool_of(process), ended=process.kill))
-    assert runtime.opened == 0
-
-
-def test_a_number_that_another_process_has_now_is_no_process_that_lives(process):
+def test_a_process_that_nobody_has_waited_for_has_ended(process):
     pool = pool_of(process)
     assert pool.started == peer_memory._started(process.pid) != ""
     process.kill()
-    time.sleep(0.1)  # it has ended, and nobody has asked for its status yet
-    assert peer_memory._started(process.pid) == ""
+    soon(lambda: peer_memory._started(process.pid) == "")
 
 
-@pytest.mark.parametrize(("pool", "peer"), [(None, PEER), (Pool(1, "1", b""), "ucxx://10.0.0.2:7")])
-def test_peers_without_a_pool_and_on_other_hosts_are_left_alone(runtime, pool, peer):
-    async def met():
-        here, plugin = worker(pool, []), PeerMemory()
-        plugin.setup(here)
-        await plugin.meet(here, peer)
-        here.stream_handlers["remove-worker"](worker=peer)
-        return here
+class Peer:
+    """A peer that says which pool it has."""
 
-    assert not asyncio.run(met())._ongoing_background_tasks
-    assert runtime.opened == 1
+    def __init__(self, pool):
+        self.pool = pool
+
+    def __call__(self, address):
+        return self
+
+    async def run(self, function):
+        return {"status": "OK", "result": self.pool}
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_a_worker_lets_go_of_the_pool_of_a_peer_that_it_has_met(runtime, process, has_pool):
+    worker = SimpleNamespace(rpc=Peer(pool_of(process) if has_pool else None))
+    asyncio.run(PeerMemory().meet(worker, "ucxx://127.0.0.1:2"))
+    assert watching() == has_pool
+    process.kill()
+    soon(lambda: not watching())
+    assert runtime.opened == (0 if has_pool else 2)
+
+
+def test_a_client_lets_go_of_pools_of_earlier_and_later_workers(runtime, process, monkeypatch):
+    monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: pool_of(process))
+    with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
+        client.register_plugin(PeerMemory())
+        peer_memory.let_go_in(client)  # the worker was there before
+        soon(watching)
+        process.kill()
+        soon(lambda: runtime.opened == 0)
+        soon(lambda: not watching())
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as later:
+            runtime.opened = 1
+            monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: pool_of(later))
+            client.cluster.scale(2)
+            soon(watching)
+            later.kill()
+            soon(lambda: runtime.opened == 0)
 
 
 # ---------------------------------------------------- the worker in its place

@@ -64,7 +64,7 @@ def set_up_cluster(
     cluster and `seldom_garbage`, or by default Dask's configuration, says so.
     """
     from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
-    from multimm.cluster.plugins.peer_memory import PeerMemory
+    from multimm.cluster.plugins.peer_memory import PeerMemory, let_go_in
     from multimm.cluster.plugins.transfer_counter import TransferCounter
     from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
     from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
@@ -75,6 +75,7 @@ def set_up_cluster(
     own = client.cluster is not None and is_wanted(seldom_garbage)
     garbage = (SeldomGarbage(),) if own else ()
     install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *garbage)
+    let_go_in(client)
     try:
         for reason in sorted(set(obstacles(client).values())):
             logger.warning("blocks travel between products, not during them: %s", reason)

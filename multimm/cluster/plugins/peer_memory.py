@@ -1,134 +1,147 @@
-"""GPU memory of a killed worker: given back by the workers that still map it.
+"""GPU memory of an ended worker: given back by the processes that still map it.
 
-For transfers over NVLink UCX maps the memory pool of each peer on this host into the worker that
+For transfers over NVLink UCX maps the memory pool of a peer on this host into the process that
 reads it or writes it (CUDA IPC), and never unmaps it: not when its connections are closed, nor when
 the peer's process has ended (UCX 1.21, https://github.com/openucx/ucx/issues/11753). The driver
 keeps memory that is mapped anywhere. So the pool of a killed worker, some 64 GB, would be lost for
-as long as any other worker lives, and the worker that replaces it could not make its own.
+as long as another worker lives that read from it, or the client that fetched a result. The worker
+that replaces it could not make its own.
 
-The driver counts how often a process has opened an allocation. UCX opens a peer's pool once. Here
-each worker opens it once more, to learn its address, when it meets the peer. When the scheduler
-says that the peer is gone, and its process has ended, both are closed. UCX finds its mappings by
-the peer's process number, so nobody uses the closed one again.
+Workers tell their peers and their clients which pool they have. A thread for each pool waits until
+its process has ended. Then it opens the pool once more, which gives the address where UCX has it,
+and closes it as often as it was opened. UCX finds its mappings by the peer's process number, so
+nobody uses the closed one again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
-from dataclasses import dataclass
+import select
+import threading
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
 
 from multimm.cluster.inspect.workers import by_dask_cuda
-from multimm.graph.scheduler.lost_peers import after_removal
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
 NAME = "multimm-peer-memory"
-#: Seconds from the loss of a peer to the first look at its process. Copies from its memory that run
-#: on the GPU go on after connections are closed, but none takes as long. Arbitrary otherwise.
+#: Of Dask's events: a worker says which pool it has.
+TOPIC = "multimm-memory-pool"
+#: Seconds from the end of a process to the release. Copies from its memory that run on the GPU go
+#: on after its end, but none takes as long. Arbitrary otherwise.
 SECONDS = 0.5
-#: Looks at a process that has not ended: a worker that is closed takes a few seconds for it.
-LOOKS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The memory pool of a worker's GPU, as other processes may open it."""
 
+    boot: str  #: the running system that the process belongs to
     pid: int
     started: str  #: in the system's ticks: a process number may be used again
     handle: bytes  #: of CUDA IPC
 
 
-class PeerMemory(WorkerPlugin):
-    """Knows the pools of its peers on this host, and lets go of them when their workers are lost.
+_watched: set[Pool] = set()
 
-    Attributes
-    ----------
-    mapped : dict of str to (Pool, int)
-        By the peer's address: its pool, and where this process has it mapped.
-    """
+
+class PeerMemory(WorkerPlugin):
+    """Tells peers and clients of this worker's pool, and lets go of pools of ended peers."""
 
     name = NAME
     idempotent = True
 
-    def __init__(self) -> None:
-        self.mapped: dict[str, tuple[Pool, int]] = {}
-
     def setup(self, worker: Worker) -> None:
-        """Hear of lost workers, after distributed has closed the connections to them."""
-        self.mapped = {}
-
-        def let_go(address: str) -> None:
-            if (found := self.mapped.pop(address, None)) is not None:
-                worker._ongoing_background_tasks.call_soon(_let_go, *found)
-
-        self._undo = after_removal(worker, let_go)
-
-    def teardown(self, worker: Worker) -> None:
-        """Leave distributed's own answer; the mappings end with the process."""
-        self._undo()
+        """Tell clients."""
+        if (pool := _own_pool(worker)) is not None:
+            worker.log_event(TOPIC, {"pool": asdict(pool)})
 
     async def meet(self, worker: Worker, peer: str) -> None:
-        """Find out where this process has mapped the pool of a peer on this host."""
-        if peer in self.mapped or _host(peer) != _host(worker.address):
-            return
+        """Ask a peer for its pool, and let go of it when the peer has ended."""
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_own_pool))
-        if answer["status"] == "OK" and (pool := answer["result"]) is not None:
-            self.mapped[peer] = pool, _open(pool)
+        if answer["status"] == "OK" and answer["result"] is not None:
+            release_when_ended(answer["result"])
 
 
-def _host(address: str) -> str | None:
-    return urlsplit(address).hostname
+def let_go_in(client: Client) -> None:
+    """Have the client's process let go of pools whose workers have ended, also of later workers."""
+
+    def announced(event: tuple[float, dict[str, dict[str, Any]]]) -> None:
+        release_when_ended(Pool(**event[1]["pool"]))
+
+    client.subscribe_topic(TOPIC, announced)
+    for event in client.get_events(TOPIC):
+        announced(event)
+
+
+def release_when_ended(pool: Pool) -> None:
+    """Wait in a thread until the pool's process has ended, and unmap the pool in this process.
+
+    Nothing is done for processes of other hosts, and for those that have ended by now.
+    """
+    if pool in _watched or pool.boot != _boot() or pool.pid == os.getpid():
+        return
+    try:
+        process = os.pidfd_open(pool.pid)
+    except OSError as error:  # it has ended, or this kernel has no such call
+        logger.debug("process %d is not watched: %s", pool.pid, error)
+        return
+    if _started(pool.pid) != pool.started:
+        os.close(process)
+        return
+    _watched.add(pool)
+    name = f"{NAME}-{pool.pid}"
+    threading.Thread(target=_wait_and_release, args=(pool, process), name=name, daemon=True).start()
+
+
+def _wait_and_release(pool: Pool, process: int) -> None:
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    ended.poll()
+    os.close(process)
+    time.sleep(SECONDS)
+    logger.info("let go of the memory of process %d (%d mappings)", pool.pid, _unmap(pool))
+    _watched.discard(pool)
+
+
+def _unmap(pool: Pool) -> int:
+    """Close all mappings of a pool in this process; how many there were."""
+    import cupy
+
+    runtime, closed = cupy.cuda.runtime, 0
+    try:
+        with cupy.cuda.Device(0):
+            address = runtime.ipcOpenMemHandle(pool.handle)  # an error, if nobody maps it any more
+            while True:
+                runtime.ipcCloseMemHandle(address)
+                closed += 1
+    except runtime.CUDARuntimeError:
+        return max(closed - 1, 0)  # one of them was opened here
 
 
 def _own_pool(dask_worker: Worker) -> Pool | None:
-    """Runs on the peer: its pool, if one allocation is all of it."""
+    """The worker's pool, if one allocation is all of it; peers have it run there."""
     if not by_dask_cuda(dask_worker) or not dask_worker.address.startswith("ucx"):
         return None
     import cupy
 
     with cupy.cuda.Device(0):
         handle = cupy.cuda.runtime.ipcGetMemHandle(cupy.zeros(2**22, "u1").data.ptr)
-    return Pool(os.getpid(), _started(os.getpid()), bytes(handle))
+    return Pool(_boot(), os.getpid(), _started(os.getpid()), bytes(handle))
 
 
-def _open(pool: Pool) -> int:
-    import cupy
-
-    with cupy.cuda.Device(0):
-        return int(cupy.cuda.runtime.ipcOpenMemHandle(pool.handle))
-
-
-async def _let_go(pool: Pool, address: int) -> None:
-    """Close a mapping, UCX's and ours, once the process that it is of has ended."""
-    for _ in range(LOOKS):
-        await asyncio.sleep(SECONDS)
-        if _started(pool.pid) != pool.started:
-            closed = await asyncio.get_running_loop().run_in_executor(None, _close, address)
-            logger.info("let go of the memory of process %d (%d mappings)", pool.pid, closed)
-            return
-    logger.info("process %d was removed and lives: its memory stays mapped", pool.pid)
-
-
-def _close(address: int) -> int:
-    """How many of the two times that a mapping was opened could be closed."""
-    import cupy
-
-    with cupy.cuda.Device(0):
-        for times in range(2):
-            try:
-                cupy.cuda.runtime.ipcCloseMemHandle(address)
-            except cupy.cuda.runtime.CUDARuntimeError:  # UCX took another way, and has none
-                return times
-    return 2
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _started(pid: int) -> str:

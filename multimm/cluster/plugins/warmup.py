@@ -98,7 +98,6 @@ class WarmUp(WorkerPlugin):
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_sample))
         if answer["status"] == "OK":
             self.met.setdefault(peer, time.monotonic() - started)
-            # Only now has the transport mapped what it needs of the peer's memory.
             memory = worker.plugins.get(PeerMemory.name)
             if isinstance(memory, PeerMemory):
                 await memory.meet(worker, peer)

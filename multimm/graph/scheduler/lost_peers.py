@@ -12,7 +12,6 @@ So the connections are dropped a second time, a moment later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
@@ -23,21 +22,6 @@ NAME = "multimm-lost-peers"
 SECONDS = 0.1
 
 
-def after_removal(worker: Worker, then: Callable[[str], None]) -> Callable[[], None]:
-    """Have `then` called with the address of each lost worker, after distributed; the undo."""
-    first = worker.stream_handlers["remove-worker"]
-
-    def remove_worker(**message: Any) -> None:
-        first(**message)
-        then(message["worker"])
-
-    def undo() -> None:
-        worker.stream_handlers["remove-worker"] = first
-
-    worker.stream_handlers["remove-worker"] = remove_worker
-    return undo
-
-
 class LostPeers(WorkerPlugin):
     """Drops connections to a lost worker again, a moment after distributed has."""
 
@@ -46,12 +30,16 @@ class LostPeers(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Come after distributed's own answer to the scheduler's message."""
+        first = worker.stream_handlers["remove-worker"]
 
-        def drop_again(address: str) -> None:
-            asyncio.get_running_loop().call_later(SECONDS, worker.rpc.remove, address)
+        def remove_worker(**message: Any) -> None:
+            first(**message)
+            loop = asyncio.get_running_loop()
+            loop.call_later(SECONDS, worker.rpc.remove, message["worker"])
 
-        self._undo = after_removal(worker, drop_again)
+        self._first = first
+        worker.stream_handlers["remove-worker"] = remove_worker
 
     def teardown(self, worker: Worker) -> None:
         """Leave distributed's own answer."""
-        self._undo()
+        worker.stream_handlers["remove-worker"] = self._first
