@@ -15,6 +15,7 @@ nobody uses the closed one again.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import pickle
@@ -53,6 +54,9 @@ class Pool:
 
 
 _watched: set[Pool] = set()
+#: Held while memory is unmapped. An interpreter that ends waits for that, and has nobody begin it.
+_unmapping = threading.Lock()
+atexit.register(_unmapping.acquire)
 
 
 class PeerMemory(WorkerPlugin):
@@ -110,7 +114,9 @@ def _wait_and_release(pool: Pool, process: int) -> None:
     ended.poll()
     os.close(process)
     time.sleep(SECONDS)
-    logger.info("let go of the memory of process %d (%d mappings)", pool.pid, _unmap(pool))
+    with _unmapping:
+        closed = _unmap(pool)
+    logger.info("let go of the memory of process %d (%d mappings)", pool.pid, closed)
     _watched.discard(pool)
 
 
