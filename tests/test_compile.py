@@ -16,7 +16,7 @@ from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
-    WgmmaConfig,
+    SplitConfig,
     held_on,
     pack_defines,
     residual_defines,
@@ -122,7 +122,7 @@ MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
     ("config", "more"),
     [
         *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
-        (WgmmaConfig(1, 192, 5, 8), {}),
+        (SplitConfig(1, 192, 5, 8, True), {}),
     ],
     ids=str,
 )

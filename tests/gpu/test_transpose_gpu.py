@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from multimm.errors import ShapeError
+from multimm.gpu.elementwise import transpose as launcher
 from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
+from multimm.gpu.runtime import launch_cache
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -42,7 +44,9 @@ def typed(raw, itemsize: int):
 @pytest.mark.parametrize(
     "config", [c for c in CONFIGS if c.word_bytes * c.words in (1, 2, 4, 8, 16)], ids=str
 )
-def test_every_configuration(config):
+def test_every_configuration(config, monkeypatch):
+    launch_cache.forget()
+    monkeypatch.setattr(launcher, "config_for", lambda *_: config)
     itemsize, step = config.word_bytes * config.words, 1 if config.skew else config.vector
     rng = np.random.default_rng(3)
     for rows, cols in zip(*(rng.permutation(EDGES * 2) for _ in "ab"), strict=True):
@@ -53,12 +57,13 @@ def test_every_configuration(config):
         a, _ = inside((batch, rows, cols), itemsize, extras[0], int(offsets[0]))
         out, whole = inside((batch, cols, rows), itemsize, extras[1], int(offsets[1]))
         before = whole.copy()
-        transpose(typed(a, itemsize), out=typed(out, itemsize), config=config)
+        transpose(typed(a, itemsize), out=typed(out, itemsize))
         assert bool((out == a.swapaxes(1, 2)).all()), f"{rows=} {cols=} {extras=} {offsets=}"
         out[...] = 0
         view = before[int(offsets[1]) : len(before) - 1].reshape(batch, cols, rows + extras[1], -1)
         view[..., :rows, :] = 0
         assert bool((whole == before).all()), f"{rows=} {cols=}: written outside of the result"
+    launch_cache.forget()
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "f2", "i4", "f4", "f8", "c8", "c16"])

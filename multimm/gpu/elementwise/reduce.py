@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import MAX_PARTS, Guard, check, defines
+from multimm.gpu.arch import MAX_PARTS, Guard, defines
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
 from multimm.gpu.runtime.workspace import copied, not_captured
@@ -60,19 +60,6 @@ class AddConfig:
     vector: int = 1
     unroll: int = 1
     threads: int = 256
-
-    def __post_init__(self) -> None:
-        capacities = [2**i for i in range(MAX_PARTS.bit_length())]
-        vectors = self.vector in (1, 2, 4) and self.vector * self.element_bytes <= 16
-        warps = self.threads % 32 == 0 and 32 <= self.threads <= 1024
-        check(self, [
-            (self.element_bytes in (4, 8), "an element has 4 or 8 bytes"),
-            (self.capacity in capacities,
-             f"a kernel adds up to a power of two of parts, {MAX_PARTS} at most"),
-            (vectors, "one instruction moves 1, 2 or 4 elements, at most 16 bytes"),
-            (self.unroll >= 1, "a thread has at least one vector"),
-            (warps, "a block has 32 to 1024 threads, whole warps"),
-        ])  # fmt: skip
 
     @property
     def span(self) -> int:
