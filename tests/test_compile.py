@@ -149,7 +149,7 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
     ids=str,
 )
 def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
-    made = compiling.compile_text(kernel_text(config.file, config.defines() | more), target)
+    made = compiling.compile_text(kernel_text(f"{config.entry}.cu", config.defines() | more), target)
     usage = made.usage[config.entry]
     assert usage.spilled <= 64, "few numbers that the loops do not need"
     assert usage.registers <= 65_536 // config.threads
