@@ -182,24 +182,6 @@ def check_beta(beta: complex, c: Any) -> None:
         raise OptionError(f"beta={beta!r} scales C, but no c was given: pass c, or beta=0")
 
 
-def check_out(given: dict[str, Array], shape: Shape) -> Stack:
-    """Check that ``given["out"]`` has the result's shape, can be written to, overlaps nothing.
-
-    Parameters
-    ----------
-    given : dict of str to array
-        With "out"; the others are read while it is written.
-    shape : tuple of int
-        Of the result.
-
-    Raises
-    ------
-    ShapeError
-    """
-    check_result("out", given["out"].shape, shape)
-    return _check_out({name: operand(x) for name, x in given.items()}, shape)
-
-
 def _check_out(given: dict[str, Operand], shape: Shape) -> Stack:
     out, stack = given["out"]
     if not out.size:

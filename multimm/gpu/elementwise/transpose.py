@@ -24,8 +24,7 @@ from multimm.gpu.runtime.launch import (
     prepare,
 )
 from multimm.gpu.strides import Axis, Stack
-from multimm.gpu.validate import check_arrays, check_out, common_alignment
-from multimm.shapes import Shape
+from multimm.gpu.validate import check_arrays, common_alignment
 
 logger = logging.getLogger(__name__)
 
@@ -134,41 +133,35 @@ def _covered(rows: int, cols: int, tile: int) -> int:
     return -(-rows // tile) * -(-cols // tile) * tile**2
 
 
-def transpose(a: Array, *, out: Array = None) -> Array:
+def transpose(a: Array) -> Array:
     """Swap the last two axes of a CuPy array, in memory.
 
     Parameters
     ----------
     a : cupy.ndarray, shape (..., m, n)
         Any dtype, any layout.
-    out : cupy.ndarray of the same dtype, shape (..., n, m), optional
-        Written to and returned; its rows are contiguous and overlap no element of `a`.
 
     Returns
     -------
     cupy.ndarray, shape (..., n, m)
-        On the device of `a`; `out`, or a new C-contiguous array.
+        New and C-contiguous, on the device of `a`.
 
     Raises
     ------
-    ShapeError, DTypeError, ArrayTypeError
-        Fewer than 2 dimensions, or an `out` that cannot be written to.
+    ShapeError, ArrayTypeError
+        Fewer than 2 dimensions, or no array of CuPy's.
     KernelError
         Elements of more than 40 bytes.
     """
-    if (done := launch_cache.again("transpose", (a,), out)) is not None:
+    if (done := launch_cache.again("transpose", (a,), None)) is not None:
         return done
-    given = {"a": a} if out is None else {"a": a, "out": out}
-    check_arrays(given, a.dtype)
+    check_arrays({"a": a}, a.dtype)
     if a.ndim < 2:
         raise ShapeError(f"a has shape {a.shape}: a matrix or a stack of them is needed")
-    shape = _turned(a.shape)
-    if out is not None and check_out(given, shape).transposed:
-        raise ShapeError("out has contiguous columns: transpose writes contiguous rows")
     import cupy
 
     with a.device:
-        result = cupy.empty(shape, a.dtype) if out is None else out
+        result = cupy.empty((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
         source, target = describe(a), describe(result)
         if isinstance(source, str) or source.transposed or 1 in a.shape[-2:]:
             # Rows of the result lie in memory already, or nothing does: a strided copy. (Tiles of
@@ -178,12 +171,8 @@ def transpose(a: Array, *, out: Array = None) -> Array:
         elif result.size and isinstance(target, Stack):
             launches = _decided(a, source, result, target)
             launches((a.data.ptr, result.data.ptr))
-            launch_cache.keep("transpose", (a,), out, result=result, run=launches)
+            launch_cache.keep("transpose", (a,), None, result=result, run=launches)
     return result
-
-
-def _turned(shape: Shape) -> Shape:
-    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _decided(a: Array, source: Stack, out: Array, target: Stack) -> Launches:
