@@ -36,10 +36,10 @@ class _Kept(NamedTuple):
         """Whether the result's memory may be an operand's; then someone has to look closer."""
         *read, written = pointers
         low, high = self.bounds[-1]
-        return any(
-            pointer + end > written + low and pointer + first < written + high
-            for pointer, (first, end) in zip(read, self.bounds, strict=False)
-        )
+        for pointer, (first, end) in zip(read, self.bounds, strict=False):
+            if pointer + end > written + low and pointer + first < written + high:
+                return True
+        return False
 
 
 class _Library(NamedTuple):
