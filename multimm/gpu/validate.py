@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
-from multimm.gpu.problem import NOTHING, Operand, Problem, is_broadcast, operand
+from multimm.gpu.problem import NOTHING, Operand, Problem, operand
 from multimm.gpu.strides import ProductShape, Stack, may_overlap, repeats
 from multimm.shapes import Shape, check_operands, check_result
 
@@ -172,10 +172,6 @@ def check_packable(x: Array, side: str) -> None:
     check_arrays({side: x}, np.float32)
     if x.ndim != 2:
         raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
-    if is_broadcast(x):
-        raise ShapeError(
-            f"{side} has strides {x.strides}: it repeats elements by broadcasting; copy it first"
-        )
 
 
 def check_beta(beta: complex, c: Any) -> None:

@@ -10,7 +10,6 @@ from cuda_on_cpu.packing import numbers, places
 from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
-from multimm.errors import ShapeError
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import pack, serialization
 from multimm.gpu.emulated.configs import cut_for
@@ -217,10 +216,10 @@ def test_the_callers_stream_is_used():
         assert_packed(pack_tiles(given, side="a"), x, "float32")
 
 
-def test_repeated_elements_are_refused():
-    row = cupy.zeros((1, 5), np.float32)
-    with pytest.raises(ShapeError, match="repeats elements"):
-        pack_tiles(cupy.broadcast_to(row, (4, 5)), side="a")
+def test_repeated_elements_are_copied():
+    row = np.random.default_rng(17).standard_normal((1, 70)).astype(np.float32)
+    block = pack_tiles(cupy.broadcast_to(cupy.asarray(row), (40, 70)), side="a")
+    assert_packed(block, np.broadcast_to(row, (40, 70)), "float32")
 
 
 @pytest.mark.parametrize("family", ["cuda", "dask", "pickle"])

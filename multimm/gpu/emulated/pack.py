@@ -197,7 +197,7 @@ def _residuals(lists: Array, count: int) -> tuple[Array, Array]:
 
 def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     """Return an operand that the kernel can read, a copy if need be, and how it lies."""
-    x, stack = walkable(operand(x))
+    x, stack = walkable(operand(x), dense=True)
     return x, Source.of(side, trans, x.shape, stack)
 
 
