@@ -30,7 +30,7 @@
 // all rows at a time; 5 or 7 slots in place of 3. Slower: the next stage's B loaded before the
 // barrier (-13 %, its registers spill).
 
-// What MmaConfig.defines() sets; an editor, which sees this file alone, gets "mma_wide".
+// What SplitConfig.defines() sets; an editor, which sees this file alone, gets "mma_wide".
 #ifdef __CLANGD__
 #define PARTS 2
 #define TILE_N 128
@@ -39,7 +39,7 @@
 #define CAP 1024
 #endif
 #if !defined(PARTS) || !defined(TILE_N) || !defined(SLOTS) || !defined(BAND) || !defined(CAP)
-#error "PARTS, TILE_N, SLOTS, BAND and CAP must be defined: see MmaConfig.defines()"
+#error "PARTS, TILE_N, SLOTS, BAND and CAP must be defined: see SplitConfig.defines()"
 #endif
 
 #include "common/async_copy.cuh"

@@ -35,7 +35,7 @@ from multimm.gpu import kernel_selection, product
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated.pack import pack
-from multimm.gpu.emulated.packed import PackedBlock, Residuals
+from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.runtime import launch, launch_cache
 from multimm.gpu.tuning import autotune
 
@@ -246,7 +246,7 @@ def block(text: str, side: str) -> PackedBlock:
     lists = recorder.new((odd,), "u8", f"{side}p"), recorder.new((odd,), "f4", f"{side}v")
     return PackedBlock(
         rows, k, side, scheme, recorder.new(tiles, "f2", side),
-        recorder.new((height,), "i4", f"e{side}"), 0, odd, Residuals(*lists) if odd else None,
+        recorder.new((height,), "i4", f"e{side}"), 0, odd, *(lists if odd else ()),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
-    WgmmaConfig,
+    SplitConfig,
     held_on,
     pack_defines,
     residual_defines,
@@ -122,7 +122,7 @@ MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
     ("config", "more"),
     [
         *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
-        (WgmmaConfig(1, 192, 5, 8), {}),
+        (SplitConfig(1, 192, 5, 8, True), {}),
     ],
     ids=str,
 )
@@ -149,7 +149,9 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
     ids=str,
 )
 def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
-    made = compiling.compile_text(kernel_text(config.file, config.defines() | more), target)
+    made = compiling.compile_text(
+        kernel_text(f"{config.entry}.cu", config.defines() | more), target
+    )
     usage = made.usage[config.entry]
     assert usage.spilled <= 64, "few numbers that the loops do not need"
     assert usage.registers <= 65_536 // config.threads
@@ -302,38 +304,6 @@ def test_where_files_lie(monkeypatch, tmp_path):
     assert file_cache.directory() == tmp_path / ".cache" / "multimm"
 
 
-class CupyNvrtc(ModuleType):
-    """CuPy's binding, as far as it is used."""
-
-    class NVRTCError(RuntimeError):
-        pass
-
-    def getVersion(self):
-        return 12, 9
-
-    def getSupportedArchs(self):
-        return [90, 75]
-
-    def createProgram(self, text, name, headers, names):
-        return SimpleNamespace(text=text)
-
-    def compileProgram(self, program, options):
-        if "bad" in program.text:
-            raise self.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
-
-    def getProgramLog(self, program):
-        return "kernel.cu(1): error: bad"
-
-    def getCUBIN(self, program):
-        return b"cubin without its last byte"
-
-    def getPTX(self, program):
-        return b"ptx"
-
-    def destroyProgram(self, program):
-        program.text = None
-
-
 @pytest.fixture
 def no_bindings(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
@@ -342,21 +312,7 @@ def no_bindings(monkeypatch):
     nvrtc.find.cache_clear()
 
 
-def test_cupy_compiles_where_cuda_bindings_is_missing(no_bindings, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    cuda = ModuleType("cupy.cuda")
-    cuda.nvrtc = CupyNvrtc("cupy.cuda.nvrtc")
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    assert compiling.target_for(90) == "sm_90"
-    made = compiling.compile_text("text", "sm_90")
-    assert made.binary == b"cubin without its last byte\0"
-    assert compiling.compile_text("text", "compute_90").binary == b"ptx\0"
-    with pytest.raises(KernelError, match=r"NVRTC 12\.9, sm_90: kernel\.cu\(1\): error: bad"):
-        compiling.compile_text("bad", "sm_90")
-
-
-def test_without_any_compiler_the_error_says_what_to_install(no_bindings, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+def test_without_any_compiler_the_error_says_what_to_install(no_bindings):
     with pytest.raises(KernelError, match=r"install multimm\[cuda13\] or"):
         compiling.compile_text("text", "sm_90")
 

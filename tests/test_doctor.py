@@ -65,21 +65,13 @@ def test_a_host_without_gpu_is_usable_with_cpu_workers():
 @pytest.mark.parametrize(
     ("changes", "text", "remedy"),
     [
-        ({"dask": (("dask", "2026.8.0"),)}, "same version", "distributed==2026.8.0"),
-        (
-            {"dask": (("dask", "2026.8.0"),), "distributed": (("distributed", "2026.8.0"),)},
-            "dask-cuda 26.10.0 needs dask and distributed 2026.7.1",
-            "dask==2026.7.1",
-        ),
         (
             {"cupy": (("cupy-cuda12x", "14.2.0"), ("cupy-cuda13x", "14.2.0"))},
             "2 builds of CuPy",
             "pip uninstall cupy-cuda12x cupy-cuda13x",
         ),
-        ({"cupy": (("cupy-cuda13x", "14.1.0"),)}, "excludes this release", "multimm[cuda13]"),
         ({"cupy": ()}, "not installed: cupy", "multimm[cuda13]"),
         ({"cupy": (("cupy-cuda12x", "14.2.0"),)}, "different CUDA versions", "pip uninstall"),
-        ({"ucxx": (("ucxx-cu13", "0.51.0"),)}, "same release", "multimm[cuda13]"),
     ],
 )
 def test_what_does_not_fit_is_a_problem_with_a_remedy(changes, text, remedy):
@@ -105,10 +97,31 @@ def test_builds_for_an_older_cuda_than_the_drivers_are_fine():
     assert problems(replace(GOOD, packages=twelve)) == []
 
 
-def test_an_unknown_dask_cuda_is_only_a_note():
-    found = findings(with_packages(dask_cuda=(("dask-cuda", "27.2.0"),)))
-    assert usable(found)
-    assert "tested with 26.10" in found[0].text
+def test_packages_that_do_not_fit_each_other_say_so_themselves(monkeypatch):
+    asks = {
+        "dask-cuda": ["rapids-dask-dependency==26.10.*"],
+        "rapids-dask-dependency": ["dask==2026.7.1", "absent>=1"],
+        "distributed": ["dask<2026.8,>=2026.7.1", "dask>=2027; extra == 'new'"],
+        "distributed-ucxx-cu13": ["ucxx-cu13==0.52.*"],
+        "multimm": ["cupy-cuda13x!=14.1.0; extra == 'cuda13'", "dask<0; extra == 'dev'"],
+    }
+    monkeypatch.setattr(facts_module, "requires", asks.get)
+    found = {
+        "multimm": "0.1",
+        "dask-cuda": "26.10.0", "rapids-dask-dependency": "26.10.0", "dask": "2026.7.1",
+        "distributed": "2026.7.1", "distributed-ucxx-cu13": "0.52.0", "cupy-cuda13x": "14.2.0",
+        "ucxx-cu13": "0.52.1a3",
+    }  # fmt: skip
+    assert [*facts_module._asked_in_vain(found)] == []
+    for name, number, asker, needed in (
+        ("dask", "2026.8.0", "rapids-dask-dependency", "dask==2026.7.1"),
+        ("cupy-cuda13x", "14.1.0", "multimm", "cupy-cuda13x!=14.1.0"),
+        ("ucxx-cu13", "0.51.0", "distributed-ucxx-cu13", "ucxx-cu13==0.52.*"),
+    ):
+        unmet = tuple(facts_module._asked_in_vain(found | {name: number}))
+        first, *_ = problems(replace(GOOD, unmet=unmet))
+        assert first.text == f"{asker} {found[asker]} needs {needed}, found {number}"
+        assert first.remedy == f"pip install '{needed}'"
 
 
 def test_install_command_follows_the_driver():

@@ -14,7 +14,7 @@ from stand_in import GPUArray, gpu, standing_in
 import multimm
 from multimm.gpu.arch import tiles_of
 from multimm.gpu.emulated import outliers
-from multimm.gpu.emulated.packed import PackedBlock, Residuals
+from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
 from multimm.graph.block_task import BlockTask
@@ -144,13 +144,13 @@ def packed(x):
     """`x` on a stand-in for a GPU, with what the parts do not carry of it."""
     made = pack_reference(x, 2)
     at = made.residuals["row"].astype("u8") * 2**32 + made.residuals["k"].astype("u8")
-    rests = Residuals(*(gpu(z.reshape(1, -1)).reshape(-1) for z in (at, made.residuals["value"])))
+    lists = (gpu(z.reshape(1, -1)).reshape(-1) for z in (at, made.residuals["value"]))
     tiles, exponents = (
         gpu(z.reshape(1, -1)).reshape(z.shape) for z in (made.tiles, made.exponents)
     )
     count = len(at)
     return PackedBlock(*x.shape, "a", "float32", tiles, exponents, 0, count,
-                       rests if count else None)  # fmt: skip
+                       *(lists if count else ()))  # fmt: skip
 
 
 @pytest.fixture

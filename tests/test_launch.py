@@ -317,9 +317,8 @@ def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
     assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
-def adding(operands, order, alpha, beta, guard):
+def adding(operands, alpha, beta, guard):
     """What gpu.elementwise.reduce prepares, in NumPy: for other operands laid out like these."""
-    assert order == (0, 1)
     assert guard == ()
     layouts = [(*x.shape, x.strides[0] // 4) for x in operands]
 
@@ -387,8 +386,8 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     def array(shape, dtype, memptr):
         return memory[: np.prod(shape)].reshape(shape).view(GPUArray)
 
-    def add(operands, order, alpha, beta, guard):
-        run = adding(operands, order, alpha, beta, guard)
+    def add(operands, alpha, beta, guard):
+        run = adding(operands, alpha, beta, guard)
         return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
 
     monkeypatch.setattr(split_k.reduce, "prepared_sum", add)

@@ -133,31 +133,23 @@ BYTES = 4 * 3 * 4
 
 
 @pytest.mark.parametrize(
-    ("ptr", "in_place", "runs_again"),
+    ("ptr", "runs_again"),
     [
-        (0x1000, False, False),  # the operand itself
-        (0x1000, True, True),
-        (0x1000 + BYTES, False, True),  # right behind it, and right in front
-        (0x1000 - BYTES, False, True),
-        (0x1000 + BYTES - 16, True, False),  # a part of it
-        (0x1000 - BYTES + 16, True, False),
+        (0x1000, False),  # the operand itself
+        (0x1000 + BYTES, True),  # right behind it, and right in front
+        (0x1000 - BYTES, True),
+        (0x1000 + BYTES - 16, False),  # a part of it
+        (0x1000 - BYTES + 16, False),
     ],
 )
-def test_a_result_that_may_overlap_an_operand_is_looked_at_again(ptr, in_place, runs_again):
+def test_a_result_that_may_overlap_an_operand_is_looked_at_again(ptr, runs_again):
     ran = []
     x, out = Array((3, 4)), Array((3, 4), ptr=0x20000)
-    launch_cache.keep("verb", (x,), out, result=out, run=ran.append, in_place=in_place)
+    launch_cache.keep("verb", (x,), out, result=out, run=ran.append)
     given = Array((3, 4), ptr=0x1000), Array((3, 4), ptr=ptr)
     found = launch_cache.again("verb", given[:1], given[1])
     assert (found is given[1]) == runs_again
     assert ran == ([[0x1000, ptr]] if runs_again else [])
-
-
-def test_in_place_needs_the_same_strides():
-    x, out = Array((4, 4)), Array((4, 4), strides=(4, 16), ptr=0x20000)
-    launch_cache.keep("verb", (x,), out, result=out, run=lambda _: None, in_place=True)
-    assert launch_cache.again("verb", (x,), Array((4, 4), strides=(4, 16), ptr=x.data.ptr)) is None
-    assert launch_cache.again("verb", (x,), out) is out
 
 
 def test_descending_strides_reach_below_the_address():

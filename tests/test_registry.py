@@ -18,7 +18,7 @@ from multimm.gpu.simt.configs import (
     Device,
     _turns,
     choose,
-    config_named,
+    entry_named,
     predicted_seconds,
     slice_length,
     slices_of_k,
@@ -32,12 +32,12 @@ def test_names_are_unique_and_known():
     names = [entry.name for entry in REGISTRY]
     assert len(set(names)) == len(names)
     for entry in REGISTRY:
-        assert config_named(entry.name) is entry.config
+        assert entry_named(REGISTRY, entry.name).config is entry.config
 
 
 def test_unknown_name_lists_the_known():
     with pytest.raises(KernelError, match="'huge' is unknown; known are 'large', 'turned'"):
-        config_named("huge")
+        entry_named(REGISTRY, "huge")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_unknown_name_lists_the_known():
 )
 def test_choice_on_an_h200(sizes, name):
     config, reason = choose(sizes, H200)
-    assert config is config_named(name), reason
+    assert config is entry_named(REGISTRY, name).config, reason
     assert reason.startswith(f"{name}: ")
 
 
 def test_portable_is_for_gpus_of_little_shared_memory():
     sizes = GemmSizes(4096, 4096, 4096, scattered_a=True)
-    assert choose(sizes, Device(limits_for(75), 40))[0] is config_named("portable")
+    assert choose(sizes, Device(limits_for(75), 40))[0] is entry_named(REGISTRY, "portable").config
 
 
 def test_reason_counts_tiles_padding_and_slices():

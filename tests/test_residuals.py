@@ -10,7 +10,7 @@ from pack_reference import joined, pack_reference, split, swizzled
 from stand_in import gpu, laid_out, memory, standing_in
 
 from multimm.gpu.emulated import outliers
-from multimm.gpu.emulated.packed import PackedBlock, Residuals
+from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
 
@@ -73,9 +73,9 @@ def packed(x, side, scheme="float32"):
     made = pack_reference(x, 2 if scheme == "float32" else 1)
     listed = made.residuals[::-1]
     at = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
-    found = Residuals(flat(at), flat(listed["value"])) if len(listed) else None
+    found = (flat(at), flat(listed["value"])) if len(listed) else ()
     return PackedBlock(*x.shape, side, scheme, flat(made.tiles), flat(made.exponents), 0,
-                       len(listed), found)  # fmt: skip
+                       len(listed), *found)  # fmt: skip
 
 
 def with_tiny_elements(rows, k, seed):

@@ -11,9 +11,15 @@ import multimm.gpu
 from multimm.errors import KernelError
 from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.runtime import kernel_source
-from multimm.gpu.simt.configs import config_named
+from multimm.gpu.simt.configs import REGISTRY, entry_named
 
-GEMM = {**config_named("large").defines(), "TRANS_A": 0, "TRANS_B": 1, "WIDE_A": 0, "WIDE_B": 0}
+GEMM = {
+    **entry_named(REGISTRY, "large").config.defines(),
+    "TRANS_A": 0,
+    "TRANS_B": 1,
+    "WIDE_A": 0,
+    "WIDE_B": 0,
+}
 KERNELS = [("sgemm_ffma.cu", GEMM), ("transpose.cu", TransposeConfig(4, 1).defines())]
 kernels = pytest.mark.parametrize(("name", "defines"), KERNELS)
 

@@ -15,7 +15,6 @@ from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
     choose_split,
     slices_of,
-    split_config_named,
     split_slices,
 )
 from multimm.gpu.emulated.packed import PackedBlock
@@ -23,7 +22,7 @@ from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
-from multimm.gpu.simt.configs import config_named
+from multimm.gpu.simt.configs import REGISTRY, entry_named
 
 H200 = Device(limits_for(90), 132)
 
@@ -195,7 +194,7 @@ def test_configurations_are_taken_by_value_and_name(launches):
             assert launches[-1][0].defines == entry.config.defines()
             assert launches[-1][0].max_dynamic_shared_size_bytes == entry.config.shared_bytes
     with pytest.raises(KernelError, match="other products than operands of 2 parts"):
-        gemm(a, b, config=split_config_named("tf32_wide"))
+        gemm(a, b, config=entry_named(SPLIT_REGISTRY, "tf32_wide").config)
     with pytest.raises(KernelError, match="'fast' is unknown"):
         gemm(a, b, config="fast")
 
@@ -219,8 +218,8 @@ def test_other_gpus_run_another_kernel(launches, another_gpu):
         result = gemm(*operands, alpha=2, beta=-1, c=gpu(c), partial=gpu(p))
         np.testing.assert_array_equal(result, 2 * (exact + p) - c)
         kernel, *_ = launches[-1]
-        assert (kernel.name, kernel.defines) == ("sgemm_split_mma",
-                                                 split_config_named(name).defines())  # fmt: skip
+        config = entry_named(SPLIT_REGISTRY, name).config
+        assert (kernel.name, kernel.defines) == ("sgemm_split_mma", config.defines())
     with pytest.raises(KernelError, match=r"does not run on a GPU of compute capability 8\.0: lea"):
         gemm(*operands, config="tf32_wide")
 
@@ -254,7 +253,7 @@ def test_operands_that_do_not_fit_are_refused(launches):
         (DTypeError, "float32", lambda: gemm(a, b, beta=1, c=good.astype(np.float64))),
         (ArrayTypeError, "CuPy", lambda: gemm(a, b, partial=np.zeros((20, 30), "f4"))),
         (KernelError, "none of packed operands: pass a SplitConfig", lambda: gemm(
-            a, b, config=config_named("large"))),
+            a, b, config=entry_named(REGISTRY, "large").config)),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

@@ -19,22 +19,19 @@ from multimm.gpu.emulated.configs import (
     MIN_SLABS,
     PRODUCTS,
     ROW_ALIGN,
-    SHARED_BYTES,
     SLAB,
     SPLIT_REGISTRY,
     SUMS_SHARE,
-    MmaConfig,
-    WgmmaConfig,
+    SplitConfig,
     choose_split,
     entries_for,
     pays,
     slices_of,
-    split_config_named,
     split_slices,
     stretch_of,
 )
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import MAX_SUMS, Device
+from multimm.gpu.simt.configs import MAX_SUMS, Device, entry_named
 from multimm.planning import problem, schedule
 from multimm.planning.cost import memory
 
@@ -43,55 +40,39 @@ H200 = Device(limits_for(90), SMS)
 CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
 
 
+def named(name):
+    return entry_named(SPLIT_REGISTRY, name).config
+
+
 def test_budgets():
-    config = WgmmaConfig(3, 128, 7, 8)
+    config = SplitConfig(3, 128, 7, 8, True)
     assert config.parts == 2
     # Two tiles of A and two of B are 32 KB: 7 slots, 14 barriers, and 1 KB to align them.
-    assert config.shared_bytes == 7 * 32768 + 14 * 8 + 1024 <= SHARED_BYTES
-    assert config.registers == 3 * 64 + 36
+    assert config.shared_bytes == 7 * 32768 + 14 * 8 + 1024
     assert config.defines() == {
         "PARTS": 2, "CAP": 1024, "TILE_N": 128, "SLOTS": 7, "BAND": 8,
     }  # fmt: skip
-    single = WgmmaConfig(1, 256, 4, 5)
+    single = SplitConfig(1, 256, 4, 5, True)
     assert single.defines() == {
         "PARTS": 1, "CAP": 1024, "TILE_N": 256, "SLOTS": 4, "BAND": 5,
     }  # fmt: skip
     assert single.shared_bytes == 4 * 49152 + 8 * 8 + 1024
-    assert single.registers == 128 + 64 + 36
     assert single.tiles(129, 257) == 4
     assert config.tiles(128, 129) == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((2, 128, 7, 8), r"products must be 3 \(float32\) or 1"),
-        ((3, 96, 7, 8), "tile_n must be a multiple of 64"),
-        ((1, 320, 4, 8), "up to 256"),
-        ((3, 192, 5, 8), "324 registers per thread, of 232: lower tile_n"),
-        ((3, 128, 3, 8), "slots must be at least 4"),
-        ((1, 128, 1, 8), "slots must be at least 2"),
-        ((3, 128, 8, 8), "263296 bytes of shared memory, a block has at most 232448: lower slots"),
-        ((3, 128, 7, 0), "band must be positive"),
-    ],
-)
-def test_rules(values, message):
-    with pytest.raises(KernelError, match=message):
-        WgmmaConfig(*values)
 
 
 def test_the_table():
     names = [entry.name for entry in SPLIT_REGISTRY]
     assert len(set(names)) == len(set(CONFIGS)) == len(names)
     for entry in SPLIT_REGISTRY:
-        assert split_config_named(entry.name) is entry.config
+        assert named(entry.name) is entry.config
         tensor_clocks = entry.config.products * 128 * entry.config.tile_n * SLAB // 2048
         if entry.config.specific:
             assert 1 < entry.clocks / tensor_clocks < 1.5, "2048 FP16 multiply-adds per clock"
         else:
             assert 1 < entry.clocks / 2 / tensor_clocks < 1.7, "1024 of them"
     with pytest.raises(KernelError, match="'fast' is unknown; known are 'split_wide'"):
-        split_config_named("fast")
+        named("fast")
 
 
 def test_the_kernel_has_the_same_constants():
@@ -100,37 +81,20 @@ def test_the_kernel_has_the_same_constants():
     assert int(found["TILE_M"]) == configs.TILE_M
     assert int(found["SLAB"]) == SLAB
     assert int(found["TILE_ROWS"]) == configs.TILE_ROWS
-    assert int(found["MULTIPLY_REGISTERS"]) == configs.REGISTERS
     # Plans, which know no kernels, count with the same.
     assert (schedule.PACKED_ROWS, schedule.PACKED_K) == (ROW_ALIGN, SLAB)
     assert problem.ALONE == kernel_selection.ALONE
-    assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
+    assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == CONFIGS[0].threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M
 
 
 def test_of_mma():
     """A slot has 32 k of both parts: of 128 + 128 rows, 32 KB."""
-    config = MmaConfig(3, 128, 3, 8)
+    config = SplitConfig(3, 128, 3, 8, False)
     assert config.shared_bytes == 3 * 32768
-    assert MmaConfig(1, 256, 4, 8).shared_bytes == 4 * 24576
+    assert SplitConfig(1, 256, 4, 8, False).shared_bytes == 4 * 24576
     assert config.defines() == {"PARTS": 2, "CAP": 1024, "TILE_N": 128, "SLOTS": 3, "BAND": 8}
     assert (config.entry, config.threads) == ("sgemm_split_mma", 256)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((2, 128, 3, 8), r"products must be 3 \(float32\) or 1"),
-        ((3, 192, 3, 8), r"tile_n must be one of \(64, 128\): a thread has registers for no more"),
-        ((1, 192, 3, 8), r"one of \(64, 128, 256\)"),
-        ((3, 128, 1, 8), "slots must be at least 2: one is filled while another one is multip"),
-        ((3, 128, 8, 8), "262144 bytes of shared memory, a block has at most 232448: lower slots"),
-        ((3, 128, 3, 0), "band must be positive"),
-    ],
-)
-def test_rules_of_mma(values, message):
-    with pytest.raises(KernelError, match=message):
-        MmaConfig(*values)
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
@@ -158,9 +122,9 @@ def test_on_which_gpus_tensor_cores_pay(capability, float32, tf32):
 
 def test_other_gpus_choose_among_what_they_run():
     a100 = Device(limits_for(80), 108)
-    assert choose_split(8192, 8192, 8192, 3, a100)[0] == split_config_named("mma_wide")
-    assert choose_split(512, 512, 8192, 3, a100)[0] == split_config_named("mma_narrow")
-    assert choose_split(8192, 8192, 8192, 1, a100)[0] == split_config_named("tf32_mma_wide")
+    assert choose_split(8192, 8192, 8192, 3, a100)[0] == named("mma_wide")
+    assert choose_split(512, 512, 8192, 3, a100)[0] == named("mma_narrow")
+    assert choose_split(8192, 8192, 8192, 1, a100)[0] == named("tf32_mma_wide")
     with pytest.raises(KernelError, match=r"compute capability 8\.0 or newer, this one has 7\.5"):
         choose_split(8192, 8192, 8192, 3, Device(limits_for(75), 40))
 
@@ -173,7 +137,7 @@ def test_slices_cover_k(m, n, k, multiprocessors):
     assert (slices - 1) * length < slabs <= slices * length, "none is empty"
     if slices > 1:
         assert length >= MIN_SLABS
-        assert split_config_named("split_narrow").tiles(m, n) * slices <= multiprocessors
+        assert named("split_narrow").tiles(m, n) * slices <= multiprocessors
 
 
 @pytest.mark.parametrize(
@@ -194,7 +158,7 @@ def test_slices(m, n, k, slices):
 )  # fmt: skip
 def test_choice(m, n, k, products, name):
     config, reason = choose_split(m, n, k, products, H200)
-    assert config == split_config_named(name)
+    assert config == named(name)
     assert reason.startswith(f"{name}: {config.tiles(m, n)} tiles of 128x{config.tile_n} on 132")
 
 
@@ -206,7 +170,7 @@ def test_choice(m, n, k, products, name):
 )  # fmt: skip
 def test_a_triangle_fills_the_device(size, k, products, name, tiles, slices):
     config, reason = choose_split(size, size, k, products, H200, lower=True)
-    assert (config, config.tiles(size, size, lower=True)) == (split_config_named(name), tiles)
+    assert (config, config.tiles(size, size, lower=True)) == (named(name), tiles)
     assert reason.startswith(f"{name}: {tiles} tiles")
     assert slices_of(size, size, k, products, H200, True)[0] == slices
     clocks = {lower: choose_clocks(size, k, products, lower) for lower in (False, True)}
@@ -273,7 +237,7 @@ def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):
 def test_long_products_run_on_wide_tiles():
     """Where the power limit decides, what travels for a tile costs more."""
     for k, name in ((10_000, "split_narrow"), (12_288, "split_wide")):
-        assert choose_split(3072, 3072, k, 3, H200)[0] == split_config_named(name)
+        assert choose_split(3072, 3072, k, 3, H200)[0] == named(name)
     for entry in SPLIT_REGISTRY:
         assert entry.clocks <= entry.long_clocks
 

@@ -202,28 +202,6 @@ def test_defines_name_every_field():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ((0, 64, 16, 4, 4, 2, 1, 0, 1), "block_m must be positive"),
-        ((64, 64, 16, 4, 4, 2, 0, 0, 1), "group must be positive"),
-        ((64, 64, 16, 4, 4, 1, 1, 0, 1), "stages must be at least 2"),
-        ((64, 64, 16, 4, 4, 2, 1, 2, 1), "order must be 0"),
-        ((60, 64, 16, 6, 4, 2, 1, 0, 1), "multiples of 4"),
-        ((40, 64, 16, 4, 4, 2, 1, 0, 1), "block_m must be a multiple of thread_m"),
-        ((64, 48, 16, 4, 4, 2, 1, 0, 1), "block_n must be a multiple of thread_n"),
-        ((64, 64, 12, 4, 4, 2, 1, 0, 1), "block_k must be a multiple of 8"),
-        ((256, 256, 8, 4, 4, 2, 1, 0, 1), "4096 threads"),
-        ((256, 64, 16, 16, 8, 2, 1, 0, 1), "must be a multiple of block_m"),
-        ((64, 64, 8, 4, 4, 2, 1, 0, 1), "4 \\* 256 threads must divide"),
-    ],
-)
-def test_rules_name_the_values(values, sentence):
-    with pytest.raises(KernelError, match=sentence) as caught:
-        TileConfig(*values)
-    assert f"block_m={values[0]}" in str(caught.value)
-
-
 def test_limits_fall_back_to_the_nearest_older():
     assert limits_for(90).capability == 90
     assert limits_for(87).capability == 86

@@ -17,7 +17,7 @@ from multimm.cli import tune as command
 from multimm.errors import OptionError
 from multimm.gpu.arch import limits_for
 from multimm.gpu.runtime import file_cache, launch, launch_cache
-from multimm.gpu.simt.configs import REGISTRY, Device, config_named
+from multimm.gpu.simt.configs import REGISTRY, Device, entry_named
 from multimm.gpu.tuning import autotune
 from multimm.gpu.tuning import bench as tuning_bench
 from multimm.gpu.tuning.autotune import Case, Model, Outcome, Timing
@@ -88,11 +88,11 @@ def test_what_is_wrong_is_out_of_the_race():
 
 
 def test_candidates_run_on_the_device_and_begin_with_the_default():
-    default = config_named(THIRD)
+    default = entry_named(REGISTRY, THIRD).config
     found = autotune.candidates(default, H200)
     assert next(iter(found)) == THIRD
     assert set(found) == {entry.name for entry in REGISTRY}
-    assert all(config == config_named(name) for name, config in found.items())
+    assert all(config == entry_named(REGISTRY, name).config for name, config in found.items())
     old = Device(limits_for(75), 40)
     assert all(config.blocks_per_multiprocessor(old.limits) for config in
                list(autotune.candidates(default, old).values())[1:])  # fmt: skip
@@ -211,8 +211,8 @@ def cupy(monkeypatch):
 def test_lookup_finds_exactly_what_was_tuned(cupy):
     autotune.save(MODEL, [outcome(CASE, SECOND), outcome(Case(9, 9, 9, True, False), THIRD)])
     turned = Case(9, 9, 9, True, False).sizes
-    assert autotune.lookup(0, CASE.sizes, False, False) is config_named(SECOND)
-    assert autotune.lookup(0, turned, True, False) is config_named(THIRD)
+    assert autotune.lookup(0, CASE.sizes, False, False) is entry_named(REGISTRY, SECOND).config
+    assert autotune.lookup(0, turned, True, False) is entry_named(REGISTRY, THIRD).config
     for sizes, sides in (
         (dataclasses.replace(CASE.sizes, k=129), (False, False)),
         (dataclasses.replace(CASE.sizes, batch=2), (False, False)),
@@ -280,9 +280,8 @@ def test_command_tunes_prints_and_keeps(gpu):
     assert "8192x8192x512 nt" in done.output
     assert f"kept in {MODEL.path}" in done.output.replace("\n", "")
     assert set(autotune.read(MODEL).values()) == {SECOND}
-    assert autotune.lookup(0, Case(4096, 4096, 64, False, True).sizes, False, True) is config_named(
-        SECOND
-    )
+    found = autotune.lookup(0, Case(4096, 4096, 64, False, True).sizes, False, True)
+    assert found is entry_named(REGISTRY, SECOND).config
 
 
 def test_command_keeps_no_winner_where_the_default_is_wrong(gpu):

@@ -5,7 +5,6 @@ Values only: nothing in this module knows of CUDA, CuPy or a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -98,17 +97,6 @@ class Device:
 
     limits: ArchLimits
     multiprocessors: int
-
-
-#: Whether something holds, and the sentence that says what has to.
-Rules = Sequence[tuple[bool, str]]
-
-
-def check(config: Any, *rules: Rules) -> None:
-    """Raise `KernelError` for the first rule that a configuration breaks."""
-    for holds, sentence in (rule for each in rules for rule in each):
-        if not holds:
-            raise KernelError(f"{config}: {sentence}")
 
 
 def defines(config: Any, *left_out: str) -> dict[str, int]:

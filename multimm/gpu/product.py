@@ -20,11 +20,11 @@ from multimm.gpu.kernel_selection import (
     choose_packed,
     note,
 )
-from multimm.gpu.problem import Problem, is_broadcast
+from multimm.gpu.problem import Problem
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
-from multimm.gpu.runtime.workspace import copied, not_captured, workspace
+from multimm.gpu.runtime.workspace import not_captured, workspace
 from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt.configs import TileConfig
 from multimm.gpu.strides import GemmSizes
@@ -212,13 +212,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
     """
     if not pays(PRODUCTS[scheme], device_of(x.device.id)):
         return x
-    return _packed(x, side, trans, scheme)
-
-
-def _packed(x: Operand, side: str, trans: bool, scheme: str) -> PackedBlock:
-    if isinstance(x, PackedBlock):
-        return x
-    return pack(copied(x) if is_broadcast(x) else x, side=side, trans=trans, scheme=scheme)
+    return pack(x, side=side, trans=trans, scheme=scheme)
 
 
 def _of_packed(
@@ -226,7 +220,10 @@ def _of_packed(
 ) -> Array:
     """At least one operand is packed: pack the other, or multiply both as they were."""
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
-    a, b = _packed(a, "a", trans_a, scheme), _packed(b, "b", trans_b, scheme)
+    if not isinstance(a, PackedBlock):
+        a = pack(a, side="a", trans=trans_a, scheme=scheme)
+    if not isinstance(b, PackedBlock):
+        b = pack(b, side="b", trans=trans_b, scheme=scheme)
     check_pair(a, b)
     sizes, refused = GemmSizes(a.rows, b.rows, a.k), a.refused or b.refused
     choice = choose_packed(sizes, scheme, refused, device_of(a.device_id))

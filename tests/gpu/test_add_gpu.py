@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from multimm.errors import ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise.reduce import add_partials
 
@@ -38,41 +37,27 @@ def assert_bits(actual, expected: np.ndarray, what: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 64, 67])
-def test_bits_of_numpy(dtype, count):
+def test_bits_of_numpy(count):
     rng = np.random.default_rng(count)
     scalars = [(1, 0), (0.3, -0.7), (0, 0.1), (-1, 1), (0, 0)]
     places = [(0, 0), (4, 4), (3, 1)]
     for number, (shape, (extra, offset)) in enumerate(itertools.product(SHAPES, places)):
         alpha, beta = scalars[number % len(scalars)]
-        values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
+        values = [rng.standard_normal(shape).astype("f4") for _ in range(count + 1)]
         expected = library_gemm.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
         for i, used in enumerate([alpha] * count + [beta]):
             if used == 0:
                 values[i][...] = np.nan
         *parts, c = (inside(x, extra, offset)[0] for x in values)
-        out, whole = inside(np.zeros(shape, dtype), extra, offset)
         what = f"{shape=} {extra=} {offset=} {alpha=} {beta=}"
-        assert add_partials(parts, alpha=alpha, beta=beta, c=c, out=out) is out
-        assert_bits(out, expected, what)
-        out[...] = np.nan
-        assert bool(cupy.isnan(whole).all()), f"{what}: written outside of the result"
         assert_bits(add_partials(parts, alpha=alpha, beta=beta, c=c), expected, what)
 
 
-def test_stacked_parts_other_orders_and_in_place():
+def test_other_orders():
     values = np.random.default_rng(1).standard_normal((5, 40, 70)).astype(np.float32)
     expected = library_gemm.add_partials(list(values))
-    parts = cupy.asarray(values)
-    assert_bits(add_partials(parts), expected, "stacked")
-    turned = [cupy.asfortranarray(part) for part in parts]
-    assert_bits(add_partials(turned), expected, "copied")
-    out = cupy.empty((40, 70), np.float32, order="F")
-    assert_bits(add_partials(turned, out=out), expected, "columns")
-    assert_bits(add_partials(parts, out=parts[3]), expected, "in place")
-    with pytest.raises(ShapeError, match="may share"):
-        add_partials([parts[0, :20, :20]], out=parts[0, 10:30, 10:30])
+    assert_bits(add_partials([cupy.asfortranarray(cupy.asarray(x)) for x in values]), expected, "")
 
 
 def test_subnormals_and_signed_zeros_are_kept():
@@ -100,6 +85,6 @@ def test_many_matrices_and_large_offsets():
     size = 2**31 + 13
     long = cupy.zeros(size, np.float32)
     long[-5:] = cupy.arange(5)
-    add_partials([long, long], out=long)
-    assert cupy.asnumpy(long[-6:]).tolist() == [0, 0, 2, 4, 6, 8]
-    assert float(long[:1000].sum()) == 0
+    made = add_partials([long, long])
+    assert cupy.asnumpy(made[-6:]).tolist() == [0, 0, 2, 4, 6, 8]
+    assert float(made[:1000].sum()) == 0

@@ -11,7 +11,7 @@ from multimm.errors import KernelError
 from multimm.gpu import product
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.simt.configs import choose, config_named
+from multimm.gpu.simt.configs import REGISTRY, choose, entry_named
 from multimm.gpu.tuning import autotune, precompile
 from multimm.gpu.tuning import bench as tuning_bench
 from multimm.gpu.tuning.autotune import Case
@@ -143,7 +143,9 @@ def test_tuning_finds_winners_with_the_same_bits(directory):
     assert autotune.save(model, [outcome]).parent == directory / "tuned"
     found = autotune.lookup(device(), case.sizes, False, True)
     winner = outcome.winner
-    assert found == (None if winner is outcome.default else config_named(winner.name))
+    assert found == (
+        None if winner is outcome.default else entry_named(REGISTRY, winner.name).config
+    )
 
 
 def test_tuning_notices_a_wrong_result(monkeypatch):

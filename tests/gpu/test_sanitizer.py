@@ -152,16 +152,15 @@ def products() -> None:
 def sums() -> None:
     """Run add_partials."""
     rng = np.random.default_rng(2)
-    for dtype, count, (shape, extra) in itertools.product(
-        ("f4", "f8"), (1, 3, 9), (((5, 256), 0), ((3, 1025), 0), ((7, 33), 3), ((2, 3, 70), 2))
+    for count, (shape, extra) in itertools.product(
+        (1, 3, 9), (((5, 256), 0), ((3, 1025), 0), ((7, 33), 3), ((2, 3, 70), 2))
     ):
-        values = [rng.standard_normal(shape).astype(dtype) for _ in range(count + 1)]
+        values = [rng.standard_normal(shape).astype("f4") for _ in range(count + 1)]
         *parts, c = (uploaded(x, extra) for x in values)
-        out = uploaded(np.full(shape, np.nan, dtype), extra)
         for alpha, beta in ((1, 0), (0.5, 2)):
-            add_partials(parts, alpha=alpha, beta=beta, c=c, out=out)
+            out = add_partials(parts, alpha=alpha, beta=beta, c=c)
             expected = library_gemm.add_partials(values[:-1], alpha=alpha, beta=beta, c=values[-1])
-            assert (downloaded(out) == expected).all(), f"{dtype} {count} {shape} {alpha} {beta}"
+            assert (downloaded(out) == expected).all(), f"{count} {shape} {alpha} {beta}"
 
 
 def transposes() -> None:

@@ -5,10 +5,11 @@ Gathering and judging are apart: `gather` only looks, `findings` only thinks.
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, Literal
 
 from multimm.cluster.inspect.devices import (
@@ -20,8 +21,6 @@ from multimm.cluster.inspect.devices import (
     visible_gpus,
 )
 
-Version = tuple[int, ...]
-
 #: Distributions by the name of what they provide; CUDA 12 and 13 have builds of their own.
 PACKAGES = {
     "multimm": ("multimm",),
@@ -30,6 +29,7 @@ PACKAGES = {
     "distributed": ("distributed",),
     "cupy": ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy"),
     "dask-cuda": ("dask-cuda",),
+    "rapids-dask-dependency": ("rapids-dask-dependency",),
     "rmm": ("rmm-cu12", "rmm-cu13", "rmm"),
     "ucxx": ("ucxx-cu12", "ucxx-cu13", "ucxx"),
     "distributed-ucxx": ("distributed-ucxx-cu12", "distributed-ucxx-cu13", "distributed-ucxx"),
@@ -39,9 +39,6 @@ PACKAGES = {
 }
 #: What GPU workers cannot do without; UCXX needs the last two.
 GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda", "ucxx", "distributed-ucxx")
-#: dask-cuda release -> the only dask and distributed that it accepts.
-DASK_FOR_DASK_CUDA: dict[Version, str] = {(26, 10): "2026.7.1"}
-BROKEN_CUPY = "14.1.0"
 OPEN_LISTENERS = (
     "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
     'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
@@ -69,6 +66,8 @@ class Facts:
     #: then stands for its pairs.
     nvlinks: Mapping[tuple[int, int], int]
     packages: Mapping[str, tuple[tuple[str, str], ...]]  #: distributions and their versions
+    #: What these ask of each other and do not get: in a sentence, and as they write it.
+    unmet: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ def gather() -> Facts:
     with nvml() as module:
         driver = None if module is None else str(module.nvmlSystemGetDriverVersion())
         links = {} if module is None else _nvlinks(module, gpus)
+    packages = {name: _installed(names) for name, names in PACKAGES.items()}
     return Facts(
         platform.python_version(),
         f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -98,7 +98,8 @@ def gather() -> Facts:
         driver,
         driver_cuda(),
         links,
-        {name: _installed(names) for name, names in PACKAGES.items()},
+        packages,
+        tuple(_asked_in_vain(dict(itertools.chain(*packages.values())))),
     )
 
 
@@ -110,6 +111,21 @@ def _installed(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         except PackageNotFoundError:
             continue
     return tuple(found)
+
+
+def _asked_in_vain(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Requirements of distributions on others of them, by version, that these do not fulfil."""
+    from packaging.requirements import Requirement
+
+    for name, number in found.items():
+        # Of our own extras what GPUs need counts, where that is installed.
+        extras = ("cuda12", "cuda13") if name == "multimm" and "dask-cuda" in found else ("",)
+        for requirement in map(Requirement, requires(name) or ()):
+            other, marker = found.get(requirement.name), requirement.marker
+            applies = marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+            if other and applies and not requirement.specifier.contains(other, prereleases=True):
+                needed = f"{requirement.name}{requirement.specifier}"
+                yield f"{name} {number} needs {needed}, found {other}", needed
 
 
 def _nvlinks(module: Any, gpus: tuple[Gpu, ...]) -> dict[tuple[int, int], int]:
@@ -139,7 +155,7 @@ def _remotes(module: Any, handle: Any) -> Iterator[str]:
 
 def findings(facts: Facts) -> list[Finding]:
     """What does not fit together, what is missing and what to know."""
-    return [*_dask(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
+    return [*_unmet(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
 
 
 def usable(found: list[Finding]) -> bool:
@@ -147,37 +163,10 @@ def usable(found: list[Finding]) -> bool:
     return all(finding.level == "note" for finding in found)
 
 
-def _only(facts: Facts, name: str) -> str | None:
-    versions = facts.packages.get(name, ())
-    return versions[0][1] if versions else None
-
-
-def _numbers(text: str) -> Version:
-    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
-
-
-def _dask(facts: Facts) -> Iterator[Finding]:
-    dask, distributed = _only(facts, "dask"), _only(facts, "distributed")
-    if dask != distributed:
-        yield Finding(
-            "problem",
-            f"dask {dask} and distributed {distributed}: they work only at the same version",
-            f"pip install distributed=={dask}",
-        )
-    dask_cuda = _only(facts, "dask-cuda")
-    if dask_cuda is None:
-        return
-    needed = DASK_FOR_DASK_CUDA.get(_numbers(dask_cuda)[:2])
-    if needed is None:
-        known = ", ".join(".".join(map(str, release)) for release in DASK_FOR_DASK_CUDA)
-        yield Finding("note", f"dask-cuda {dask_cuda}: multimm is tested with {known}")
-    elif {dask, distributed} != {needed}:
-        yield Finding(
-            "problem",
-            f"dask-cuda {dask_cuda} needs dask and distributed {needed}, found {dask} and "
-            f"{distributed}",
-            f"pip install dask=={needed} distributed=={needed}",
-        )
+def _unmet(facts: Facts) -> Iterator[Finding]:
+    """What packages ask of each other, by their own word."""
+    for sentence, requirement in facts.unmet:
+        yield Finding("problem", sentence, f"pip install '{requirement}'")
 
 
 def _devices(facts: Facts) -> Iterator[Finding]:
@@ -203,13 +192,7 @@ def _cupy(facts: Facts) -> Iterator[Finding]:
             f"{len(builds)} builds of CuPy are installed over each other: {', '.join(names)}",
             f"pip uninstall {' '.join(names)}; {install_command(facts.cuda)}",
         )
-    for name, number in builds:
-        if number == BROKEN_CUPY:
-            yield Finding(
-                "problem",
-                f"{name} {number}: distributed-ucxx excludes this release",
-                install_command(facts.cuda),
-            )
+    for name, _ in builds:
         major = _cuda_of(name)
         if major is not None and facts.cuda is not None and major > facts.cuda[0]:
             yield Finding(
@@ -239,12 +222,5 @@ def _transport(facts: Facts) -> Iterator[Finding]:
             f"builds for different CUDA versions: {', '.join(builds)}",
             f"pip uninstall {' '.join(builds)}; {install_command(facts.cuda)}",
         )
-    ucxx, backend = _only(facts, "ucxx"), _only(facts, "distributed-ucxx")
-    if ucxx is not None and backend is not None and _numbers(ucxx)[:2] != _numbers(backend)[:2]:
-        yield Finding(
-            "problem",
-            f"distributed-ucxx {backend} and ucxx {ucxx}: they work only at the same release",
-            install_command(facts.cuda),
-        )
-    if backend is not None and facts.gpus:
+    if facts.packages.get("distributed-ucxx") and facts.gpus:
         yield Finding("note", OPEN_LISTENERS)

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import MAX_PARTS, Guard, check, defines
+from multimm.errors import OptionError, ShapeError
+from multimm.gpu.arch import MAX_PARTS, Guard, defines
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
 from multimm.gpu.runtime.workspace import copied, not_captured
 from multimm.gpu.strides import Axis, collapse
-from multimm.gpu.validate import check_arrays, check_beta, check_out, common_alignment
-from multimm.shapes import Shape
+from multimm.gpu.validate import check_arrays, check_beta, common_alignment
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,6 @@ Grid = tuple[int, int, int]
 CAPACITIES = (2, 4, 8, MAX_PARTS)
 #: Thread blocks of one launch.
 MAX_GRID_X = 2**31 - 1
-#: What the kernel can add.
-DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +58,6 @@ class AddConfig:
     unroll: int = 1
     threads: int = 256
 
-    def __post_init__(self) -> None:
-        capacities = [2**i for i in range(MAX_PARTS.bit_length())]
-        vectors = self.vector in (1, 2, 4) and self.vector * self.element_bytes <= 16
-        warps = self.threads % 32 == 0 and 32 <= self.threads <= 1024
-        check(self, [
-            (self.element_bytes in (4, 8), "an element has 4 or 8 bytes"),
-            (self.capacity in capacities,
-             f"a kernel adds up to a power of two of parts, {MAX_PARTS} at most"),
-            (vectors, "one instruction moves 1, 2 or 4 elements, at most 16 bytes"),
-            (self.unroll >= 1, "a thread has at least one vector"),
-            (warps, "a block has 32 to 1024 threads, whole warps"),
-        ])  # fmt: skip
-
     @property
     def span(self) -> int:
         """Neighbouring elements of a row that a block adds."""
@@ -93,12 +77,7 @@ def config_for(element_bytes: int, parts: int, alignment: int) -> AddConfig:
 
 
 def add_partials(
-    parts: Sequence[Array] | Array,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    c: Array = None,
-    out: Array = None,
+    parts: Sequence[Array], *, alpha: float = 1.0, beta: float = 0.0, c: Array = None
 ) -> Array:
     """alpha * (sum of the parts) + beta * C, added pairwise: ((p0 + p1) + (p2 + p3)) + ...
 
@@ -107,43 +86,37 @@ def add_partials(
 
     Parameters
     ----------
-    parts : sequence of cupy.ndarray, or one with the parts along its first axis
-        At least one; float32 or float64, equal in shape. Any number of axes, any layout; those
-        that are not contiguous along the same axis as `out` are copied first.
+    parts : sequence of cupy.ndarray of float32
+        At least one; equal in shape. Any number of axes, any layout; those that are not contiguous
+        along the last axis are copied first.
     alpha, beta : float
-        Rounded to the dtype. beta == 0 never reads C, alpha == 0 never reads the parts.
-    c : cupy.ndarray of the parts' dtype and shape, optional
-    out : cupy.ndarray of the parts' dtype and shape, optional
-        Written to and returned; rows or columns contiguous. May be `c` or one of the parts,
-        element by element; otherwise it overlaps no operand.
+        Rounded to float32. beta == 0 never reads C, alpha == 0 never reads the parts.
+    c : cupy.ndarray of float32 and the parts' shape, optional
 
     Returns
     -------
     cupy.ndarray
-        On the device of the parts; `out`, or a new C-contiguous array.
+        New and C-contiguous, on the device of the parts.
 
     Raises
     ------
     ShapeError, DTypeError, ArrayTypeError
-        Operands that do not fit together, or an `out` that cannot be written to.
+        Operands that do not fit together.
     OptionError
         Scalars that are no real numbers.
     KernelError
         A captured stream, where operands would be copied or there are too many parts.
     """
-    stacked = hasattr(parts, "strides")
-    operands = (parts, c) if stacked else (*parts, c)
-    done = launch_cache.again("add_partials", operands, out, stacked, alpha, beta)
+    operands = (*parts, c)
+    done = launch_cache.again("add_partials", operands, None, alpha, beta)
     if done is not None:
         return done
-    addends = list(parts)
-    _check(addends, alpha, beta, c, out)
+    _check(parts, alpha, beta, c)
     import cupy
 
-    with addends[0].device:
-        result = cupy.empty(addends[0].shape, addends[0].dtype) if out is None else out
-        if alpha == 0:
-            addends = addends[:1]  # none is read
+    with parts[0].device:
+        result = cupy.empty(parts[0].shape, np.float32)
+        addends = list(parts[:1] if alpha == 0 else parts)  # none is read
         shallow = len(addends) <= MAX_PARTS
         if not shallow:
             not_captured(f"sums of {MAX_PARTS} of the {len(addends)} parts are made first",
@@ -152,89 +125,46 @@ def add_partials(
             groups = [addends[i : i + MAX_PARTS] for i in range(0, len(addends), MAX_PARTS)]
             addends = [add_partials(group) if len(group) > 1 else group[0] for group in groups]
         if result.size:
-            order = sorted(range(result.ndim), key=lambda axis: -result.strides[axis])
             given = [*addends, *([] if beta == 0 else [c]), result]
             # The copies stay referenced until everything that reads them is in the stream.
-            walked = [_walkable(x, order) for x in given]
-            run = prepared_sum(walked, order, alpha, beta)
+            walked = [_walkable(x) for x in given]
+            run = prepared_sum(walked, alpha, beta)
             run([x.data.ptr for x in walked])
-            if walked[-1] is not result:  # one column of a wider array
-                cupy.copyto(result, walked[-1])
             if shallow and all(x is y for x, y in zip(given, walked, strict=True)):
-                again = _by_operands(run, parts, len(addends), len(operands), beta)
-                launch_cache.keep("add_partials", operands, out, stacked, alpha, beta,
-                            result=result, run=again, in_place=True)  # fmt: skip
+                places = [*range(len(addends)), *([] if beta == 0 else [len(parts)]), -1]
+                launch_cache.keep(
+                    "add_partials", operands, None, alpha, beta, result=result,
+                    run=lambda pointers: run([pointers[i] for i in places]),
+                )  # fmt: skip
     return result
 
 
-def _by_operands(
-    run: Callable[[Sequence[int]], None],
-    parts: Sequence[Array] | Array,
-    count: int,
-    operands: int,
-    beta: float,
-) -> launch_cache.Run:
-    """Return `run` for the addresses of `parts`, in one array or several, of C and the result."""
-    step = getattr(parts, "strides", (None,))[0]
-    places = [(i, 0) if step is None else (0, i * step) for i in range(count)]
-    places += [*([] if beta == 0 else [(operands - 1, 0)]), (operands, 0)]
-    return lambda pointers: run([pointers[i] + offset for i, offset in places])
-
-
-def _check(parts: list[Array], alpha: float, beta: float, c: Array, out: Array) -> None:
+def _check(parts: Sequence[Array], alpha: float, beta: float, c: Array) -> None:
     if not parts:
         raise ShapeError("add_partials got no parts: at least one is needed")
     for name, scalar in (("alpha", alpha), ("beta", beta)):
         if isinstance(scalar, (complex, np.complexfloating)):
             raise OptionError(f"{name} is {scalar}: the kernel takes real numbers")
     check_beta(beta, c)
-    named = {**{f"part {i}": part for i, part in enumerate(parts)}, "c": c, "out": out}
-    given = {name: x for name, x in named.items() if x is not None}
-    dtype = np.dtype(getattr(parts[0], "dtype", np.float32))
-    check_arrays(given, dtype)
-    if dtype.name not in DTYPES:
-        raise DTypeError(f"the parts have dtype {dtype}: {' and '.join(DTYPES)} can be added")
+    given = {f"part {i}": part for i, part in enumerate(parts)} | ({} if c is None else {"c": c})
+    check_arrays(given, np.float32)
     shape = parts[0].shape
     for name, x in given.items():
         if x.shape != shape:
             raise ShapeError(f"{name} has shape {x.shape}: all must have that of part 0, {shape}")
-    if out is not None:
-        # What is out itself is read before it is written, element by element.
-        apart = {name: x for name, x in given.items() if name == "out" or not _same(x, out)}
-        check_out({name: _matrices(x) for name, x in apart.items()}, _matrices(out).shape)
-
-
-def _matrices(x: Array) -> Array:
-    """The array itself, or a vector or scalar as a matrix of one row."""
-    return x[(None,) * (2 - x.ndim) + (...,)] if x.ndim < 2 else x
-
-
-def _same(x: Array, out: Array) -> bool:
-    """Whether two arrays are the same elements in the same order."""
-    return bool(x.data.ptr == out.data.ptr) and _steps(x) == _steps(out)
-
-
-def _steps(x: Array) -> list[tuple[int, int]]:
-    """Size and stride in bytes of each axis of more than one element; others never step."""
-    return [(size, step) for size, step in zip(x.shape, x.strides, strict=True) if size > 1]
 
 
 def prepared_sum(
-    operands: Sequence[Array],
-    order: Sequence[int],
-    alpha: float,
-    beta: float,
-    guard: Guard = (),
+    operands: Sequence[Array], alpha: float, beta: float, guard: Guard = ()
 ) -> Callable[[Sequence[int]], None]:
     """Return what adds operands like these: the parts, C unless beta is 0, and D.
 
-    Their rows lie in the order `order` of axes and are contiguous. It takes their addresses, and
-    launches on the current stream. With a guard it also takes the address of what packing has
-    counted, last.
+    Their rows are contiguous. It takes their addresses, and launches on the current stream. With a
+    guard it also takes the address of what packing has counted, last.
     """
     out, given = operands[-1], len(operands)
     count = given - 1 - (beta != 0)
-    axes = _axes(operands, order)
+    axes = _axes(operands)
     *_, batches, rows, (cols, _) = axes
     config = config_for(out.itemsize, count, _alignment(operands, axes, out.itemsize))
     kernel = kernel_for(
@@ -260,21 +190,17 @@ def prepared_sum(
     return run
 
 
-def _walkable(x: Array, order: Sequence[int]) -> Array:
-    """The operand, or a copy if its elements are not neighbours along the last axis of `order`."""
-    last = next((axis for axis in reversed(order) if x.shape[axis] > 1), None)
-    if (last is None or x.strides[last] == x.itemsize) and all(
-        step >= 0 and step % x.itemsize == 0 for _, step in _steps(x)
-    ):
-        return x
-    return copied(x, order)
+def _walkable(x: Array) -> Array:
+    """The operand, or a copy if its rows are not contiguous."""
+    steps = [step for size, step in zip(x.shape, x.strides, strict=True) if size > 1]
+    rows = not steps or steps[-1] == x.itemsize
+    return x if rows and all(step >= 0 and step % x.itemsize == 0 for step in steps) else copied(x)
 
 
-def _axes(operands: Sequence[Array], order: Sequence[int]) -> list[Axis]:
+def _axes(operands: Sequence[Array]) -> list[Axis]:
     """The axes of all operands from the largest step to neighbours: batches, rows and columns."""
-    shape: Shape = tuple(operands[0].shape[axis] for axis in order)
-    strides = [tuple(x.strides[axis] // x.itemsize for axis in order) for x in operands]
-    axes = collapse(shape, strides)
+    strides = [tuple(step // x.itemsize for step in x.strides) for x in operands]
+    axes = collapse(operands[0].shape, strides)
     return [Axis(1, (0,) * len(operands))] * (3 - len(axes)) + axes
 
 

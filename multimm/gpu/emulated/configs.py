@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import (
@@ -21,14 +20,12 @@ from multimm.gpu.arch import (
     RESIDUAL_CAP,
     ArchLimits,
     Device,
-    Rules,
-    check,
     defines,
     limits_for,
     tiles_of,
 )
 from multimm.gpu.simt.configs import CLOCKS_PER_SECOND as H200_CLOCK
-from multimm.gpu.simt.configs import MAX_SUMS, entry_named, predicted_seconds
+from multimm.gpu.simt.configs import MAX_SUMS, predicted_seconds
 from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
@@ -107,10 +104,6 @@ TILE_BYTES = TILE_ROWS * SLAB * 2
 TILE_M = 128
 #: Compute capabilities: the only one with wgmma, and the first one with mma of these shapes.
 WGMMA, MMA = 90, 80
-#: Registers of a thread of sgemm_split that multiplies, and what it needs besides its sums.
-REGISTERS, OTHER_REGISTERS = 232, 36
-#: The most shared memory that a block may have on compute capability 9.0.
-SHARED_BYTES = 232_448
 #: A slice of k has at least so many slabs, and a product at most so many slices: `add_partials`
 #: adds them, and P, in one launch.
 MIN_SLABS, MAX_SLICES = 8, MAX_PARTS - 1
@@ -129,6 +122,9 @@ MIN_TILE_N = 64
 class SplitConfig:
     """How a kernel cuts its work: the independent integers only.
 
+    In sgemm_split.cu two warpgroups multiply and one copies; a slot has a part of a slab. In
+    sgemm_split_mma.cu eight warps copy and multiply; a slot has half a slab of all parts.
+
     Parameters
     ----------
     products : int
@@ -139,29 +135,15 @@ class SplitConfig:
         Places in shared memory for what is copied ahead.
     band : int
         Rows of tiles that are in flight together.
+    specific : bool
+        Of sgemm_split.cu, whose instructions one compute capability alone has; else the other's.
     """
 
     products: int
     tile_n: int
     slots: int
     band: int
-
-    #: The kernel, the threads of a block, and whether it runs on one compute capability alone.
-    file: ClassVar[str]
-    threads: ClassVar[int]
-    specific: ClassVar[bool]
-
-    def __post_init__(self) -> None:
-        check(self, self._common_rules(), self._rules())
-
-    def _common_rules(self) -> Rules:
-        return (
-            (self.products in (1, 3), "products must be 3 (float32) or 1 (tf32)"),
-            (self.band > 0, "band must be positive"),
-        )
-
-    def _rules(self) -> Rules:
-        raise NotImplementedError
+    specific: bool
 
     @property
     def parts(self) -> int:
@@ -170,17 +152,25 @@ class SplitConfig:
 
     @property
     def entry(self) -> str:
-        """The kernel's name in its file."""
-        return PurePosixPath(self.file).stem
+        """Name of the kernel, and of its file in front of ".cu"."""
+        return "sgemm_split" if self.specific else "sgemm_split_mma"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 384 if self.specific else 256
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a thread block."""
-        raise NotImplementedError
+        """Dynamic shared memory of a block: slots; of sgemm_split barriers, and to align them."""
+        part = (TILE_M + self.tile_n) // TILE_ROWS * TILE_BYTES
+        if self.specific:
+            return self.slots * (part + 2 * 8) + 1024
+        return self.slots * part * self.parts // 2
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **defines(self, "products")}
+        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **defines(self, "products", "specific")}
 
     def tiles(self, m: int, n: int, lower: bool = False) -> int:
         """Return how many tiles D is made of, or how many are computed of a `lower` one."""
@@ -191,85 +181,6 @@ class SplitConfig:
         capability = limits.capability
         able = capability == WGMMA if self.specific else capability >= MMA
         return able and self.shared_bytes <= limits.shared_bytes - RESERVED_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class WgmmaConfig(SplitConfig):
-    """Of sgemm_split.cu: two warpgroups multiply and one copies; a slot has a part of a slab."""
-
-    file: ClassVar[str] = "sgemm_split.cu"
-    threads: ClassVar[int] = 384
-    specific: ClassVar[bool] = True
-
-    def _rules(self) -> Rules:
-        return (
-            (
-                self.tile_n in (64, 128, 192, 256),
-                f"tile_n must be a multiple of {TILE_ROWS} up to 256: B is packed in such tiles",
-            ),
-            (
-                self.registers <= REGISTERS,
-                f"its sums take {self.registers} registers per thread, of {REGISTERS}: lower "
-                "tile_n",
-            ),
-            (
-                self.slots >= 2 * self.parts,
-                f"slots must be at least {2 * self.parts}: a slab is copied while another one is "
-                "multiplied",
-            ),
-            (
-                self.shared_bytes <= SHARED_BYTES,
-                f"it needs {self.shared_bytes} bytes of shared memory, a block has at most "
-                f"{SHARED_BYTES}: lower slots",
-            ),
-        )
-
-    @property
-    def registers(self) -> int:
-        """Registers of a thread: sums and their rounded halves, or total, fresh and small; others.
-
-        Of one product, what was put aside has half the width of the sums.
-        """
-        sums = self.tile_n // 2
-        return (sums + sums // 2 if self.products == 1 else 3 * sums) + OTHER_REGISTERS
-
-    @property
-    def shared_bytes(self) -> int:
-        """Slots, two barriers for each, and what aligning them may take."""
-        slot = (TILE_M + self.tile_n) // TILE_ROWS * TILE_BYTES
-        return self.slots * (slot + 2 * 8) + 1024
-
-
-@dataclass(frozen=True, slots=True)
-class MmaConfig(SplitConfig):
-    """Of sgemm_split_mma.cu: eight warps copy and multiply; a slot has half a slab of all parts."""
-
-    file: ClassVar[str] = "sgemm_split_mma.cu"
-    threads: ClassVar[int] = 256
-    specific: ClassVar[bool] = False
-
-    def _rules(self) -> Rules:
-        widths = (64, 128) if self.products == 3 else (64, 128, 256)
-        return (
-            (
-                self.tile_n in widths,
-                f"tile_n must be one of {widths}: a thread has registers for no more sums",
-            ),
-            (
-                self.slots >= 2,
-                "slots must be at least 2: one is filled while another one is multiplied",
-            ),
-            (
-                self.shared_bytes <= SHARED_BYTES,
-                f"it needs {self.shared_bytes} bytes of shared memory, a block has at most "
-                f"{SHARED_BYTES}: lower slots",
-            ),
-        )
-
-    @property
-    def shared_bytes(self) -> int:
-        """All slots."""
-        return self.slots * (TILE_M + self.tile_n) // TILE_ROWS * self.parts * TILE_BYTES // 2
 
 
 def split_slices(m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
@@ -347,14 +258,14 @@ LONG_SECONDS, POWER, UNLIMITED = 1e-3, 0.4, 0.68
 # every turn, held for 0.5 s: triangles of 512 to 6144 and squares of 1024 to 3072, k of 2^17 to
 # 2^21. What every PROMOTE slabs of tf32 costs is spread over them.
 SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
-    SplitEntry("split_wide", WgmmaConfig(3, 128, 6, 8), 1745, 2340, "least traffic per product"),
-    SplitEntry("split_narrow", WgmmaConfig(3, 64, 9, 8), 960, 1640, "D of few tiles"),
-    SplitEntry("tf32_wide", WgmmaConfig(1, 256, 4, 12), 1263, 1400, "least traffic per product"),
-    SplitEntry("tf32_narrow", WgmmaConfig(1, 128, 7, 12), 660, 735, "D of few tiles"),
-    SplitEntry("mma_wide", MmaConfig(3, 128, 3, 8), 3850, 3850, "least traffic per product"),
-    SplitEntry("mma_narrow", MmaConfig(3, 64, 4, 8), 2300, 2300, "D of few tiles"),
-    SplitEntry("tf32_mma_wide", MmaConfig(1, 256, 4, 8), 2750, 2750, "least traffic per product"),
-    SplitEntry("tf32_mma_narrow", MmaConfig(1, 128, 6, 8), 1680, 1680, "D of few tiles"),
+    SplitEntry("split_wide", SplitConfig(3, 128, 6, 8, True), 1745, 2340, "least traffic"),
+    SplitEntry("split_narrow", SplitConfig(3, 64, 9, 8, True), 960, 1640, "D of few tiles"),
+    SplitEntry("tf32_wide", SplitConfig(1, 256, 4, 12, True), 1263, 1400, "least traffic"),
+    SplitEntry("tf32_narrow", SplitConfig(1, 128, 7, 12, True), 660, 735, "D of few tiles"),
+    SplitEntry("mma_wide", SplitConfig(3, 128, 3, 8, False), 3850, 3850, "least traffic"),
+    SplitEntry("mma_narrow", SplitConfig(3, 64, 4, 8, False), 2300, 2300, "D of few tiles"),
+    SplitEntry("tf32_mma_wide", SplitConfig(1, 256, 4, 8, False), 2750, 2750, "least traffic"),
+    SplitEntry("tf32_mma_narrow", SplitConfig(1, 128, 6, 8, False), 1680, 1680, "D of few tiles"),
 )
 
 #: FP16 multiply-adds with FP32 sums per clock and multiprocessor that mma does, by compute
@@ -374,18 +285,6 @@ def entries_for(limits: ArchLimits, products: int | None = None) -> tuple[SplitE
     ]
     specific = [entry for entry in able if entry.config.specific]
     return tuple(specific or able)
-
-
-def split_config_named(name: str) -> SplitConfig:
-    """Return the configuration of a name.
-
-    Raises
-    ------
-    KernelError
-        If the name is unknown; the message lists the known ones.
-    """
-    config: SplitConfig = entry_named(SPLIT_REGISTRY, name).config
-    return config
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,10 +18,10 @@ from multimm.gpu.arch import LOWER, UNLESS_REFUSED
 from multimm.gpu.emulated.configs import (
     PARTS,
     SLAB,
+    SPLIT_REGISTRY,
     SplitConfig,
     choose_split,
     slices_of,
-    split_config_named,
 )
 from multimm.gpu.emulated.outliers import add_residuals
 from multimm.gpu.emulated.packed import PackedBlock
@@ -30,6 +30,7 @@ from multimm.gpu.problem import Problem
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
+from multimm.gpu.simt.configs import entry_named
 from multimm.gpu.simt.split_k import can_be_added, slice_step, summed
 from multimm.gpu.validate import check_epilogue
 
@@ -125,7 +126,8 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
     (_, m, n, k), lower = problem.shape, problem.lower
     chosen, device = _config(problem, parts, config), device_of(problem.device)
     kernel = kernel_for(
-        problem.device, chosen.file, chosen.entry, (*chosen.defines().items(), *LOWER * lower),
+        problem.device, f"{chosen.entry}.cu", chosen.entry,
+        (*chosen.defines().items(), *LOWER * lower),
         shared_bytes=chosen.shared_bytes, specific=chosen.specific,
     )  # fmt: skip
     slices, length = slices_of(m, n, k, chosen.products, device, lower)
@@ -160,7 +162,7 @@ def _config(problem: Problem, parts: int, config: object) -> SplitConfig:
     if config is None:
         config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
     elif isinstance(config, str):
-        config = split_config_named(config)
+        config = entry_named(SPLIT_REGISTRY, config).config
     if not isinstance(config, SplitConfig):
         raise KernelError(f"{config} is none of packed operands: pass a SplitConfig, or its name")
     if config.products != products:

@@ -73,7 +73,7 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
         Of tiles. Most have no residuals: then nothing is launched.
     alpha : float
     """
-    if a.residuals is b.residuals is None or alpha == 0 or not d.size:
+    if a.uncarried == b.uncarried == 0 or alpha == 0 or not d.size:
         return
     stack = describe(d)
     assert not isinstance(stack, str), "what can be written to has contiguous rows or columns"
@@ -87,6 +87,6 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
 
 
 def _lists(block: PackedBlock) -> Lists:
-    residuals = block.residuals or ()
-    places, values = (x.data.ptr for x in residuals) if residuals else (0, 0)
+    lists = (block.places, block.values) if block.uncarried else ()
+    places, values = (x.data.ptr for x in lists) if lists else (0, 0)
     return Lists(block.tiles.data.ptr, block.exponents.data.ptr, block.uncarried, places, values)

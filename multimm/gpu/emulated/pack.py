@@ -28,7 +28,7 @@ from multimm.gpu.emulated.configs import (
     pack_shared_bytes,
     tiles_for,
 )
-from multimm.gpu.emulated.packed import PackedBlock, Residuals, register_with_dask
+from multimm.gpu.emulated.packed import PackedBlock, register_with_dask
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
@@ -183,23 +183,21 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
                          side, nonfinite, uncarried)  # fmt: skip
             return PackedBlock(source.rows, source.k, side, scheme, nonfinite=nonfinite,
                                uncarried=uncarried, raw=_raw(x, source))  # fmt: skip
-        residuals = _residuals(head[packing.lists[0] :], uncarried) if uncarried else None
+        residuals = _residuals(head[packing.lists[0] :], uncarried) if uncarried else ()
     return PackedBlock(
-        source.rows, source.k, side, scheme, tiles, exponents, 0, uncarried, residuals
+        source.rows, source.k, side, scheme, tiles, exponents, 0, uncarried, *residuals
     )
 
 
-def _residuals(lists: Array, count: int) -> Residuals:
-    """Copies of them: the head is freed."""
+def _residuals(lists: Array, count: int) -> tuple[Array, Array]:
+    """Copies of their places and values: the head is freed."""
     values = lists[8 * RESIDUAL_CAP :]
-    return Residuals(
-        lists[: 8 * count].copy().view(np.uint64), values[: 4 * count].copy().view(np.float32)
-    )
+    return lists[: 8 * count].copy().view(np.uint64), values[: 4 * count].copy().view(np.float32)
 
 
 def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     """Return an operand that the kernel can read, a copy if need be, and how it lies."""
-    x, stack = walkable(operand(x))
+    x, stack = walkable(operand(x), dense=True)
     return x, Source.of(side, trans, x.shape, stack)
 
 

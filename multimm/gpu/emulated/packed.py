@@ -1,34 +1,25 @@
 """Packed operands: what kernels/split_pack.cu makes of a float32 matrix, as a value.
 
-A `PackedBlock` checks what it is made of, wherever it is made: also after a journey between
-workers or to disk. Nothing here packs; CuPy is imported where something is launched.
+`multimm.gpu.pack` makes them. Nothing here packs; CuPy is imported where something is launched.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from multimm.errors import ArrayTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, OptionError
 from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.arrays import is_cupy
-from multimm.gpu.emulated.configs import PARTS, ROW_ALIGN, SLAB, SPLIT_K
+from multimm.gpu.emulated.configs import PARTS, SPLIT_K
 from multimm.gpu.runtime.launch import kernel_for
 from multimm.shapes import check_operands
 
 Array = Any
 
 _THREADS = 256
-
-
-class Residuals(NamedTuple):
-    """Elements that the parts have 0 for, in any order; all on the block's device."""
-
-    places: Array  #: row * 2^32 + k; uint64, shape (n,)
-    values: Array  #: float32, shape (n,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +41,13 @@ class PackedBlock:
     uncarried : int, optional
         How many others the parts do not carry: not 0, but less than 2^-28 of the largest of their
         row of op(A) or column of op(B), some only less than 2^-29 of it.
-    residuals : Residuals, optional
-        These, if there are any.
+    places : cupy.ndarray of uint64, shape (uncarried,), optional
+        Of these, if there are any, in any order: row * 2^32 + k. The parts have 0 for them.
+    values : cupy.ndarray of float32, shape (uncarried,), optional
+        Of the same.
     raw : cupy.ndarray of float32, of the block's shape, optional
         The source, in place of tiles: it has elements that are not finite, or more than
         `RESIDUAL_CAP` that are not carried, or a short k. Any strides.
-
-    Raises
-    ------
-    OptionError, ShapeError, ArrayTypeError
-        Parts that do not make up a block, such as after a damaged transport.
     """
 
     rows: int
@@ -70,42 +58,14 @@ class PackedBlock:
     exponents: Array = None
     nonfinite: int = 0
     uncarried: int = 0
-    residuals: Residuals | None = None
+    places: Array = None
+    values: Array = None
     raw: Array = None
-
-    def __post_init__(self) -> None:
-        _check_header(self)
-        if self.raw is not None:
-            _check_part("raw", self.raw, np.float32, self.shape)
-            _require(self.tiles is self.exponents is self.residuals is None,
-                     "it has both its source and packed tiles")  # fmt: skip
-            return
-        _require(self.nonfinite == 0, f"{self.nonfinite} elements are not finite: use its source")
-        height = -(-self.rows // ROW_ALIGN) * ROW_ALIGN
-        tiles = (height // SLAB, -(-self.k // SLAB), PARTS[self.scheme], SLAB, SLAB)
-        _check_part("tiles", self.tiles, np.float16, tiles)
-        _check_part("exponents", self.exponents, np.int32, (height,))
-        count = 0 if self.residuals is None else len(self.residuals.values)
-        _require(count == self.uncarried <= RESIDUAL_CAP,
-                 f"it has {count} residuals of {self.uncarried}")  # fmt: skip
-        if self.residuals is not None:
-            for name, part, dtype in zip(
-                Residuals._fields, self.residuals, (np.uint64, np.float32), strict=True
-            ):
-                _check_part(name, part, dtype, (count,))
-        devices = {name: x.data.device_id for name, x in self.arrays().items()}
-        _require(len(set(devices.values())) == 1, f"its parts lie on several devices: {devices}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle through the constructor, so that what arrives is checked."""
-        return PackedBlock, tuple(getattr(self, field.name) for field in fields(self))
 
     def arrays(self) -> dict[str, Array]:
         """Return all device arrays of the block by name."""
-        given = {"tiles": self.tiles, "exponents": self.exponents, "raw": self.raw}
-        if self.residuals is not None:
-            given |= self.residuals._asdict()
-        return {name: x for name, x in given.items() if x is not None}
+        names = ("tiles", "exponents", "raw", "places", "values")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     @property
     def refused(self) -> str | None:
@@ -163,8 +123,8 @@ class PackedBlock:
         pointers = (self.tiles.data.ptr, self.exponents.data.ptr, y.data.ptr)
         blocks = self.tiles.shape[0] * self.tiles.shape[1]
         self._launch("unpack", blocks, (self.rows, self.k, *pointers))
-        if self.residuals is not None:
-            lists = [x.data.ptr for x in self.residuals]
+        if self.uncarried:
+            lists = self.places.data.ptr, self.values.data.ptr
             blocks = -(-self.uncarried // _THREADS)
             sizes = self.uncarried, self.k
             self._launch("put_residuals", blocks, (*sizes, *lists, y.data.ptr))
@@ -235,32 +195,6 @@ def check_promise(
             raise OptionError(f"{name} was packed as op({name.upper()}): leave out trans_{name}")
         found = True
     return found
-
-
-def _check_header(block: PackedBlock) -> None:
-    if block.side not in ("a", "b"):
-        raise OptionError(f'side is {block.side!r}: it must be "a" or "b"')
-    if block.scheme not in PARTS:
-        raise OptionError(f"scheme is {block.scheme!r}: it must be one of {', '.join(PARTS)}")
-    for name in ("rows", "k", "nonfinite", "uncarried"):
-        size = getattr(block, name)
-        if type(size) is not int or size < 0:
-            raise ShapeError(f"packed block: {name} is {size!r}, but must be an integer from 0 on")
-
-
-def _require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ArrayTypeError(f"packed block: {sentence}")
-
-
-def _check_part(name: str, x: Array, dtype: type, shape: tuple[int, ...]) -> None:
-    kind = f"{type(x).__module__}.{type(x).__qualname__}"
-    _require(is_cupy(x), f"{name} is a {kind}, not a CuPy array")
-    _require(x.dtype == dtype, f"{name} has dtype {x.dtype}, but must be {np.dtype(dtype)}")
-    if x.shape != shape:
-        raise ShapeError(f"packed block: {name} has shape {x.shape}, but must have {shape}")
-    contiguous = name == "raw" or bool(x.flags.c_contiguous)
-    _require(contiguous, f"{name} has strides {x.strides}, but must be contiguous")
 
 
 def register_with_dask() -> None:

@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import pwd
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -40,15 +39,9 @@ def directory() -> Path | None:
     if given := os.environ.get("MULTIMM_CACHE_DIR"):
         return Path(given).absolute()
     # A relative one is to be ignored: specifications.freedesktop.org/basedir-spec.
-    if os.path.isabs(base := os.environ.get("XDG_CACHE_HOME", "")):
-        return Path(base, "multimm")
-    home = os.environ.get("HOME", "")
-    if not os.path.isabs(home):
-        try:
-            home = pwd.getpwuid(os.geteuid()).pw_dir
-        except KeyError:
-            return None
-    return Path(home, ".cache", "multimm") if os.path.isabs(home) else None
+    if not os.path.isabs(base := os.environ.get("XDG_CACHE_HOME", "")):
+        base = os.path.expanduser("~/.cache") if os.environ.get("HOME", "~") else ""
+    return Path(base, "multimm") if os.path.isabs(base) else None
 
 
 @contextlib.contextmanager

@@ -31,15 +31,13 @@ class _Kept(NamedTuple):
     dtype: Any
     run: Run
     bounds: tuple[tuple[int, int], ...]  #: first byte of each operand and the one after its last
-    in_place: tuple[bool, ...]  #: whether each may be the result, if they begin at one address
 
     def may_overlap(self, pointers: Sequence[int]) -> bool:
         """Whether the result's memory may be an operand's; then someone has to look closer."""
         *read, written = pointers
         low, high = self.bounds[-1]
-        for pointer, (first, end), same in zip(read, self.bounds, self.in_place, strict=False):
-            apart = pointer + end <= written + low or pointer + first >= written + high
-            if not apart and not (same and pointer == written):
+        for pointer, (first, end) in zip(read, self.bounds, strict=False):
+            if pointer + end > written + low and pointer + first < written + high:
                 return True
         return False
 
@@ -100,7 +98,7 @@ def again(verb: str, operands: Sequence[Any], out: Any, *scalars: Hashable) -> A
     operands : sequence of anything
         Other than CuPy arrays on the current device, and None, there is nothing to find.
     out : cupy.ndarray or None
-        Written to, if it overlaps no operand or is one that may be the result.
+        Written to, if it overlaps no operand.
     *scalars : hashable
         Whatever else decisions depend on. With one that has no hash, such as an array of no
         dimensions, nothing is kept or found.
@@ -129,7 +127,7 @@ def again(verb: str, operands: Sequence[Any], out: Any, *scalars: Hashable) -> A
 
 def keep(
     verb: str, operands: Sequence[Array], out: Array, *scalars: Hashable,
-    result: Array, run: Run, in_place: bool = False,
+    result: Array, run: Run,
 ) -> None:  # fmt: skip
     """Keep what was decided for a call, with the arguments of `again`.
 
@@ -141,8 +139,6 @@ def keep(
         What was written: `out`, or an array like those that later calls return. Not empty.
     run : callable
         Takes the addresses of the operands and of the result, and launches.
-    in_place : bool, optional
-        Whether the result may be an operand of the same strides, element by element.
     """
     global _library
     if _library is None:
@@ -159,7 +155,6 @@ def keep(
         result.dtype,
         run,
         tuple((0, 0) if x is None else _bounds(x) for x in (*operands, result)),
-        tuple(in_place and x is not None and x.strides == result.strides for x in operands),
     )
 
 

@@ -1,8 +1,6 @@
-"""NVRTC, NVIDIA's run-time compiler, through whichever Python package brings it.
+"""NVRTC, NVIDIA's run-time compiler, 12 or 13, which needs no GPU.
 
-cuda.bindings comes with every GPU installation of multimm and needs no GPU; CuPy has a binding
-of its own, to which we fall back. Both serve NVRTC 12 and 13. Kernel text goes in, machine code
-and the compiler's words come out; no files, no CuPy kernels.
+Kernel text goes in, machine code and the compiler's words come out; no files, no CuPy kernels.
 """
 
 from __future__ import annotations
@@ -10,9 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from multimm.errors import KernelError
+from multimm.errors import KernelError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -23,29 +21,13 @@ class CompilationError(Exception):
     """The compiler refused a text; `str()` is its log."""
 
 
-class Nvrtc(Protocol):
-    """What both bindings offer here."""
-
-    def version(self) -> Version:
-        """Major and minor version of the library."""
-
-    def architectures(self) -> tuple[int, ...]:
-        """Compute capabilities that it compiles for, ascending."""
-
-    def compile(self, text: str, options: Sequence[str], *, ptx: bool) -> tuple[bytes, str]:
-        """Machine code, or PTX, and the log.
-
-        Raises
-        ------
-        CompilationError
-        """
-
-
-class CudaBindings:
+class Nvrtc:
     """NVRTC of the package cuda-bindings."""
 
     def __init__(self) -> None:
-        self._nvrtc = _cuda_bindings()
+        from cuda.bindings import nvrtc
+
+        self._nvrtc = nvrtc
 
     def version(self) -> Version:
         """Major and minor version of the library."""
@@ -57,7 +39,7 @@ class CudaBindings:
         return tuple(sorted(self._call("nvrtcGetSupportedArchs")))
 
     def compile(self, text: str, options: Sequence[str], *, ptx: bool) -> tuple[bytes, str]:
-        """Machine code, or PTX, and the log."""
+        """Machine code, or PTX, and the log; `CompilationError` for a text that it refuses."""
         program = self._call("nvrtcCreateProgram", text.encode(), b"kernel.cu", 0, [], [])
         try:
             encoded = [option.encode() for option in options]
@@ -81,69 +63,22 @@ class CudaBindings:
         return values[0] if len(values) == 1 else tuple(values)
 
 
-class CupyBinding:
-    """NVRTC as CuPy binds it."""
-
-    def __init__(self) -> None:
-        self._nvrtc = _cupy()
-
-    def version(self) -> Version:
-        """Major and minor version of the library."""
-        major, minor = self._nvrtc.getVersion()
-        return major, minor
-
-    def architectures(self) -> tuple[int, ...]:
-        """Compute capabilities that it compiles for, ascending."""
-        return tuple(sorted(self._nvrtc.getSupportedArchs()))
-
-    def compile(self, text: str, options: Sequence[str], *, ptx: bool) -> tuple[bytes, str]:
-        """Machine code, or PTX, and the log."""
-        program = self._nvrtc.createProgram(text, "kernel.cu", (), ())
-        try:
-            try:
-                self._nvrtc.compileProgram(program, tuple(options))
-            except self._nvrtc.NVRTCError as error:
-                log = self._nvrtc.getProgramLog(program)
-                raise CompilationError(log or str(error)) from None
-            fetch = self._nvrtc.getPTX if ptx else self._nvrtc.getCUBIN
-            # CuPy drops the last byte of either, as if both were C strings.
-            return bytes(fetch(program)) + b"\0", self._nvrtc.getProgramLog(program)
-        finally:
-            self._nvrtc.destroyProgram(program)
-
-
-def _cuda_bindings() -> Any:
-    from cuda.bindings import nvrtc
-
-    return nvrtc
-
-
-def _cupy() -> Any:
-    from cupy.cuda import nvrtc
-
-    return nvrtc
-
-
 @functools.cache
 def find() -> Nvrtc:
-    """The first binding whose library loads.
+    """The compiler, loaded.
 
     Raises
     ------
     KernelError
         If there is none; it says what to install.
     """
-    reasons = []
-    for binding in (CudaBindings, CupyBinding):
-        try:
-            found: Nvrtc = binding()
-            version = found.version()
-        except (ImportError, OSError, RuntimeError) as error:
-            reasons.append(f"{binding.__name__}: {' '.join(str(error).split())[:200]}")
-            continue
-        logger.debug("NVRTC %d.%d through %s", *version, binding.__name__)
-        return found
-    raise KernelError(
-        f"no CUDA run-time compiler was found ({'; '.join(reasons)}): install multimm[cuda13] or "
-        "multimm[cuda12], or the packages cuda-bindings and nvidia-cuda-nvrtc"
-    )
+    try:
+        found = Nvrtc()
+        logger.debug("NVRTC %d.%d", *found.version())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise KernelError(
+            f"no CUDA run-time compiler was found ({one_line(error)[:200]}): install "
+            "multimm[cuda13] or multimm[cuda12], or the packages cuda-bindings and "
+            "nvidia-cuda-nvrtc"
+        ) from None
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,12 @@ def not_captured(what: str, instead: str) -> None:
         )
 
 
-def copied(x: Array, order: Sequence[int] | None = None) -> Array:
-    """Return a copy of an operand for what is launched next.
+def copied(x: Array) -> Array:
+    """Return a copy of an operand in C order, for what is launched next.
 
     Parameters
     ----------
     x : cupy.ndarray
-    order : sequence of int, optional
-        Its axes as they shall lie in memory; by default those of C order.
 
     Raises
     ------
@@ -81,10 +79,8 @@ def copied(x: Array, order: Sequence[int] | None = None) -> Array:
     """
     import cupy
 
-    order = tuple(range(x.ndim) if order is None else order)
     logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
     with cupy.cuda.Device(x.device.id):
         not_captured(f"an operand of shape {x.shape} with strides {x.strides} is copied first",
                      "pass an array with contiguous rows")  # fmt: skip
-        back = sorted(range(x.ndim), key=lambda axis: order[axis])
-        return cupy.ascontiguousarray(x.transpose(order)).transpose(back)
+        return cupy.ascontiguousarray(x)

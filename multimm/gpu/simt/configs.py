@@ -1,6 +1,6 @@
 """The configurations of sgemm_ffma.cu, their names, and which of them a product runs with.
 
-Every constraint on a tile is stated here once, with its reason. Pure arithmetic: the sizes of a
+What a tile must keep to, its kernel asserts when it is compiled. Pure arithmetic: the sizes of a
 product and a device in, a configuration and the reason for it out.
 """
 
@@ -10,11 +10,11 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import MAX_PARTS, STRIP, ArchLimits, Device, Rules, check, defines, tiles_of
+from multimm.gpu.arch import MAX_PARTS, ArchLimits, Device, defines, tiles_of
 from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,6 @@ class TileConfig:
     order: int
     min_blocks: int
 
-    def __post_init__(self) -> None:
-        check(self, _positive(self))  # first: others divide by them
-        check(self, _divisible(self))
-        check(self, _copies(self))
-
     @property
     def lanes_m(self) -> int:
         """Lanes of a warp along m; the other side has 32 / `lanes_m`."""
@@ -106,59 +101,6 @@ class TileConfig:
             limits.threads // self.threads,
             limits.registers // (registers * self.threads),
         )
-
-
-def _positive(c: TileConfig) -> Rules:
-    return [
-        (value > 0, f"{name} must be positive")
-        for name, value in asdict(c).items()
-        if name != "order"
-    ]
-
-
-def _divisible(c: TileConfig) -> Rules:
-    return (
-        (c.order in (0, 1), "order must be 0 (along rows) or 1 (along pairs of columns)"),
-        (
-            c.thread_m % STRIP == 0 and c.thread_n % STRIP == 0,
-            f"thread_m and thread_n must be multiples of {STRIP}: shared reads fetch 16 bytes",
-        ),
-        (
-            c.block_m % (c.thread_m * c.lanes_m) == 0,
-            f"block_m must be a multiple of thread_m * {c.lanes_m}: whole warps along m",
-        ),
-        (
-            c.block_n % (c.thread_n * c.lanes_n) == 0,
-            f"block_n must be a multiple of thread_n * {c.lanes_n}: whole warps along n",
-        ),
-        (
-            c.block_k % K_RUN == 0,
-            f"block_k must be a multiple of {K_RUN}: a tile read along k is made of sectors",
-        ),
-        (c.threads <= 1024, f"{c.threads} threads: a thread block has at most 1024"),
-        (c.stages >= 2, "stages must be at least 2: one is read while another is written"),
-    )
-
-
-def _copies(c: TileConfig) -> Rules:
-    spans = (c.block_m, c.block_n)
-    return (
-        (
-            all(span * K_RUN % c.threads == 0 for span in spans),
-            f"{c.threads} threads must divide {K_RUN} * block_m and {K_RUN} * block_n: copying "
-            "along k, every thread takes part in every copy",
-        ),
-        (
-            all(c.threads * floats % span == 0 for span in spans for floats in (1, STRIP)),
-            f"{c.threads} threads must be a multiple of block_m and of block_n: copying along "
-            "the other side, a copy covers whole rows",
-        ),
-        (
-            all(c.block_k * span % (c.threads * STRIP) == 0 for span in spans),
-            f"{STRIP} * {c.threads} threads must divide block_k * block_m and block_k * block_n: "
-            "every thread copies as much as any other",
-        ),
-    )
 
 
 class Entry(NamedTuple):
@@ -235,18 +177,6 @@ MOST_FULL = 4
 #: Adding slices: clocks of another launch and of each slice, and bytes read or written per clock.
 #: Fitted.
 SUM_START, SUM_SLICE, SUM_BYTES = 2_600, 60, 3_600
-
-
-def config_named(name: str) -> TileConfig:
-    """Return the configuration of a name.
-
-    Raises
-    ------
-    KernelError
-        If the name is unknown; the message lists the known ones.
-    """
-    config: TileConfig = entry_named(REGISTRY, name).config
-    return config
 
 
 def entry_named(entries: Sequence[Any], name: str) -> Any:

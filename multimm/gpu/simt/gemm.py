@@ -17,9 +17,10 @@ from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt import thin
 from multimm.gpu.simt.configs import (
     INSTEAD,
+    REGISTRY,
     TileConfig,
     choose,
-    config_named,
+    entry_named,
     slice_length,
     slices_of_k,
 )
@@ -85,7 +86,7 @@ def _tile(
 ) -> TileConfig:  # fmt: skip
     """What was asked for, what was fastest on this GPU, or what should be."""
     if isinstance(config, str):
-        return config_named(config)
+        config = entry_named(REGISTRY, config).config
     if config is None and tuned:
         config = autotune.lookup(ident, sizes, *sides)
     if config is None:

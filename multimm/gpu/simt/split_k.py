@@ -117,9 +117,7 @@ def summed(
     places = [i for i, x in given.items() if x is not None]
     sums = [_Sums((shape.m, shape.n), (4 * shape.n, 4))] * slices
     beta = 0.0 if c is None else problem.beta
-    adding = reduce.prepared_sum(
-        [*sums, *(given[i] for i in places)], (0, 1), problem.alpha, beta, guard
-    )
+    adding = reduce.prepared_sum([*sums, *(given[i] for i in places)], problem.alpha, beta, guard)
     offsets = [4 * size[1] * i for i in range(slices)]
     places += [first + 3] * bool(guard)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from multimm.gpu.arch import MAX_PARTS, STATIC_SHARED_BYTES, Device, check, defines
+from multimm.gpu.arch import MAX_PARTS, Device, defines
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import kernel_for, prepare
 from multimm.gpu.runtime.launch_cache import Run
@@ -54,18 +54,6 @@ class DotConfig:
     unroll: int
     min_blocks: int
 
-    def __post_init__(self) -> None:
-        check(self, (
-            (self.cols in (1, 2, 4, 8, 16), "columns are a power of two, up to 16"),
-            (min(self.unroll, self.min_blocks) >= 1, "there is at least one of each"),
-            (_is_power_of_two(self.rows), "a warp's sums are halved until one is left"),
-            (1 <= self.warps <= 32, "a block has 1 to 32 warps"),
-            (1 <= self.warps_k <= self.warps and self.warps % self.warps_k == 0,
-             "a row has all of its warps in one block"),
-            (self.static_shared_bytes <= STATIC_SHARED_BYTES,
-             f"two chunks of k take more than {STATIC_SHARED_BYTES} bytes"),
-        ))  # fmt: skip
-
     @property
     def span(self) -> int:
         """Rows of the wide operand that a block takes."""
@@ -90,12 +78,6 @@ class DotConfig:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return 0
-
-    @property
-    def static_shared_bytes(self) -> int:
-        """What the kernel declares by itself: two chunks of the narrow operand, and sums."""
-        narrow = self.cols * self.chunk + 32
-        return 4 * (2 * narrow + self.warps * self.rows * self.cols)
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
@@ -128,18 +110,6 @@ class AxpyConfig:
     cells: int
     unroll: int
     min_blocks: int
-
-    def __post_init__(self) -> None:
-        check(self, (
-            (self.cols in (1, 2, 4, 8, 16), "columns are a power of two, up to 16"),
-            (self.cells in (1, 2, 4), "one instruction loads 1, 2 or 4 words"),
-            (min(self.unroll, self.min_blocks) >= 1, "there is at least one of each"),
-            (1 <= self.warps <= 32, "a block has 1 to 32 warps"),
-            (self.width >= self.cells and self.width % self.cells == 0
-             and self.threads % self.width == 0, "all threads read as much as any other"),
-            (self.shared_bytes <= STATIC_SHARED_BYTES,
-             f"sums or two chunks of k take more than {STATIC_SHARED_BYTES} bytes"),
-        ))  # fmt: skip
 
     @property
     def span(self) -> int:
@@ -194,12 +164,6 @@ class OuterConfig:
     #: Columns that a block computes at least: 128, of which the beginning of a row takes up to 7.
     BLOCK_COLS = 121
 
-    def __post_init__(self) -> None:
-        check(self, (
-            (1 <= self.thin <= THIN, f"k is 1 to {THIN}: a thread keeps 4 values of each"),
-            (self.block_rows >= 8 and self.block_rows % 8 == 0, "8 warps have as many rows each"),
-        ))  # fmt: skip
-
     @property
     def threads(self) -> int:
         """Threads of a block."""
@@ -213,10 +177,6 @@ class OuterConfig:
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
         return defines(self)
-
-
-def _is_power_of_two(x: int) -> bool:
-    return x >= 1 and x & (x - 1) == 0
 
 
 #: The most columns (or rows) of D that are few: where the large operand lies along k, and else.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from multimm.gpu.arch import STRIP, Device
 from multimm.gpu.runtime import file_cache, launch_cache
-from multimm.gpu.simt.configs import REGISTRY, TileConfig, config_named
+from multimm.gpu.simt.configs import REGISTRY, TileConfig, entry_named
 from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
@@ -259,4 +259,7 @@ def lookup(device: int, sizes: GemmSizes, trans_a: bool, trans_b: bool) -> TileC
     """
     case = Case(sizes.m, sizes.n, sizes.k, trans_a, trans_b)
     name = winners_on(device).get(case)
-    return None if name is None or sizes != case.sizes else config_named(name)
+    if name is None or sizes != case.sizes:
+        return None
+    config: TileConfig = entry_named(REGISTRY, name).config
+    return config

@@ -28,7 +28,7 @@ from multimm.gpu.emulated.configs import (
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.runtime.launch import file_for
-from multimm.gpu.simt.configs import INSTEAD, config_named
+from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
 
 #: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
@@ -68,7 +68,7 @@ def wanted(capability: int) -> Iterator[Wanted]:
 def _plain(turns: Sequence[dict[str, int]]) -> Iterator[Wanted]:
     """Products in plain FP32."""
     for name, loads in product((*LARGE, *TALL), turns):
-        defines = (*config_named(name).defines().items(), *loads.items())
+        defines = (*entry_named(REGISTRY, name).config.defines().items(), *loads.items())
         if name in LARGE:
             yield Wanted("sgemm_ffma.cu", defines)
         if loads["TRANS_A"] != loads["TRANS_B"]:  # of a' a and a a'
@@ -81,11 +81,11 @@ def _packed(
     """Packing, products on tensor cores, and what stands in for them."""
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
     for config, lower in product((entry.config for entry in entries), ((), LOWER)):
-        yield Wanted(config.file, (*config.defines().items(), *lower), config.specific)
+        yield Wanted(f"{config.entry}.cu", (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
     paths = dict.fromkeys(tuple(alike(loads).items()) for loads in (*turns, *narrow))
     for name, path in product(INSTEAD, paths):
-        defines = (*config_named(name).defines().items(), *path, *IF_REFUSED)
+        defines = (*entry_named(REGISTRY, name).config.defines().items(), *path, *IF_REFUSED)
         yield Wanted("sgemm_ffma.cu", defines)
     for parts in (PARTS[precision] for precision in paying):
         yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
