@@ -13,8 +13,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.elementwise.reduce import AddConfig, add_partials, config_for
-from multimm.gpu.runtime import launch
+from multimm.gpu.elementwise.reduce import AddConfig, add_partials
 from multimm.planning.tiling.grid import merges
 
 
@@ -85,33 +84,6 @@ def test_the_tree_is_that_of_the_plan(count):
     assert len(Kernel.launches) == (1 if count <= 64 else -(-count // 64) + (count % 64 != 1))
 
 
-def test_a_stacked_array_is_its_parts():
-    stacked = normal(1, 7, 6, 9)
-    result = add_partials(gpu(stacked))
-    assert same_bits(np.asarray(result), library_gemm.add_partials(list(stacked)))
-
-
-def test_contiguous_blocks_are_one_row():
-    add_partials([gpu(normal(i, 4, 6, 7)) for i in range(3)])
-    ((kernel, grid, _, args),) = Kernel.launches
-    assert args[0] == 4 * 6 * 7
-    assert grid == (1, 1, 1)
-    assert kernel.defines["VECTOR"] == 4
-    assert [type(value) for value in args[:4]] == [int, np.float32, np.float32, int]
-
-
-def test_rows_keep_their_leading_dimensions():
-    parts = [gpu(normal(i, 6, 10), extra=2 + 4 * i) for i in range(3)]
-    add_partials(parts, beta=1, c=gpu(normal(9, 6, 10), extra=6))
-    ((kernel, grid, _, args),) = Kernel.launches
-    table = np.frombuffer(args[4].tobytes(), np.uint64).reshape(-1, 3)[: args[3]]
-    assert table[:, 0].tolist() == [part.data.ptr for part in parts]
-    assert table[:, 1].tolist() == [12, 16, 20]
-    assert (grid[0], args[0], kernel.defines["VECTOR"]) == (6, 10, 2)  # the result's rows decide
-    add_partials(parts, out=gpu(np.zeros((6, 10), "f4"), extra=2))
-    assert Kernel.launches[-1][0].defines["VECTOR"] == 4
-
-
 def test_what_is_multiplied_by_zero_is_never_handed_over():
     nan = gpu(np.full((3, 5), np.nan, "f4"))
     ones = gpu(np.ones((3, 5), "f4"))
@@ -164,14 +136,6 @@ def test_large_results_take_several_launches(monkeypatch):
     out = gpu(np.zeros((5, 8, 9), "f4"), extra=3)[:, :7]
     assert same_bits(np.asarray(add_partials(stacks, out=out)), expected)
     assert len(Kernel.launches) == 3 * 3  # pairs of matrices, triples of rows
-
-
-def test_few_kernels_add_any_number_of_parts():
-    for count in (1, 2, 3, 5, 8, 9, 64):
-        add_partials([gpu(normal(i, 4, 4)) for i in range(count)])
-    kernels = [kernel for kernel, *_ in Kernel.launches]
-    assert [kernel.defines["CAPACITY"] for kernel in kernels] == [2, 2, 4, 8, 8, 64, 64]
-    assert launch.kernel_for.cache_info().currsize == 4
 
 
 def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
@@ -272,13 +236,3 @@ def test_rules_name_the_values(values, sentence):
     with pytest.raises(KernelError, match=sentence) as caught:
         AddConfig(*values)
     assert f"capacity={values[1]}" in str(caught.value)
-
-
-def test_configurations_by_hand():
-    assert config_for(4, 2, 16).defines() == {
-        "ELEMENT_BYTES": 4, "CAPACITY": 2, "VECTOR": 4, "UNROLL": 1, "THREADS": 256,
-    }  # fmt: skip
-    assert config_for(8, 64, 16).span == 2 * 256
-    assert config_for(8, 3, 8).vector == 1
-    assert config_for(4, 3, 8).span == 2 * 256
-    assert config_for(4, 3, 4).span == 8 * 256

@@ -138,15 +138,6 @@ def test_planned_chunks_are_regular(m, n, tall, wide, workers, device, laid):
     assert tuple(map(sum, plan.chunks)) == (m, m)
 
 
-def test_squares_in_usual_chunks_are_cut_at_these_and_nothing_is_handed_out_again():
-    square = MatrixSpec((5000, 5000), chunks=((1024,) * 4 + (904,),) * 2)
-    for workers in (1, 2, 3, 4):
-        plan = multimm.plan(square, square, cluster=ClusterSpec.homogeneous(CPU, workers))
-        assert is_regular(plan.chunks)
-        assert plan.chunks == plan.layout.own_chunks
-        assert not plan.bytes_joined
-
-
 def test_slices_of_blocks_stay_with_their_workers(client):
     """What serves many chunks is multiplied once, and no chunk travels."""
     if client is None:

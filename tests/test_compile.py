@@ -291,17 +291,6 @@ def test_a_failed_write_leaves_nothing(directory, monkeypatch):
     assert [path.read_bytes() for path in directory.iterdir()] == [b"old"]
 
 
-def test_where_files_lie(monkeypatch, tmp_path):
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", "/some/where")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert str(file_cache.directory()) == "/some/where"
-    monkeypatch.delenv("MULTIMM_CACHE_DIR")
-    assert str(file_cache.directory()) == "/caches/multimm"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert file_cache.directory() == tmp_path / ".cache" / "multimm"
-
-
 class CupyNvrtc(ModuleType):
     """CuPy's binding, as far as it is used."""
 
@@ -438,23 +427,11 @@ def test_threads_wait_for_one_compilation(cupy, fake):
     assert fake.calls == 1
 
 
-def test_loads_without_files_that_stay(cupy, directory):
-    directory.write_text("a file where the directory would be")
-    assert launch.kernel_for(0, *TRANSPOSE).raw.entry == "transpose"
-
-
 def test_shared_memory_beyond_the_default_is_asked_for(cupy):
     sizes = 48 << 10, 99_000
     few, many = (launch.kernel_for(0, *TRANSPOSE, shared_bytes=n).raw for n in sizes)
     assert few.max_dynamic_shared_size_bytes is None
     assert many.max_dynamic_shared_size_bytes == 99_000
-
-
-def test_chip_specific_kernels_and_line_information(cupy, monkeypatch):
-    monkeypatch.setenv("MULTIMM_LINE_INFO", "1")
-    launch.kernel_for(0, *TRANSPOSE, specific=True)
-    assert b"sm_90a" in cupy.loads[0]
-    assert b"--generate-line-info" in cupy.loads[0]
 
 
 def test_what_the_driver_refuses_is_a_kernel_error(cupy):

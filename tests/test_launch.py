@@ -263,58 +263,11 @@ def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
     assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
 
 
-def test_arguments_have_the_kernel_types(launches):
-    ieee(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2)
-    ((*_, args),) = launches
-    assert [type(value) for value in args] == list(runtime_launch.GEMM_SIGNATURE)
-    assert args[:6] == (2, 5, 3, 0, 2.0, 0.0)
-    assert args[12] == 0  # no C: null
-
-
-def test_stacks_take_one_launch_where_strides_allow(launches):
-    ieee(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
-    assert [grid[2] for _, grid, _, _ in launches] == [12]
-    launches.clear()
-    ieee(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
-    assert [grid[2] for _, grid, _, _ in launches] == [7] * 5
-
-
 def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
     monkeypatch.setattr(runtime_launch, "MAX_GRID_Z", 4)
     a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
     np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
     assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
-
-
-def test_kernels_are_made_once_per_configuration(launches):
-    for _ in range(2):
-        ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
-    ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
-    first, second, third = (kernel for kernel, *_ in launches)
-    assert first is second
-    assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 64)
-
-
-def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
-    whole = np.zeros(4096, np.float32).view(GPUArray)
-    first = -whole.data.ptr // 4 % 4
-
-    def matrix(rows, cols, ld, offset=0):
-        flat = whole[first + offset : first + offset + rows * ld]
-        return flat.reshape(rows, ld)[:, :cols]
-
-    for a, b, wide in (
-        (matrix(7, 8, 8), matrix(7, 12, 16), (1, 1)),
-        (matrix(7, 8, 8, offset=1), matrix(7, 12, 12), (0, 1)),  # base
-        (matrix(7, 8, 8), matrix(7, 12, 13), (1, 0)),  # rows
-        (matrix(7, 8, 8), matrix(7, 11, 12), (1, 0)),  # edge
-    ):
-        launches.clear()
-        ieee(a, b, trans_a=True)
-        ((kernel, *_),) = launches
-        assert (kernel.defines["WIDE_A"], kernel.defines["WIDE_B"]) == wide
-    ieee(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
-    assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
 
 
 def adding(operands, order, alpha, beta, guard):

@@ -68,12 +68,6 @@ def test_nothing_is_computed_while_graphs_are_built():
         multimm.matmul(x, y[1:])
 
 
-@pytest.mark.usefixtures("no_compute")
-def test_the_guard_guards(x):
-    with pytest.raises(Exception, match="computed"):
-        x.compute()
-
-
 def test_the_same_call_gives_the_same_keys(x, y):
     assert product(x, y).name == product(x, y).name
     assert sorted(map(str, product(x, y).__dask_graph__())) == sorted(
@@ -160,13 +154,6 @@ def test_delayed(x, y, scheduler):
     check(product(from_delayed, y).compute(), NUMPY @ NUMPY.T)
 
 
-def test_optimized_again(x, y, scheduler):
-    c = product(x, y) + 1
-    (once,) = dask.optimize(c)
-    (twice,) = dask.optimize(once)
-    check(twice.compute(), NUMPY @ NUMPY.T + 1)
-
-
 def test_store(x, y, scheduler):
     target = np.zeros((30, 30), np.float32)
     da.store(product(x, y), target)
@@ -179,12 +166,6 @@ def test_to_zarr(x, y, scheduler, tmp_path):
     product(x, y).to_zarr(path)
     check(da.from_zarr(path).compute(), NUMPY @ NUMPY.T)
     check(product(da.from_zarr(path), y).compute(), NUMPY @ NUMPY.T @ NUMPY.T)
-
-
-def test_to_npy_stack(x, y, scheduler, tmp_path):
-    c = product(x, y, blocks=(10, 30))
-    da.to_npy_stack(str(tmp_path), c)
-    check(da.from_npy_stack(str(tmp_path)).compute(), NUMPY @ NUMPY.T)
 
 
 def test_transposes_and_slices_of_operands(x, y, scheduler):

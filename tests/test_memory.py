@@ -232,16 +232,6 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     np.testing.assert_array_equal(c.compute(), np.full((400, 400), 6400.0))
 
 
-def test_a_product_larger_than_all_workers_says_so_beforehand():
-    cluster = cpus(2, 2_000_000)
-    fixed = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cluster)
-    assert "more than all workers hold" in str(fixed)
-    read = Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900)), rereadable=(True, True))
-    assert "operand blocks read k-tile by k-tile" in str(plan_matmul(read, cluster))
-    roomy = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cpus(2, 10**9))
-    assert "more than all workers hold" not in str(roomy)
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("memory", [3, 6])
 def test_blocks_that_leave_a_gpu_have_room_beside_those_that_its_threads_make(threads, memory):

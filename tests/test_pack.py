@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import pickle
 import re
@@ -22,7 +21,7 @@ from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import ARCHITECTURES, RESERVED_BYTES, Device, limits_for
+from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
 from multimm.gpu.emulated import configs, packed, serialization
 from multimm.gpu.emulated import pack as emulated_pack
 from multimm.gpu.emulated.configs import (
@@ -225,16 +224,6 @@ def test_both_operands_in_one_launch():
             assert (np.sort(at) == places(expected.residuals)).all()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_each_part_of_the_head_has_room_of_its_own(count):
-    """Counts of two operands also where there is one: its counts may stand for both."""
-    sources = [source_of(gpu(np.ones((70, 90), "f4")), "a", False)[1]] * count
-    packing = prepared(sources, "float32", 0)
-    parts = [*itertools.chain(*packing.maxima), *packing.lists, packing.head_bytes]
-    assert parts[0] >= 2 * 2 * 8
-    assert parts == sorted(set(parts))
-
-
 @pytest.mark.parametrize("where", [0, 1])
 def test_what_is_not_finite_is_counted_by_operand(where):
     matrices = [np.ones((70, 90), "f4"), np.ones((60, 90), "f4")]
@@ -319,15 +308,6 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.at_once == (blocks <= multiprocessors)
     # The device is full, or no block has less to do.
     assert cut.run in (1, held) or cut.tasks > multiprocessors * configs.BLOCKS // 2
-
-
-@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
-def test_blocks_share_a_multiprocessor(limits):
-    each = pack_shared_bytes(held_on(limits)) + RESERVED_BYTES
-    assert each * configs.BLOCKS <= limits.shared_bytes
-    more = pack_shared_bytes(held_on(limits) + 1) + RESERVED_BYTES
-    assert more * configs.BLOCKS > limits.shared_bytes or held_on(limits) == 6
-    assert limits.threads >= 256 * configs.BLOCKS
 
 
 def map_of_the_kernel() -> dict[str, object]:
@@ -434,15 +414,6 @@ def test_pairs_that_do_not_fit_are_refused():
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             check_pair(*pair)
-
-
-@pytest.mark.parametrize("option", ["blocks", "slabs", "p_k"])
-def test_options_are_looked_at_with_packed_operands_too(option):
-    x = gpu(np.ones((4, 6), "f4"))
-    a, b = pack(x, side="a"), pack(x, side="b", trans=True)
-    for product in (multimm.matmul, functools.partial(multimm.gemm, 1)):
-        with pytest.raises(OptionError, match=f"{option}=-1"):
-            product(a, b, **{option: -1})
 
 
 def block_of(kind: str, side: str = "a", scheme: str = "float32") -> PackedBlock:

@@ -279,7 +279,7 @@ def test_the_panels_of_a_row_panel_hold_what_its_items_need(schedule):
 
 
 # Where one operand is multiplied where it lies: products and partial products are in
-# `test_gathered` --
+# `test_partial_products` --
 
 
 @st.composite

@@ -19,7 +19,7 @@ from multimm.gpu.elementwise import reduce
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt import gemm, split_k, thin
+from multimm.gpu.simt import split_k, thin
 from multimm.gpu.simt.configs import Device
 from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig, way_for
 from multimm.gpu.strides import GemmSizes
@@ -101,25 +101,6 @@ def kernels(launches) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "trans_a", "trans_b", "kernel", "turned"),
-    [
-        (4096, 1, 4096, False, False, "sgemm_dot", False),
-        (1, 4096, 4096, False, False, "sgemm_axpy", True),
-        (4096, 1, 4096, True, False, "sgemm_axpy", False),
-        (1, 4096, 4096, False, True, "sgemm_dot", True),
-        (8192, 8, 8192, False, True, "sgemm_dot", False),
-        (8, 8192, 8192, True, False, "sgemm_axpy", True),
-        (8192, 16, 8192, False, False, "sgemm_dot", False),
-        (4096, 4096, 1, False, False, "sgemm_outer", False),
-        (4096, 4096, 7, True, True, "sgemm_outer", False),
-    ],
-)
-def test_way_by_hand(m, n, k, trans_a, trans_b, kernel, turned):
-    way = way_for(GemmSizes(m, n, k, 1, not trans_a, trans_b), H200)
-    assert (way.kernel, way.turned, way.slices) == (kernel, turned, 1)
-
-
-@pytest.mark.parametrize(
     ("m", "n", "k", "batch", "along_k"),
     [
         (17, 8192, 8192, 1, True),  # many rows
@@ -160,20 +141,6 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
     assert way.slices == 1 or (k <= way.slices * way.length and way.length % 512 == 0)
     assert way.slices < 64
     assert batch == 1 or way.slices == 1
-
-
-def test_few_rows_share_warps_and_cut_k():
-    assert way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config.warps_k == 1
-    assert way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config.warps_k == 4
-    assert way_for(GemmSizes(100, 1, 1_000_000, 1, True), H200).slices == 10
-    assert way_for(GemmSizes(1, 1000, 100_000, 1), H200).slices == 4
-    assert way_for(GemmSizes(1, 1024, 1024, 1), H200).slices == 1  # nothing to gain
-
-
-def test_rows_of_a_short_k_are_taken_together():
-    rows = [way_for(GemmSizes(10**6, 1, k, 1, True), H200).config.rows for k in (32, 64, 128, 512)]
-    assert rows == [8, 8, 4, 1]
-    assert way_for(GemmSizes(10**6, 1, 64, 1, True), H200).config.span == 64
 
 
 @pytest.mark.parametrize(
@@ -291,30 +258,6 @@ def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch)
     assert len(launches) == 2 * count
 
 
-def test_a_named_configuration_is_not_skinny(launches, monkeypatch):
-    monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: launches.append((self,)))
-    monkeypatch.setattr(gemm, "slices_of_k", lambda *_: 1)
-    ieee(integers(1, 1, 900), integers(2, 900, 80), config="small")
-    assert kernels(launches) == ["sgemm_ffma"]
-
-
-def test_wide_loads_where_every_row_allows_them(launches):
-    def matrix(rows, cols, ld, offset=0):
-        whole = gpu(np.zeros((1, rows * ld + offset), "f4"))[0, offset:]
-        return whole[: rows * ld].reshape(rows, ld)[:, :cols]
-
-    x = integers(1, 1, 100)
-    for b, wide in (
-        (matrix(100, 800, 800), 1),
-        (matrix(100, 800, 801), 0),
-        (matrix(100, 800, 800, offset=1), 0),
-        (matrix(100, 799, 800), 0),
-    ):
-        launches.clear()
-        ieee(x, b)
-        assert launches[0][0].defines["WIDE"] == wide
-
-
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.
 SHIPPED = [
     ("sgemm_dot", way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config, (0, 0, 0)),
@@ -342,9 +285,3 @@ def test_kernels_compile_without_spills(kernel, config, flags):
     assert usage.registers * config.threads * blocks <= 65_536
     if isinstance(config, DotConfig):
         assert usage.shared <= config.static_shared_bytes
-
-
-def test_what_is_short_is_padded_to_a_power_of_two():
-    for few, cols in ((1, 1), (3, 4), (5, 8), (8, 8), (9, 16)):
-        assert way_for(GemmSizes(8192, few, 8192, 1, True), H200).config.cols == cols
-    assert thin.NARROW_AXPY < 9 <= thin.NARROW_DOT

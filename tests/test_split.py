@@ -225,12 +225,6 @@ def test_other_gpus_run_another_kernel(launches, another_gpu):
         gemm(*operands, config="tf32_wide")
 
 
-def test_hopper_runs_the_other_kernel_if_asked(launches):
-    a, b, *_, exact = case(70, 130, 100)
-    np.testing.assert_array_equal(gemm(*both(a, b), config="mma_wide"), exact)
-    assert launches[-1][0].name == "sgemm_split_mma"
-
-
 def test_older_gpus_are_refused():
     with pytest.raises(KernelError, match=r"8\.0 or newer, this one has 7\.5: use precision"):
         choose_split(5, 5, 100, 3, Device(limits_for(75), 40))

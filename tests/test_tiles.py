@@ -157,19 +157,6 @@ def test_banded_grid_visits_every_tile_once(config, m, n, band):
     assert sorted(seen) == list(itertools.product(range(rows), range(cols)))
 
 
-def test_budgets_by_hand():
-    config = TileConfig(128, 256, 32, 16, 8, 3, 2, 0, 1)
-    assert config.threads == 8 * 32
-    assert (config.lanes_m, config.lanes_n) == (4, 8)
-    assert config.shared_bytes == 3 * 2 * 32 * (132 + 260) * 4
-    assert config.registers_per_thread == 255  # 65536 / 256 threads is one too many
-    turned = TileConfig(32, 64, 16, 4, 8, 2, 1, 0, 5)
-    assert (turned.lanes_m, turned.lanes_n) == (8, 4)
-    assert turned.threads == 8 * 8
-    assert turned.shared_bytes == 2 * 16 * (36 + 68) * 4
-    assert turned.registers_per_thread == 200  # 65536 / (5 * 64) = 204.8, handed out by eights
-
-
 def test_residency_is_the_scarcest_resource():
     config = TileConfig(128, 128, 8, 8, 8, 2, 1, 0, 2)  # 256 threads, 128 registers, 16896 + 1024
     plenty = {"shared_bytes": 10**9, "threads": 10**6, "registers": 10**9, "blocks": 10**3}
@@ -193,13 +180,6 @@ def test_every_chip_has_configurations_for_large_and_small_products(limits):
     legal = [config for config in CONFIGS if config.blocks_per_multiprocessor(limits)]
     assert max(config.block_m * config.block_n for config in legal) >= 128 * 128
     assert min(config.block_m * config.block_n for config in legal) <= 32 * 64
-
-
-def test_defines_name_every_field():
-    assert TileConfig(128, 32, 16, 8, 4, 3, 2, 1, 5).defines() == {
-        "BLOCK_M": 128, "BLOCK_N": 32, "BLOCK_K": 16, "THREAD_M": 8, "THREAD_N": 4, "STAGES": 3,
-        "GROUP": 2, "ORDER": 1, "MIN_BLOCKS": 5, "LANES_M": 4,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
-from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import transpose as launcher
 from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
 from multimm.gpu.runtime import launch
@@ -55,37 +54,6 @@ def test_every_element_arrives(dtype, batch, rows, cols, layout, into):
     assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
     assert result is out if into else result.flags.c_contiguous
     assert x.tobytes() == values.tobytes()
-
-
-def test_agrees_with_the_reference():
-    values = bytes_of("f4", 3, 20, 30)
-    np.testing.assert_array_equal(
-        np.asarray(transpose(gpu(values))), np.asarray(library_gemm.transpose(values))
-    )
-
-
-@pytest.mark.parametrize(
-    ("extra", "offset", "entry", "vector", "tiles"),
-    [(4, 0, "transpose", 4, 6 * 5), (3, 0, "transpose_skewed", 4, 6 * 5),
-     (4, 1, "transpose_skewed", 4, 6 * 5), (8, 4, "transpose", 4, 6 * 5)],
-)  # fmt: skip
-def test_addresses_decide_on_the_kernel(extra, offset, entry, vector, tiles):
-    x = gpu(bytes_of("f4", 324, 300), extra=extra, offset=offset)
-    transpose(x, out=gpu(np.zeros((300, 324), "f4"), extra=8))
-    ((kernel, grid, block, args),) = Kernel.launches
-    assert kernel.name == entry
-    assert kernel.defines["VECTOR"] == vector
-    assert grid == (tiles, 1, 1)
-    assert block == (kernel.defines["THREADS"], 1, 1)
-    assert args[:5] == (324, 300, x.data.ptr, 300 + extra, 0)
-    assert [type(value) for value in args] == list(launch.TRANSPOSE_SIGNATURE)
-
-
-def test_where_rows_of_the_result_begin_counts_too():
-    x = gpu(bytes_of("f4", 301, 400))  # its transpose has rows of 301 elements
-    transpose(x)
-    transpose(x, out=gpu(np.zeros((400, 301), "f4"), extra=3))
-    assert [kernel.name for kernel, *_ in Kernel.launches] == ["transpose_skewed", "transpose"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -181,23 +149,6 @@ def test_neighbouring_columns_do_not_overlap():
     np.testing.assert_array_equal(np.asarray(big[:, :8]), left)
 
 
-def test_the_smaller_tile_where_the_larger_reaches_beyond():
-    assert config_for(4, 16, 5000, 5000).tile == 64
-    assert config_for(4, 16, 100, 100).tile == 64  # both cover 128 x 128
-    assert config_for(4, 16, 32, 5000).tile == 32
-    assert config_for(2, 16, 64, 64).tile == 64
-    assert config_for(2, 16, 129, 4000).tile == 64
-    assert config_for(2, 16, 1025, 4000).tile == 128
-    assert config_for(1, 16, 129, 4000).tile == 128
-
-
-def test_only_large_matrices_are_skewed():
-    assert config_for(4, 4, 256, 256).skew == 8
-    assert config_for(4, 4, 255, 10**6) == TransposeConfig(4, 1, 1, 64, 512)
-    assert config_for(4, 4, 33, 31) == TransposeConfig(4, 1, 1, 32, 256)
-    assert config_for(16, 16, 5000, 5000).skew == config_for(16, 8, 5000, 5000).skew == 0
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -219,20 +170,6 @@ def test_rules_name_the_values(values, sentence):
     with pytest.raises(KernelError, match=sentence) as caught:
         TransposeConfig(**values)
     assert f"word_bytes={values['word_bytes']}" in str(caught.value)
-
-
-def test_budgets_by_hand():
-    config = TransposeConfig(4, vector=4, slots=16)
-    assert (config.tile, config.slot_bytes) == (64, 16)
-    assert config.shared_bytes == (64 * 16 + 16) * 16
-    assert TransposeConfig(8, 2).shared_bytes == 32 * 33 * 16
-    assert TransposeConfig(1).shared_bytes == 32 * 36
-    assert config.tiles(129, 64) == 3
-    skewed = TransposeConfig(4, slots=64, threads=512, skew=8)
-    assert skewed.tiles(56, 64) == 2  # 56 rows and up to 7 to their left, in steps of 56
-    assert skewed.tiles(49, 65) == 2
-    assert config.defines().keys() == {"WORD_BYTES", "WORDS", "VECTOR", "SLOTS", "THREADS"}
-    assert skewed.defines()["SKEW"] == 8
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)
@@ -266,10 +203,3 @@ def test_every_configuration_has_a_place_for_each_slot():
                   for row in range(config.tile) for slot in range(config.slots)}  # fmt: skip
         assert len(places) == config.tile * config.slots
         assert max(places) < config.shared_bytes // config.slot_bytes // config.words
-
-
-def test_gpu_arrays_of_the_stand_in_are_where_they_say():
-    x = gpu(bytes_of("f4", 3, 5), extra=2, offset=3)
-    assert isinstance(x, GPUArray)
-    assert x.data.ptr % 64 == 12
-    assert x.strides == (28, 4)

@@ -16,7 +16,7 @@ from multimm.cli import main
 from multimm.cli import tune as command
 from multimm.errors import OptionError
 from multimm.gpu.arch import limits_for
-from multimm.gpu.runtime import file_cache, launch, launch_cache
+from multimm.gpu.runtime import launch, launch_cache
 from multimm.gpu.simt.configs import REGISTRY, Device, config_named
 from multimm.gpu.tuning import autotune
 from multimm.gpu.tuning import bench as tuning_bench
@@ -131,13 +131,6 @@ def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):
     assert read(MODEL) == dict.fromkeys(cases, SECOND)
 
 
-def test_a_directory_that_cannot_be_locked_is_no_error(directory, caplog):
-    directory.joinpath("tuned").write_text("no directory")
-    file_cache._unwritable.cache_clear()
-    assert autotune.save(MODEL, [outcome(CASE, SECOND)]) is None
-    assert "nothing is kept in" in caplog.text
-
-
 def test_a_file_for_other_kernels_is_ignored_and_said(monkeypatch, caplog):
     autotune.save(MODEL, [outcome(CASE, SECOND)])
     monkeypatch.setattr(autotune, "kernels_hash", lambda: "another")
@@ -186,11 +179,6 @@ def test_a_damaged_file_is_ignored_and_said(caplog, damage):
     (record,) = caplog.records
     assert str(path) in record.getMessage()
     assert "is ignored" in record.getMessage()
-
-
-def test_no_file_is_no_reason_to_speak(caplog):
-    assert autotune.read(MODEL) == {}
-    assert not caplog.records
 
 
 @pytest.fixture
