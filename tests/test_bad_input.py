@@ -384,9 +384,3 @@ def test_plan_refuses_what_the_product_would_refuse(monkeypatch):
     with pytest.raises(ArrayTypeError, match="different devices"):
         multimm.plan(np.ones((3, 3), "f4"), ndarray((3, 3)), cluster=on_paper)
     assert multimm.plan(MatrixSpec((8, 9)), np.ones(9, "f4"), cluster=on_paper).n == 1
-
-
-@pytest.mark.parametrize("blocks", [[1, 2], ["a", 2], (1, 2, 3), 0, 1.5])
-def test_blocks_that_are_no_edges(blocks):
-    with pytest.raises(OptionError, match=r"blocks=.*\(rows, columns\)"):
-        multimm.matmul(np.ones((3, 3)), np.ones((3, 3)), blocks=blocks)

@@ -80,15 +80,6 @@ def content(text="text", target="sm_90", name="name", options=()):
         return path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("capability", "target"),
-    [(75, "sm_75"), (90, "sm_90"), (89, "sm_86"), (103, "sm_100"), (121, "sm_120"),
-     (110, "compute_100"), (150, "compute_120")],
-)  # fmt: skip
-def test_target_runs_on_the_gpu(fake, capability, target):
-    assert compiling.target_for(capability) == target
-
-
 def test_instructions_of_one_chip_need_a_compiler_that_knows_it(fake):
     assert compiling.target_for(90, specific=True) == "sm_90a"
     for capability in (91, 110):
@@ -199,11 +190,6 @@ def test_subnormals_are_kept():
     assert b".ftz" not in kept.binary
     assert b".ftz" in flushed.binary
     assert kept.usage == {}
-
-
-def test_line_information_is_for_profilers_only():
-    assert b".loc" not in compiling.compile_text(ADD, "compute_90").binary
-    assert b".loc" in compiling.compile_text(ADD, "compute_90", [compiling.LINE_INFO]).binary
 
 
 def test_errors_name_our_files_and_are_few():
@@ -413,25 +399,6 @@ def test_kernels_are_compiled_once_and_loaded_once_per_device(cupy, fake):
     assert b"#define WORD_BYTES 4" in cupy.loads[0]
     assert b"gpu-architecture=sm_90'" in cupy.loads[0]
     assert b"--ftz=false" in cupy.loads[0]
-
-
-def test_threads_wait_for_one_compilation(cupy, fake):
-    start = threading.Barrier(4)
-
-    def load(_):
-        start.wait()
-        return launch.kernel_for(0, *TRANSPOSE)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(load, range(4)))
-    assert fake.calls == 1
-
-
-def test_shared_memory_beyond_the_default_is_asked_for(cupy):
-    sizes = 48 << 10, 99_000
-    few, many = (launch.kernel_for(0, *TRANSPOSE, shared_bytes=n).raw for n in sizes)
-    assert few.max_dynamic_shared_size_bytes is None
-    assert many.max_dynamic_shared_size_bytes == 99_000
 
 
 def test_what_the_driver_refuses_is_a_kernel_error(cupy):

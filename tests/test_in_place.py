@@ -98,9 +98,6 @@ def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, wor
     np.testing.assert_array_equal(result.compute(scheduler="sync"), 2 * x @ y + 3 * added * z)
 
 
-# ------------------------------------------------------------------- on workers
-
-
 # ------------------------------------------------------------------ the graph
 
 

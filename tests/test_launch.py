@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 import re
 import sys
 from types import ModuleType, SimpleNamespace
@@ -233,43 +232,6 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
         ieee(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
 
 
-def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, monkeypatch):
-    a, b = integers(1, (600, 50)), integers(2, (50, 600))
-    exact, decided = np.asarray(a) @ np.asarray(b), []
-    prepared = simt_gemm.prepared
-    monkeypatch.setattr(
-        simt_gemm, "prepared",
-        lambda problem, *more: decided.append(problem.lower) or prepared(problem, *more),
-    )  # fmt: skip
-    for lower in (True, False, True, False):
-        result = ieee(a, b, lower=lower)
-        np.testing.assert_array_equal(np.tril(result), np.tril(exact))
-        if not lower:
-            np.testing.assert_array_equal(np.asarray(result), exact)
-    assert decided == [True, False]
-    assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, False] * 2
-
-
-def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
-    caplog.set_level(logging.DEBUG, logger="multimm")
-    a, b = integers(1, (5, 7), "F"), integers(2, (7, 3), "wide rows")
-    ieee(a, b)
-    ((kernel, _, _, args),) = launches
-    assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
-    assert (args[6], args[7]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
-    assert (args[9], args[10]) == (b.data.ptr, 6)
-    assert "copied" not in caplog.text
-    ieee(integers(1, (5, 7), "reversed"), b)
-    assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
-
-
-def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
-    monkeypatch.setattr(runtime_launch, "MAX_GRID_Z", 4)
-    a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
-    np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
-    assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
-
-
 def adding(operands, order, alpha, beta, guard):
     """What gpu.elementwise.reduce prepares, in NumPy: for other operands laid out like these."""
     assert order == (0, 1)
@@ -286,30 +248,6 @@ def adding(operands, order, alpha, beta, guard):
         out[...] = alpha * sum(addends) + addend
 
     return run
-
-
-@pytest.mark.parametrize("with_c", [False, True])
-@pytest.mark.parametrize("with_partial", [False, True])
-@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
-def test_long_sums_are_cut_into_slices(
-    launches, monkeypatch, trans_a, trans_b, with_c, with_partial
-):
-    monkeypatch.setattr(split_k.reduce, "prepared_sum", adding)
-    m, n, k = 5, 3, 5003
-    a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
-    b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
-    batch = () if trans_a else (1,)
-    c = integers(3, (*batch, m, n), "wide rows") if with_c else None
-    partial = integers(4, (m, n)) if with_partial else None
-    out = laid_out(np.zeros((*batch, m, n), np.float32), "wide rows")
-    ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
-                partial=partial, out=out)  # fmt: skip
-    left, right = np.asarray(a.T if trans_a else a), np.asarray(b.T if trans_b else b)
-    expected = 2 * (left @ right + (np.asarray(partial) if with_partial else 0))
-    np.testing.assert_array_equal(np.asarray(out), expected + (3 * np.asarray(c) if with_c else 0))
-    ((_, grid, _, args),) = launches
-    assert grid[2] == -(-k // args[3]) > 1
-    assert args[3] % 8 == 0
 
 
 @pytest.mark.parametrize("batch", [(), (1,)])

@@ -250,19 +250,6 @@ def test_what_is_not_finite_keeps_the_source(bad, layout):
         assert block.nbytes == 40 * 30 * 4
 
 
-def test_too_many_residuals_keep_the_source(monkeypatch):
-    x = numbers("wide", 60, 50, np.random.default_rng(9))
-    count = pack_reference(x).uncarried
-    for module in (configs, emulated_pack, packed):
-        monkeypatch.setattr(module, "RESIDUAL_CAP", count)
-    assert_packed(pack(gpu(x), side="a"), x)
-    for module in (configs, emulated_pack, packed):
-        monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
-    block = pack(gpu(x), side="a")
-    assert block.uncarried == count
-    assert (np.asarray(block.raw) == x).all()
-
-
 @pytest.mark.parametrize("side", ["a", "b"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side, layout):
@@ -276,18 +263,6 @@ def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side
     assert (block.nonfinite, block.uncarried) == (0, 0)
     assert pack(values, side=side, scheme="tf32").raw is None
     assert_packed(pack(gpu(np.ones((256, 3), "f4")), side="b"), np.ones((3, 256), "f4"))
-
-
-def test_a_long_k_is_packed_in_two_launches():
-    """All blocks of a panel could not wait for each other."""
-    x = np.random.default_rng(4).standard_normal((3, 90_000), np.float32)
-    assert_packed(pack(gpu(x), side="a"), x)
-    assert [(entry, int(args[1])) for entry, _, args in launches] == [
-        ("split_pack", 1), ("split_pack", 2)
-    ]  # fmt: skip
-    launches.clear()
-    assert_packed(pack(gpu(x[:, :50_000].copy()), side="a"), x[:, :50_000])
-    assert [int(args[1]) for _, _, args in launches] == [0]
 
 
 @given(

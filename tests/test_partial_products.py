@@ -170,9 +170,6 @@ def check_partial_products(partial_products):
 
 # ------------------------------------------------------------------- on workers
 
-
-# ------------------------------------------------------------------- on workers
-
 client = counting_client(3)
 
 

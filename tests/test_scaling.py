@@ -20,17 +20,13 @@ from benchmarks.harness import U, WrongResultError
 from benchmarks.limit import Limit
 from benchmarks.peers import SYSTEMS, base
 from benchmarks.peers.base import Machine
-from benchmarks.sweep_cases import KINDS, SIZES, Product, operand_specs, products, too_large
+from benchmarks.sweep_cases import KINDS, Product
 from multimm.cli import main
 from multimm.cluster.inspect.devices import Gpu
 from multimm.errors import OptionError
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
-SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
-
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
 
 
@@ -110,59 +106,6 @@ def test_the_agenda_has_every_case_for_every_count(eight_gpus):
         assert {item.machine.workers for item in items if item.system == name} == {1}
     assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
     assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
-
-
-def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
-    machine = Machine("gpu", 3, GB, GB)
-    assert scaling._devices(Item("multimm", machine, SMALL, "float32", 1)) == "0,1,2"
-    assert scaling._devices(Item("numpy", CPU, SMALL, "float32", 1)) == ""
-
-
-def test_products_have_the_extents_that_their_names_say():
-    for sizes in SIZES.values():
-        for workers in (1, 2, 8):
-            found = products(sizes, workers, tuple(KINDS))
-            assert len({product.name for product in found}) == len(found)
-            for product in found:
-                if product.kind == "weak":
-                    assert product.m == pytest.approx(sizes.weak * workers**0.5, rel=0.2)
-                elif product.gram:
-                    more = f" in {product.chunk}" * (product.kind == "chunked")
-                    assert product.name == f"{product.kind} AtA {product.k} x {product.m}{more}"
-                    assert product.m == product.n
-                else:
-                    assert str(product.m) in product.name
-                    assert str(product.k) in product.name
-                assert bool(product.chunk) == (product.kind in ("chunked", "host"))
-                assert product.hosted == (product.kind == "host")
-
-
-def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
-    found = [i for i in agenda.agenda(ask(gpus="2")) if i.product.kind == "chunked"]
-    takes = {item.system for item in found if item.absent != "its operands come in no chunks"}
-    assert takes == {"multimm", "dask.array"} < {item.system for item in found}
-    square, tall, projected, wider = products(SIZES["gpu", False], 2, ("chunked",))
-    a, b = operand_specs(square, 2)
-    assert a == b == MatrixSpec((32768,) * 2, chunks=((5792,) * 5 + (3808,),) * 2,
-                                owners=(0, 1) * 18)  # fmt: skip
-    a, b = operand_specs(tall, 3)
-    assert a is b
-    assert (b.owners[:4], b.shape) == ((0, 1, 2, 0), (tall.k, tall.n))
-    a, b = operand_specs(projected, 2)
-    assert a == MatrixSpec((4194304, 2048), chunks=((16384,) * 256, (2048,)), owners=(0, 1) * 128)
-    assert b == MatrixSpec((2048, 1024), owners=(0,))
-    a, _ = operand_specs(wider, 4)
-    assert a.chunks == ((5792,) * 181 + (224,), (5792, 2400))  # as Dask cuts it by default
-    assert a.owners == (0, 1, 2, 3) * 91
-
-
-def test_a_gram_matrix_is_counted_once():
-    cluster = ClusterSpec.homogeneous(H200, 8)
-    tall = Product("tall", "t", 8192, 8192, 2**20, gram=True)
-    assert tall.bytes == 4 * (2**20 * 8192 + 8192**2)
-    assert too_large(tall, cluster) == ""
-    huge = Product("tall", "t", 8192, 8192, 2**26, gram=True)
-    assert "GB on each of 8 workers" in too_large(huge, cluster)
 
 
 # Verification
@@ -333,14 +276,6 @@ def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
     assert list(tmp_path.glob("scaling-*")) == []
 
 
-def test_a_wrong_product_of_a_peer_is_no_figure_of_it(monkeypatch, tmp_path):
-    items = [item("one", "numpy"), item("two", "numpy")]
-    wrong = [OPENED, {"wrong": 0, "reason": "off"}]
-    found, *_ = swept(monkeypatch, tmp_path, items, wrong, [OPENED, done(0)])
-    assert [r["detail"]["reason"] for r in found] == ["wrong result: off", ""]
-    assert verdict.failed(found) == []
-
-
 def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     items = [item("one"), item("two"), item("three", absent="why")]
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -354,36 +289,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     assert sorted(r["case"] for r in found) == ["one", "three", "two"]
     assert "to measure: 1 of 3, on 2 workers; 2 are there from before" in text
     assert len(records.load(path)) == 3
-
-
-def test_an_interrupted_sweep_can_be_closed_as_it_is(monkeypatch, tmp_path):
-    items = [item("one"), item("two"), item("three", absent="why")]
-    with pytest.raises(KeyboardInterrupt):
-        swept(monkeypatch, tmp_path, items, [OPENED, done(0), KeyboardInterrupt()])
-    result = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    (path,) = tmp_path.iterdir()  # and no unfinished sweep
-    assert str(path) in result.output
-    found = {r["case"]: r for r in records.load(path)}
-    states = {case: (r["detail"]["status"], r["detail"]["reason"]) for case, r in found.items()}
-    assert states == {"one": ("done", ""), "three": ("absent", "why"),
-                      "two": ("failed", "the sweep was interrupted")}  # fmt: skip
-    assert found["two"]["seconds"] == []
-    assert found["two"]["commit"] == found["one"]["commit"]
-    again = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
-    assert again.exit_code == 2
-    assert "nothing to close" in again.stderr
-
-
-def test_runs_in_a_row_are_held_against_their_median(monkeypatch, tmp_path):
-    for slowest, steady in ((1.1, True), (1.3, False)):
-        row = [item("steady square 8", kind="steady")]
-        said = [OPENED, done(0, [1.0] * 19 + [slowest])]
-        found, *_ = swept(monkeypatch, tmp_path / str(steady), row, said)
-        assert found[0]["detail"]["slowest_over_median"] == slowest
-        assert found[0]["detail"]["steady"] is steady
-        (sentence,) = [s for s in verdict.verdict(found) if "in a row" in s]
-        assert ("NOT at most 1.15" in sentence) is not steady
 
 
 def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):

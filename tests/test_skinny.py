@@ -15,11 +15,10 @@ from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 from multimm.errors import KernelError
 from multimm.gpu import product
 from multimm.gpu.arch import limits_for
-from multimm.gpu.elementwise import reduce
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt import split_k, thin
+from multimm.gpu.simt import split_k
 from multimm.gpu.simt.configs import Device
 from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig, way_for
 from multimm.gpu.strides import GemmSizes
@@ -98,26 +97,6 @@ def integers(seed: int, *shape: int, layout: str = "C") -> GPUArray:
 
 def kernels(launches) -> list[str]:
     return [kernel.name for kernel, *_ in launches]
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "batch", "along_k"),
-    [
-        (17, 8192, 8192, 1, True),  # many rows
-        (9, 8192, 8192, 1, False),
-        (16, 8192, 511, 1, True),  # many rows of little each
-        (4096, 4096, 13, 1, True),
-        (512, 512, 4, 1, True),  # a small D
-        (1, 100, 100, 1, True),  # a small operand
-        (4096, 1, 31, 1, True),
-        (8, 8, 256, 10_000, True),  # a batch for another kernel
-        (4096, 4096, 0, 1, True),
-        (0, 4096, 64, 1, True),
-    ],
-)
-def test_other_products_are_not_skinny(m, n, k, batch, along_k):
-    for scattered in (along_k, False):
-        assert way_for(GemmSizes(m, n, k, batch, scattered, scattered), H200) is None
 
 
 sizes = st.integers(1, 40) | st.integers(1, 2_000_000)
@@ -216,26 +195,6 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     assert out is None or result is out
 
 
-@pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize(("with_c", "with_partial"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("n", [1, 3])
-def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
-    m, k = 20, 200_000
-    a = integers(1, *((k, m) if trans_a else (1, m, k)), layout="wide rows")
-    b = integers(2, k, n)
-    c = integers(3, m, n) if with_c else None
-    partial = integers(4, m, n) if with_partial else None
-    for into in ("C", "wide rows", "F"):
-        launches.clear()
-        out = laid_out(np.zeros((m, n) if trans_a else (1, m, n), "f4"), into)
-        ieee(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
-        wanted = expected(a, b, trans_a, False, 2, 3, c, partial)
-        np.testing.assert_array_equal(np.asarray(out), wanted)
-        loose = n == 1 and into == "wide rows"  # a column whose values are no neighbours
-        assert kernels(launches)[1:] == ([] if loose else ["add_partials"])
-        assert (launches[0][1][2] > 1) != loose
-
-
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
     monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
     a, b = integers(1, 20, 200_000), integers(2, 200_000, 3)
@@ -243,19 +202,6 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, mo
         np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
     assert kernels(launches) == ["sgemm_dot"] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
-
-
-def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
-    shapes = [((1, 900), (900, 80)), ((20, 200_000), (200_000, 1)), ((750, 5), (5, 752))]
-    for seed, (left, right) in enumerate(shapes):
-        ieee(integers(seed, *left), integers(seed, *right))
-    count = len(launches)
-    monkeypatch.setattr(thin, "way_for", None)
-    monkeypatch.setattr(reduce, "prepared_sum", None)
-    for seed, (left, right) in enumerate(shapes):
-        a, b = integers(seed + 5, *left), integers(seed + 7, *right)
-        np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
-    assert len(launches) == 2 * count
 
 
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.

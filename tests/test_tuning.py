@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
@@ -148,37 +147,6 @@ def test_the_hash_follows_kernels_and_registry(monkeypatch):
     monkeypatch.setattr(autotune, "REGISTRY", REGISTRY[1:])
     assert autotune.kernels_hash() != before
     autotune.kernels_hash.cache_clear()
-
-
-def edited(content, **fields):
-    """The file with other values in its only record."""
-    (record,) = content["winners"]
-    return json.dumps({**content, "winners": [{**record, **fields}]})
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: "",
-        lambda content: json.dumps(content)[:-9],
-        lambda content: "[1, 2]",
-        lambda content: b"\xff\xfe".decode("latin-1"),
-        lambda content: json.dumps({**content, "winners": 5}),
-        lambda content: json.dumps({**content, "winners": [5]}),
-        lambda content: json.dumps({**content, "winners": [{"m": 1}]}),
-        lambda content: edited(content, m="1"),
-        lambda content: edited(content, trans_a=0),
-        lambda content: edited(content, config="best"),
-        lambda content: edited(content, config=[]),
-    ],
-)
-def test_a_damaged_file_is_ignored_and_said(caplog, damage):
-    path = autotune.save(MODEL, [outcome(CASE, SECOND)])
-    path.write_text(damage(json.loads(path.read_text())), "latin-1")
-    assert autotune.read(MODEL) == {}
-    (record,) = caplog.records
-    assert str(path) in record.getMessage()
-    assert "is ignored" in record.getMessage()
 
 
 @pytest.fixture
