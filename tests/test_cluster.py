@@ -240,16 +240,6 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     assert "all network interfaces, unencrypted" in caplog.text
 
 
-def test_a_gpu_that_others_have_filled_is_named_before_workers_start(two_gpus, monkeypatch):
-    monkeypatch.setattr(start_module, "find_spec", lambda name: True)
-    free = {"0": 140 * GIB, "1": 3 * GIB}
-    monkeypatch.setattr(start_module, "free_bytes", lambda gpu: free[gpu.ident])
-    with pytest.raises(ClusterError, match=r"^GPU 1 has 3\.2 GB free.*120\.3 GB \(rmm_pool=0\.8\)"):
-        mc.start()
-    with pytest.raises(ClusterError, match=r"rmm_pool='4GB'"):
-        mc.start(rmm_pool="4GB")
-
-
 def test_a_script_without_main_guard_is_told_so(monkeypatch):
     process = SimpleNamespace(_inheriting=True)
     monkeypatch.setattr(multiprocessing, "current_process", lambda: process)
@@ -297,22 +287,6 @@ def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
         assert mc.describe(client) is None
         assert time.monotonic() - started < 2
     assert mc.describe(client) is None
-
-
-@pytest.mark.parametrize("measure", [False, True])
-def test_describe_takes_a_client(measure):
-    for nothing in (None, "tcp://host:1"):
-        with pytest.raises(OptionError, match=r"client=.*distributed\.Client"):
-            mc.describe(nothing, measure=measure)
-
-
-def test_cpu_workers_on_a_host_with_gpus_stay_cpu_workers():
-    gpu = {"name": "NVIDIA H200", "memory-total": 140 * GIB}
-    workers = {"tcp://10.0.0.1:1": an_entry(gpu=gpu)}
-    for answers in ({}, {"tcp://10.0.0.1:1": Answer(None, 4, 64 * GIB)}):
-        spec = spec_of(workers, answers)
-        assert spec.devices[0].kind == "cpu"
-        assert spec.devices[0].memory_bytes == 6 * GIB
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():
@@ -509,30 +483,6 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
 
 
 # ---------------------------------------------------------------- start, when it fails
-
-
-class Gone:
-    """A cluster whose scheduler does not answer."""
-
-    closed = False
-
-    def close(self):
-        self.closed = True
-
-
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), KeyboardInterrupt()])
-def test_workers_are_stopped_if_their_scheduler_does_not_answer(monkeypatch, error):
-    cluster = Gone()
-
-    def client(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(start_module, "_cpu_cluster", lambda options: cluster)
-    monkeypatch.setattr("multimm.cluster.client.ClusterClient", client)
-    expected = ClusterError if isinstance(error, Exception) else KeyboardInterrupt
-    with pytest.raises(expected):
-        mc.start(workers=1, memory_limit=GIB)
-    assert cluster.closed
 
 
 @pytest.mark.parametrize("size", ["abc", 0, -1, 1.5e15, "200GiB", object()])

@@ -29,17 +29,6 @@ from multimm.gpu.strides import Axis, Stack
 ADD = """#line 1 "common/add.cu"
 extern "C" __global__ void add(float* x, float y) { x[threadIdx.x] += y; }
 """
-# 200 sums that all live at once, in 32 registers.
-SPILLING = """
-extern "C" __global__ void __launch_bounds__(1024, 2) spill(const float* x, float* y, int n) {
-  float sums[200] = {};
-  for (int i = 0; i < n; ++i)
-#pragma unroll
-    for (int j = 0; j < 200; ++j) sums[j] = sums[j] * x[i + j] + x[i];
-#pragma unroll
-  for (int j = 0; j < 200; ++j) y[threadIdx.x * 200 + j] = sums[j];
-}
-"""
 
 
 class FakeNvrtc:
@@ -87,21 +76,6 @@ def test_instructions_of_one_chip_need_a_compiler_that_knows_it(fake):
             compiling.target_for(capability, specific=True)
     with pytest.raises(KernelError, match="70 needs another"):
         compiling.target_for(70)
-
-
-def test_usage_is_read_from_the_report():
-    plain = compiling.compile_text(ADD, "sm_90")
-    assert plain.binary.startswith(b"\x7fELF")
-    assert plain.usage["add"].spilled == 0
-    assert 4 <= plain.usage["add"].registers <= 32
-    both = compiling.compile_text(ADD + SPILLING, "sm_80").usage
-    assert both["add"].spilled == 0
-    assert both["spill"].registers <= 32
-    assert both["spill"].spilled > 1000
-    shared = ADD.replace(
-        "{", "{ __shared__ float y_[300]; y_[threadIdx.x] = x[7]; x += int(y_[2]);"
-    )
-    assert compiling.compile_text(shared, "sm_80").usage["add"].shared == 1200
 
 
 WGMMA = [entry.config for entry in SPLIT_REGISTRY if entry.config.specific]
@@ -216,16 +190,6 @@ def test_a_text_is_compiled_once(fake, directory):
     (path,) = directory.glob("kernels/*")
     assert path.name.startswith("name-sm_90-")
     assert path.suffix == ".cubin"
-
-
-def test_everything_that_shapes_the_code_is_in_the_key(fake):
-    content()
-    for other in ({"text": "other"}, {"target": "sm_80"}, {"options": ("--fmad=false",)}):
-        content(**other)
-    assert fake.calls == 4
-    fake._version = (12, 9)
-    assert b"(12, 9)" in content()
-    assert fake.calls == 5
 
 
 @pytest.mark.parametrize("damage", [b"", b"half of it", None])

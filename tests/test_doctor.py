@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -123,37 +122,3 @@ def test_this_machine_is_described():
     assert facts.memory_bytes > 2**28
     assert facts.packages["dask"][0][1] == facts.packages["distributed"][0][1]
     assert (facts.driver is None) == (facts.cuda is None)
-
-
-class FakeNvml:
-    """Three GPUs: 0 and 1 joined directly by two links, 2 by one link to a switch."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_NVLINK_MAX_LINKS = 3
-    REMOTE: ClassVar = {0: ["b1", "b1"], 1: ["b0", "b0"], 2: ["switch"]}
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return Pci(f"b{handle}")
-
-    def nvmlDeviceGetNvLinkState(self, handle, link):
-        if link >= len(self.REMOTE[handle]):
-            raise self.NVMLError
-        return 1
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link):
-        return Pci(self.REMOTE[handle][link])
-
-
-class Pci:
-    def __init__(self, bus):
-        self.busId = bus
-
-
-def test_links_are_counted_once_per_pair():
-    gpus = tuple(Gpu(str(i), "GPU", 1) for i in range(3))
-    assert facts_module._nvlinks(FakeNvml(), gpus) == {(0, 1): 2}

@@ -174,15 +174,6 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, barrier, r
     assert not rates_file.exists()
 
 
-def test_nobody_to_measure_is_an_error():
-    with workers(0) as client:
-        with pytest.raises(ClusterError, match="no workers to measure: start some"):
-            mc.describe(client, measure=True)
-        assert mc.describe(client) is None
-    with pytest.raises(ClusterError, match="no workers to measure"):
-        mc.describe(client, measure=True)
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_worker_that_fails_is_named_and_nothing_is_kept(monkeypatch, rates_file):
     def product_gflops(*_):
@@ -253,8 +244,3 @@ def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     assert "rates measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")
     assert "except for transfers between nodes" in nodes.output
-
-
-def test_tune_wants_the_flag_with_options_about_workers():
-    result = run("tune", "--workers", "2")
-    assert (result.exit_code, "give it as well" in result.output) == (2, True)

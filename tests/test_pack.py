@@ -224,15 +224,6 @@ def test_both_operands_in_one_launch():
             assert (np.sort(at) == places(expected.residuals)).all()
 
 
-@pytest.mark.parametrize("where", [0, 1])
-def test_what_is_not_finite_is_counted_by_operand(where):
-    matrices = [np.ones((70, 90), "f4"), np.ones((60, 90), "f4")]
-    matrices[where][4, 5] = np.nan
-    _, head, _ = both_packed([(matrices[0], "a", False), (matrices[1], "b", True)])
-    counts = memory(head.data.ptr, (4,), (1,), "u8")
-    assert counts.tolist() == [where == 0, 0, where == 1, 0]
-
-
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 @pytest.mark.parametrize("layout", ["C", "F", "wide columns", "every second"])
 def test_what_is_not_finite_keeps_the_source(bad, layout):
@@ -524,10 +515,3 @@ def assert_registers(code):
         cwd=multimm.__path__[0] + "/..",
     )
     assert run.stdout == "registered\n", run.stderr
-
-
-def test_a_pickle_is_checked_too():
-    block = block_of("normal")
-    broken = pickle.dumps(block).replace(b"float32", b"float33", 1)
-    with pytest.raises((OptionError, TypeError)):
-        pickle.loads(broken)

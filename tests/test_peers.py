@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import dask
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import WrongResultError
-from benchmarks.peers import __main__ as group_main
 from benchmarks.peers import system
-from benchmarks.peers.__main__ import job
 from benchmarks.peers.base import Machine, System, crossing, measure, normal
 from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.sweep_cases import Product
@@ -199,37 +196,3 @@ def test_elements_are_taken_out_of_blocks_one_task_each():
 
 
 # A group from within
-
-
-class Failing(Toy):
-    """Fails with the message that its product is named for."""
-
-    config = "toy"
-
-    def multiply(self, operands, precision):
-        self.spoil = np.nan if self.spoilt else 0.0
-        if self.broken:
-            raise ValueError("out of\nmemory")
-        return super().multiply(operands, precision)
-
-    def prepare(self, product, precision):
-        self.broken, self.spoilt = product.name == "broken", product.name == "spoilt"
-
-
-@pytest.mark.parametrize(
-    ("name", "last"),
-    [("spoilt", {"wrong": 1}), ("broken", {"failed": 1, "reason": "ValueError: out of memory"})],
-)
-def test_a_group_says_what_went_wrong_and_ends(monkeypatch, name, last):
-    monkeypatch.setattr(group_main, "system", lambda name: Failing)
-    products = [Product("s", text, 20, 20, 20) for text in ("right", name, "right")]
-    said = []
-    group_main.run(job("toy", CPU, [(p, "float32", 2) for p in products]), said.append)
-    assert [next(iter(message)) for message in said] == [
-        *("opened", "step", "step", "step", "done"),
-        next(iter(last)),
-    ]
-    assert said[4]["config"] == "toy"
-    assert len(said[4]["seconds"]) == 2
-    assert last.items() <= said[-1].items()
-    json.dumps(said)

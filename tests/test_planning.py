@@ -28,10 +28,8 @@ from multimm.planning.spec import (
     MatrixSpec,
 )
 from multimm.planning.tiling.grid import (
-    Coordinate,
     Grid,
     even,
-    group,
     merges,
     parts_of,
 )
@@ -52,24 +50,6 @@ def problem(m: int, k: int, n: int, rereadable: bool = False) -> Problem:
 def cpus(workers: int, memory: int = 2 * GB) -> ClusterSpec:
     device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
     return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
-
-
-@given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 40))
-def test_group_joins_neighbours_and_never_cuts(chunks, target):
-    joined = group(tuple(chunks), target)
-    ends = {sum(chunks[: i + 1]) for i in range(len(chunks))}
-    assert sum(joined) == sum(chunks)
-    assert {sum(joined[: i + 1]) for i in range(len(joined))} <= ends
-    assert max(joined) <= target + 2 * max(chunks)
-    assert 0 not in joined[1:]
-
-
-@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
-def test_every_rank_has_one_coordinate(p_m, p_n, p_k):
-    grid = Grid(p_m % 5 + 1, p_n % 5 + 1, p_k % 5 + 1)
-    places = product(range(grid.p_m), range(grid.p_n), range(grid.p_k))
-    ranks = [grid.rank(Coordinate(*place)) for place in places]
-    assert sorted(ranks) == list(range(grid.workers))
 
 
 def test_no_worker_is_asked_for_everything_in_one_step():
@@ -239,11 +219,6 @@ def test_the_same_count_block_by_block():
         )
 
 
-def test_a_cluster_has_no_negative_nodes():
-    with pytest.raises(OptionError, match="per_node=-1"):
-        ClusterSpec((CPU,), per_node=-1)
-
-
 def test_plan_text_of_a_small_cluster():
     plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
     assert str(plan).splitlines() == [
@@ -327,13 +302,6 @@ def test_specs_refuse_nonsense():
         DeviceSpec("x", "tpu", 1, 1.0, 1.0)
     with pytest.raises(OptionError, match="addresses"):
         ClusterSpec((CPU,), NVLINK, ("a", "b"))
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (999_999, "1 MB")]
-)
-def test_human_sizes(size, text):
-    assert human(size) == text
 
 
 @given(

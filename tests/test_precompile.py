@@ -130,13 +130,6 @@ def test_each_process_begins_elsewhere_and_compiles_everything(compiled):
     assert compiled == alone[half:] + alone[:half]
 
 
-def test_where_nothing_can_be_kept_nothing_is_compiled_for_it(compiled, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("no directory")
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    precompile.compile_files(90, 1)
-    assert compiled == []
-
-
 def test_what_does_not_compile_is_said(compiled, monkeypatch):
     def refuse(*args, **kwargs):
         raise KernelError("no compiler")

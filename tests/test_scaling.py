@@ -23,7 +23,6 @@ from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, Product
 from multimm.cli import main
 from multimm.cluster.inspect.devices import Gpu
-from multimm.errors import OptionError
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -80,17 +79,6 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 
 
 # What is asked
-
-
-def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatch):
-    items = agenda.agenda(ask(peers="none", cases="strong"))
-    reasons = {(i.product.m, i.machine.workers): i.absent for i in items}
-    assert reasons[65536, 1] == reasons[131072, 8] == ""
-    assert "needs" in reasons[131072, 1]
-    tiny = Machine("cpu", 1, 10**6, 10**6, 60.0)
-    monkeypatch.setattr(agenda, "machine_of", lambda *given: tiny)
-    with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
-        agenda.agenda(ask(workers="1", cases="strong", peers="none"))
 
 
 def test_the_agenda_has_every_case_for_every_count(eight_gpus):
@@ -291,22 +279,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     assert len(records.load(path)) == 3
 
 
-def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):
-    items = [item("one"), item("two"), item("one", "numpy"), item("two", "numpy")]
-    slow, fast = [4.0] * 3, [1.0] * 3
-    ideal = {"detail": {"one_worker_tflops": 1e-9}}
-    found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0, slow), done(1, fast, **ideal)],
-                      [OPENED, done(0, fast), done(1, slow)])  # fmt: skip
-    right, beside = verdict.verdict(found)
-    assert right == "multimm: right in all 2 cases, FP32 errors of at most 1.5 u |A||B|"
-    assert beside == ("beside numpy: 1.00 x as fast (geometric mean of 2); numpy wins one (0.25 x)")
-    assert verdict.efficiency(found[1]) == pytest.approx(1.024)
-    console = quiet()
-    console.print(verdict.table(found))
-    assert "102" in console.file.getvalue()
-    assert list(verdict.verdict([])) == ["multimm: nothing was measured"]
-
-
 # Its time
 
 
@@ -368,21 +340,6 @@ ROOT = records.ROOT
 
 
 # Versions of records
-
-
-def test_records_without_a_version_are_of_the_first_and_unknown_ones_are_named(tmp_path):
-    header = records.run_header({})
-    assert header["schema"] == records.SCHEMA
-    path = records.save([records.record("c", "s", (1,), [1.0])], header, "toy", tmp_path)
-    assert len(records.load(path)) == 1
-    content = json.loads(path.read_text())
-    del content["run"]["schema"]
-    path.write_text(json.dumps(content))
-    assert records.load(path)[0]["median"] == 1.0
-    content["run"]["schema"] = 99
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"toy.*records of version 99; this commit reads 1 and 2"):
-        records.load(path)
 
 
 def test_the_documentation_names_every_case_and_system():

@@ -28,7 +28,7 @@ from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 
 SYMMETRIC = Step("float32", "float32", trans_b=True)
 
@@ -99,20 +99,6 @@ def test_what_is_more_than_a_transpose_stays(other):
     if base is not y:
         np.testing.assert_array_equal(base.T.compute(), y.compute())
     assert base.name != x.name or y is x
-
-
-def test_only_the_last_two_axes_are_peeled():
-    x = da.ones((4, 3, 2), chunks=1)
-    assert peel(x.transpose(0, 2, 1))[1]
-    assert not peel(x.transpose(1, 0, 2))[1]
-    assert not peel(x.T)[1]
-
-
-def test_annotations_of_a_transpose_are_not_lost():
-    x = da.ones((4, 3), chunks=1)
-    with dask.annotate(priority=3):
-        y = x.T
-    assert peel(y)[0] is y
 
 
 X = da.from_array(integers((40, 30)), chunks=(9, 7), name="gram-x")
@@ -280,35 +266,12 @@ def spec_of(x):
 # Layouts ---------------------------------------------------------------------------------
 
 
-def test_half_of_the_blocks_is_computed_and_every_block_is_made_once():
-    a = da.ones((60, 50), chunks=10, dtype="f4")
-    c = multimm.matmul(a, a.T, blocks=10, slabs=10)
-    made = block_tasks(c)
-    assert kinds(made) == {Kind.MULTIPLY: 21 * 5, Kind.FINISH: 15}
-    assert {key[1:] for key in made if key[0] == c.name} == set(np.ndindex(6, 6))
-    multiplied = (task.label.block for task in made.values() if task.label.kind is Kind.MULTIPLY)
-    assert all(i >= j for i, j in multiplied)
-
-
 # Plans -----------------------------------------------------------------------------------
 
 
 def test_different_matrices_are_no_symmetric_product():
     with pytest.raises(ShapeError, match="one must be the other transposed"):
         Problem(MatrixSpec((4, 5)), MatrixSpec((5, 6)), symmetric=True)
-
-
-def test_plans_of_shapes_and_arrays():
-    spec = MatrixSpec((40_000, 40_000))
-    cluster = ClusterSpec.homogeneous(H200, 8)
-    for trans in ({"trans_a": True}, {"trans_b": True}):
-        assert multimm.plan(spec, spec, cluster=cluster, **trans).layout.mirrors
-    assert not multimm.plan(spec, spec, cluster=cluster).layout.mirrors
-    assert not multimm.plan(
-        spec, MatrixSpec((40_000, 40_000)), trans_a=True, cluster=cluster
-    ).layout.mirrors
-    x = da.ones((40_000, 40_000), chunks=8192, dtype="f4")
-    assert multimm.plan(x.T, x, cluster=cluster).layout.mirrors
 
 
 # Streams, packs, workers -----------------------------------------------------------------
@@ -322,23 +285,3 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
     assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
     assert {task.label.matrix for task in block_tasks(c).values()} == {"A", "C"}
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x.T @ x)
-
-
-def test_a_packed_left_factor_is_the_right_one_turned(monkeypatch):
-    """The tiles of both sides are the same; only the block's shape is another."""
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True)
-    class Packed:
-        side: str
-        tiles: str
-        raw: np.ndarray | None = None
-
-    seen = []
-    monkeypatch.setattr(symmetric, "is_packed", lambda block: isinstance(block, Packed))
-    monkeypatch.setattr(symmetric, "link", lambda a, b, p=None, *, step: seen.append((a, b)))
-    raw = integers((3, 5))
-    symmetric.link_symmetric(Packed("a", "x"), Packed("a", "y"), step=SYMMETRIC)
-    symmetric.link_symmetric(Packed("a", "x"), Packed("a", "y", raw), step=SYMMETRIC)
-    assert seen[0] == (Packed("a", "x"), Packed("b", "y"))
-    assert seen[1][1].raw.shape == (5, 3)

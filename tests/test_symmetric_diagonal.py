@@ -141,14 +141,3 @@ def test_a_packed_block_serves_both_sides(kernels, rows):
     np.testing.assert_allclose(np.tril(found), np.tril(exact), rtol=2**-23, atol=1e-12)
     assert ["LOWER" in kernel.defines for kernel, *_ in kernels] == [True]
     assert len(test_residuals.launches) == 1
-
-
-def test_a_block_that_keeps_its_source_is_turned_for_the_other_side(monkeypatch):
-    x = np.full((9, 5), np.inf, "f4")
-    block = PackedBlock(9, 5, "a", "float32", nonfinite=45, raw=gpu(x))
-    seen = []
-    monkeypatch.setattr(symmetric, "gemm", lambda *given, **more: seen.append((given, more)))
-    symmetric.link_diagonal(block, step=Step("float32", "float32"))
-    (((left, right, _), more),) = seen
-    assert (left.side, right.side, more["lower"]) == ("a", "b", True)
-    assert right.raw.shape == (5, 9)

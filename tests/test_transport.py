@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import sys
 import time
@@ -70,18 +69,6 @@ def test_setup_replaces_the_wait_and_teardown_puts_it_back(ucxx):
     assert ucxx.inner.synchronize_stream is wide_wait
 
 
-def test_a_worker_that_is_started_again_gets_it_again(ucxx):
-    # The scheduler keeps the plugin as it was registered, and sends it to every new worker.
-    sent = pickle.dumps(Overlap())
-    first = pickle.loads(sent)
-    first.setup(worker())
-    ucxx.inner.synchronize_stream = wide_wait  # a new process
-    again = pickle.loads(sent)
-    again.setup(worker())
-    assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
-    assert again.reason == ""
-
-
 def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
     log = []
 
@@ -121,11 +108,6 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
     getattr(ucxx, package).__version__ = version
     assert f"{version} is not known to multimm (known: 0.52)" in refusal(caplog)
     assert ucxx.inner.synchronize_stream is wide_wait
-
-
-def test_without_ucxx_or_cupy_the_warning_names_what_is_missing(ucxx, caplog, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert refusal(caplog) == "cupy cannot be imported"
 
 
 # ------------------------------------------------------------------- clusters

@@ -13,7 +13,6 @@ from kept import slowly
 
 from multimm.cli import main
 from multimm.cli import tune as command
-from multimm.errors import OptionError
 from multimm.gpu.arch import limits_for
 from multimm.gpu.runtime import launch, launch_cache
 from multimm.gpu.simt.configs import REGISTRY, Device, config_named
@@ -84,17 +83,6 @@ def test_what_is_wrong_is_out_of_the_race():
     wrong = autotune.tune(CASE, [FIRST, SECOND], FakeBench({}, {FIRST: "wrong"}), 0.0)
     assert wrong.winner is wrong.default
     assert wrong.default.reason == "wrong"
-
-
-def test_candidates_run_on_the_device_and_begin_with_the_default():
-    default = config_named(THIRD)
-    found = autotune.candidates(default, H200)
-    assert next(iter(found)) == THIRD
-    assert set(found) == {entry.name for entry in REGISTRY}
-    assert all(config == config_named(name) for name, config in found.items())
-    old = Device(limits_for(75), 40)
-    assert all(config.blocks_per_multiprocessor(old.limits) for config in
-               list(autotune.candidates(default, old).values())[1:])  # fmt: skip
 
 
 def outcome(case, winner, default=FIRST):
@@ -176,38 +164,6 @@ def test_lookup_finds_exactly_what_was_tuned(cupy):
         (CASE.sizes, (True, False)),
     ):
         assert autotune.lookup(0, sizes, *sides) is None
-
-
-@pytest.mark.parametrize(
-    ("case", "scattered", "ragged"),
-    [
-        (Case(8, 8, 7), (True, False), (False, False)),
-        (Case(8, 8, 7, True, False), (False, False), (False, False)),
-        (Case(8, 8, 7, False, True), (True, True), (False, False)),
-        (Case(8, 8, 7, True, True), (False, True), (False, False)),
-        (Case(9, 10, 8, True, False), (False, False), (True, True)),
-        (Case(9, 10, 8), (True, False), (False, True)),
-    ],
-)
-def test_what_lies_along_k_is_scattered_and_unaligned_rows_are_ragged(case, scattered, ragged):
-    sizes = case.sizes
-    assert (sizes.scattered_a, sizes.scattered_b) == scattered
-    assert (sizes.ragged_a, sizes.ragged_b) == ragged
-
-
-def test_shapes_and_transposes_of_the_command_line():
-    cases = command.parse("12x34X56, 7x8x9", "nn,tn")
-    assert cases == [Case(12, 34, 56), Case(12, 34, 56, True), Case(7, 8, 9), Case(7, 8, 9, True)]
-    assert [str(case) for case in cases[:2]] == ["12x34x56 nn", "12x34x56 tn"]
-    for shapes, transposes, sentence in (
-        ("12x34", "nn", "--shapes '12x34'"),
-        ("12x0x5", "nn", "at least 1"),
-        ("", "nn", "--shapes ''"),
-        ("1x1x1", "nx", "allowed are nn, nt, tn and tt"),
-        ("1x1x1", "", "--transposes ''"),
-    ):
-        with pytest.raises(OptionError, match=sentence):
-            command.parse(shapes, transposes)
 
 
 @pytest.fixture
