@@ -10,7 +10,6 @@ from cuda_on_cpu.packing import numbers, places
 from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
-from multimm.errors import ShapeError
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import pack
 from multimm.gpu.emulated.configs import cut_for
@@ -215,9 +214,3 @@ def test_the_callers_stream_is_used():
             big += 1  # the stream is busy when packing is launched
         given[...] = cupy.asarray(x)
         assert_packed(pack_tiles(given, side="a"), x, "float32")
-
-
-def test_repeated_elements_are_refused():
-    row = cupy.zeros((1, 5), np.float32)
-    with pytest.raises(ShapeError, match="repeats elements"):
-        pack_tiles(cupy.broadcast_to(row, (4, 5)), side="a")
