@@ -12,6 +12,7 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labels import tasks_of
+from paper import cpus
 from small import integers
 
 from multimm.graph.array import build
@@ -23,20 +24,15 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import WINDOW
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 FLOAT = Step("float32", "float32")
-
-
-def cluster(workers=1, memory=10**9):
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def plan_of(a, b, workers=1, memory=10**9, rereadable=False, **options):
     specs = [MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks) for x in (a, b)]
     problem = Problem(*specs, rereadable=(rereadable, rereadable))
-    return plan_matmul(problem, cluster(workers, memory), options=Options(**options))
+    return plan_matmul(problem, cpus(workers, memory), options=Options(**options))
 
 
 def product_of(a, b, plan):

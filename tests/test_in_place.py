@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from paper import gpus
 
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
@@ -20,16 +21,12 @@ from multimm.planning.candidates.block_order import (
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 BANDS, NEARLY = (0,) * 8 + (2,) * 8 + (1,) * 8 + (3,) * 8, (1, 0, 2, 3, 0, 1, 3, 2) * 4
-
-
-def gpus(workers=4):
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 # -------------------------------------------------------------------- the graph

@@ -14,6 +14,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
+from paper import cpus
 from small import integers
 
 import multimm
@@ -30,7 +31,7 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.cost.memory import download_limit
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 #: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
 #: which here are multiplied in milliseconds.
@@ -104,11 +105,6 @@ def client():
         client.register_plugin(BlockPlacement())
         client.register_plugin(Ledger())
         yield client
-
-
-def cpus(workers, memory):
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def compute(a, b, step, problem, memory, added=None, **options):

@@ -7,19 +7,16 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, wait
+from paper import cpus
 
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.data_location import owners_of
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 SIZE, BLOCK = 96, 24
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
 LIE = "used where"  # it lies, or they lie: what a plan says of such operands
-
-
-def cpus(workers):
-    return ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), workers, LOCAL_TCP)
 
 
 def matrix(seed):

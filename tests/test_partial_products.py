@@ -15,6 +15,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
+from paper import gpus
 from small import integers
 
 import multimm
@@ -29,14 +30,10 @@ from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 IN_TURN = (0, 1, 2, 3) * 64
-
-
-def gpus(workers=4):
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 def in_rows(owners, shape=TALL):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paper import gpus
 from small import integers
 
 from multimm.errors import ShapeError
@@ -21,14 +22,10 @@ from multimm.planning import distribution
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.rechunk import cuts_of
 
 PLAIN = Step("float32", "float32")
-
-
-def gpus(workers):
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 def spec_of(x, *, turned=False):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper import cpus
 from small import integers
 
 import multimm
@@ -28,7 +29,7 @@ from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 SYMMETRIC = Step("float32", "float32", trans_b=True)
 
@@ -36,11 +37,6 @@ SYMMETRIC = Step("float32", "float32", trans_b=True)
 def symmetric_problem(m, k, batch=(), **options):
     a = MatrixSpec((*batch, m, k))
     return Problem(a, a.T, symmetric=True, **options)
-
-
-def cpus(workers, memory=10**9):
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def block_tasks(array):
