@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.elementwise.reduce import AddConfig, add_partials
+from multimm.gpu.elementwise.reduce import add_partials
 from multimm.planning.tiling.grid import merges
 
 
@@ -104,17 +102,6 @@ def test_out_may_be_an_operand():
         assert same_bits(np.asarray(result), expected)
 
 
-def test_other_layouts_are_copied(caplog):
-    caplog.set_level(logging.DEBUG, logger="multimm")
-    plain = gpu(normal(1, 5, 8))
-    add_partials([plain, laid_out(normal(2, 5, 8), "F")])
-    assert "operand of shape (5, 8) is copied: strides (4, 20)" in caplog.text
-    caplog.clear()
-    turned = [laid_out(normal(i, 5, 8), "F") for i in range(2)]
-    add_partials(turned, out=laid_out(np.zeros((5, 8), "f4"), "F"))
-    assert "copied" not in caplog.text
-
-
 def test_temporaries_are_refused_where_a_graph_is_captured(monkeypatch):
     import cupy
 
@@ -126,16 +113,6 @@ def test_temporaries_are_refused_where_a_graph_is_captured(monkeypatch):
         add_partials([plain] * (reduce.MAX_PARTS + 1))
     assert Kernel.launches == []
     add_partials([plain] * reduce.MAX_PARTS)
-
-
-def test_large_results_take_several_launches(monkeypatch):
-    monkeypatch.setattr(reduce, "MAX_GRID_X", 3)
-    monkeypatch.setattr(reduce, "MAX_GRID_Z", 2)
-    stacks = [gpu(normal(i, 5, 8, 9), extra=3)[:, :7] for i in range(2)]
-    expected = library_gemm.add_partials([np.array(x) for x in stacks])
-    out = gpu(np.zeros((5, 8, 9), "f4"), extra=3)[:, :7]
-    assert same_bits(np.asarray(add_partials(stacks, out=out)), expected)
-    assert len(Kernel.launches) == 3 * 3  # pairs of matrices, triples of rows
 
 
 def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
@@ -164,13 +141,6 @@ def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
         add_partials(
             [gpu(normal(1, 5, 8)), big[:5]], alpha=0.5, beta=2, c=gpu(normal(2, 5, 8)), out=big[2:7]
         )
-
-
-def test_scalars_may_be_arrays_of_no_dimensions():
-    parts = [gpu(normal(i, 3, 4)) for i in range(2)]
-    for _ in range(2):
-        result = add_partials(parts, alpha=np.array(2.0), beta=np.float32(0))
-        assert same_bits(np.asarray(result), np.float32(2) * (parts[0] + parts[1]))
 
 
 def test_one_stacked_part_is_no_stack_of_parts():
@@ -217,22 +187,3 @@ def test_neighbouring_columns_do_not_overlap():
     left = np.asarray(big[:, :8]).copy()
     add_partials([big[:, :8], big[:, :8]], out=big[:, 8:])
     assert (np.asarray(big[:, 8:]) == 2 * left).all()
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ((2, 3), "4 or 8 bytes"),
-        ((4, 0), "64 at most"),
-        ((4, 12), "a power of two of parts"),
-        ((4, 128), "64 at most"),
-        ((8, 2, 4), "at most 16 bytes"),
-        ((4, 2, 3), "1, 2 or 4 elements"),
-        ((4, 2, 4, 0), "at least one vector"),
-        ((4, 2, 4, 1, 40), "whole warps"),
-    ],
-)
-def test_rules_name_the_values(values, sentence):
-    with pytest.raises(KernelError, match=sentence) as caught:
-        AddConfig(*values)
-    assert f"capacity={values[1]}" in str(caught.value)

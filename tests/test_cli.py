@@ -9,7 +9,6 @@ from importlib import import_module
 import click
 import dask
 import dask.array as da
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -114,36 +113,11 @@ def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, o
     assert zarr.open_array(output, mode="r").chunks == (16, 16)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "right"), [("2", 2), ("-3", -3), ("2.0", 2.0), ("1e1", 10.0), ("1.0", 1.0)]
-)
-def test_whole_alphas_leave_integers_integers(tmp_path, cli, address, alpha, right):
-    a, b = (x.astype(np.int32) for x in (integers((12, 9)), integers((9, 7), 1)))
-    files = put(tmp_path / "a.npy", a), put(tmp_path / "b.npy", b)
-    output = tmp_path / "c.npy"
-    result = cli("matmul", *files, "-o", output, "--scheduler", address, "--alpha", alpha)
-    assert result.exit_code == 0, result.output
-    np.testing.assert_array_equal(get(output), right * (a @ b), strict=True)
-
-
 def test_an_alpha_that_does_not_fit_starts_no_workers(tmp_path, cli, monkeypatch):
     monkeypatch.setattr(multimm.cluster, "start", None)
     path = put(tmp_path / "a.npy", np.ones((4, 4), np.int8))
     args = ("matmul", path, path, "-o", tmp_path / "c.npy", "--alpha", 300)
     assert_one_line(cli(*args), 2, "300 does not fit int8")
-
-
-def test_datasets_are_named(tmp_path, cli, address):
-    a, b = integers((12, 9)), integers((9, 7))
-    with h5py.File(tmp_path / "ab.h5", "w") as file:
-        file["left"], file["right"] = a, b
-    result = cli(
-        *("matmul", tmp_path / "ab.h5", f"{tmp_path / 'ab.h5'}:/right", "--dataset-a", "left"),
-        *("-o", tmp_path / "c.h5", "--dataset-c", "out/product", "--scheduler", address),
-    )
-    assert result.exit_code == 0, result.output
-    with h5py.File(tmp_path / "c.h5") as file:
-        np.testing.assert_array_equal(file["out/product"][:], a @ b)
 
 
 def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):

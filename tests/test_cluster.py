@@ -35,7 +35,7 @@ from multimm.cluster.plugins.transfer_counter import (
 )
 from multimm.errors import ClusterError, OptionError
 from multimm.graph.scheduler.install import install
-from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
+from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
 
 pytestmark = pytest.mark.alone
 
@@ -194,19 +194,6 @@ def test_default_memory_limit_is_a_share_of_what_is_free(two_gpus, monkeypatch):
     assert check(memory_limit="3GB").memory_limit == 3 * 10**9
 
 
-def test_tcp_takes_the_place_of_a_ucxx_that_is_not_installed(two_gpus, monkeypatch, caplog):
-    missing = []
-    monkeypatch.setattr(start_module, "find_spec", lambda name: None if name in missing else True)
-    assert start_module._with_transport(check(), None).protocol == "ucxx"
-    assert caplog.text == ""
-    missing.append("distributed_ucxx")
-    assert start_module._with_transport(check(), None).protocol == "tcp"
-    assert "through the host's memory" in caplog.text
-    asked = start_module._with_transport(check(protocol="ucxx"), "ucxx")
-    with pytest.raises(ClusterError, match="distributed_ucxx cannot be imported"):
-        start_module._require_gpu_packages(asked.protocol)
-
-
 def test_dashboard_without_host_stays_on_loopback(two_gpus):
     assert check(dashboard_address=":8787").dashboard_address == "127.0.0.1:8787"
     assert check(dashboard_address="10.0.0.1:1").dashboard_address == "10.0.0.1:1"
@@ -318,13 +305,6 @@ def test_unlimited_memory_is_an_even_share_of_the_host():
     spec = spec_of(workers, answers)
     assert [d.memory_bytes // GIB for d in spec.devices] == [10, 10, 10, 30]
     assert not any(d.spills for d in spec.devices)
-
-
-def test_local_describes_this_process():
-    spec = mc.local()
-    assert (spec.workers, spec.threads, spec.link) == (1, dask.system.CPU_COUNT, SHARED_MEMORY)
-    assert spec.devices[0].kind == "cpu"
-    assert 0 < spec.devices[0].memory_bytes <= psutil.virtual_memory().total
 
 
 def test_local_leaves_out_what_the_process_holds():

@@ -69,15 +69,6 @@ def content(text="text", target="sm_90", name="name", options=()):
         return path.read_bytes()
 
 
-def test_instructions_of_one_chip_need_a_compiler_that_knows_it(fake):
-    assert compiling.target_for(90, specific=True) == "sm_90a"
-    for capability in (91, 110):
-        with pytest.raises(KernelError, match=rf"NVRTC 13\.0 compiles .* 120: {capability} needs"):
-            compiling.target_for(capability, specific=True)
-    with pytest.raises(KernelError, match="70 needs another"):
-        compiling.target_for(70)
-
-
 WGMMA = [entry.config for entry in SPLIT_REGISTRY if entry.config.specific]
 MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
 

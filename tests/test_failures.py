@@ -14,8 +14,6 @@ from clusters import in_threads
 from distributed import Client, KilledWorker, Scheduler, get_worker
 
 import multimm
-from multimm.checks import judge
-from multimm.checks import tasks as checks
 from multimm.errors import ArrayTypeError, FileFormatError, ShapeError
 from multimm.failures import told
 from multimm.graph.tasks import multiply
@@ -178,19 +176,6 @@ def test_transposes_and_checks_name_their_task(client):
     assert ", 1, 2, 0) failed on" in told(caught.value)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        *(checks.sketch_rows, checks.product_rows, checks.exact_rows, checks.add, checks.add_stats),
-        *(judge.judge, judge.judge_elements),
-    ],
-)
-def test_every_task_of_a_check_names_itself(client, task):
-    with pytest.raises(TypeError) as caught:
-        client.submit(task, key=task.__name__).result()
-    assert told(caught.value).startswith(f"task {task.__name__!r} failed on ")
-
-
 @pytest.mark.parametrize(("verb", "p_k"), [("gemm", 1), ("summed", 2)])
 def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
     def fails(*args, **options):
@@ -202,15 +187,6 @@ def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
     assert line.startswith("block (")
     assert line.endswith(f": OutOfMemoryError: Out of memory allocating {2**40} bytes")
     assert on_a_worker(client, line)
-
-
-def test_other_schedulers_run_no_workers():
-    b = da.ones((60, 60), chunks=20, dtype="float32")
-    with pytest.raises(ShapeError) as caught:
-        multimm.matmul(spoil(short), b, blocks=20, slabs=20).compute(scheduler="threads")
-    assert ", failed: ShapeError: a block of an operand has shape (20, 19), its" in told(
-        caught.value
-    )
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

@@ -77,26 +77,6 @@ def test_products_are_those_of_tasks_and_right(monkeypatch):
     assert abs(a - b).max() > 0.1
 
 
-@pytest.mark.parametrize(("precision", "sides"), [("ieee", []), ("float32", ["a", "b"])])
-def test_gpus_multiply_operands_that_were_packed_before(monkeypatch, precision, sides):
-    packed, multiplied = [], []
-
-    def pack(block, *, role, step):
-        assert step.precision == precision
-        packed.append(role)
-        return f"packed {role}"
-
-    monkeypatch.setattr(probes, "normal", lambda seed, shape, gpu: f"raw {'ab'[seed - 1]}")
-    monkeypatch.setattr("multimm.graph.tasks.multiply.pack", pack)
-    monkeypatch.setattr(
-        "multimm.graph.tasks.multiply.multiply", lambda a, b, *_, **__: multiplied.append((a, b))
-    )
-    product_gflops(precision, 8, 0.0, True)
-    state = "packed" if sides else "raw"
-    assert packed == sides
-    assert set(multiplied) == {(f"{state} a", f"{state} b")}
-
-
 # ----------------------------------------------------------------- live workers
 
 

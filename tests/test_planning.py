@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
+from multimm.errors import DTypeError, MemoryBudgetError, OptionError
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory, time
 from multimm.planning.explain import human
@@ -273,26 +273,6 @@ def test_fixed_blocks_k_tiles_and_parts_do_not_depend_on_the_workers():
         for workers in (1, 2, 3, 5, 8, 16)
     ]
     assert len({(x.m_blocks, x.n_blocks, x.k_tiles, x.part_of) for x in layouts}) == 1
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"blocks": 0}, {"blocks": (1, 2, 3)}, {"slabs": -1}, {"p_k": 1.5}, {"blocks": (4, True)}],
-)
-def test_options_are_positive_integers(bad):
-    with pytest.raises(OptionError, match=next(iter(bad))):
-        Options(**bad)
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="4 columns of a must equal the 5 rows of b"):
-        Problem(MatrixSpec((3, 4)), MatrixSpec((5, 6)))
-    with pytest.raises(ShapeError, match="broadcast"):
-        Problem(MatrixSpec((2, 3, 4)), MatrixSpec((3, 4, 6)))
-    with pytest.raises(ShapeError, match="at least 2 dimensions"):
-        MatrixSpec((3,))
-    with pytest.raises(ShapeError, match="add up"):
-        MatrixSpec((3, 4), chunks=((3,), (3,)))
 
 
 def test_specs_refuse_nonsense():

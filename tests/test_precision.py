@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from stand_in import GPUArray, fake_cupy, gpu, laid_out, memory
+from stand_in import fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
@@ -14,7 +14,7 @@ from multimm.gpu import product
 from multimm.gpu.arch import Device, limits_for
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice, note
-from multimm.gpu.product import gemm, packed
+from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch_cache
 
 HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
@@ -135,13 +135,6 @@ def test_of_a_product_with_its_transpose_one_operand_is_packed(kernels):
     assert kernels.ran[-1] == "split float32 lower", "no transpose: two operands"
 
 
-def test_repeated_rows_of_a_symmetric_product_are_laid_out_once(kernels):
-    row = np.lib.stride_tricks.as_strided(operands()[0][:1], (SIDE, SIDE), (0, 4)).view(GPUArray)
-    result = gemm(row, row, trans_a=True, lower=True)
-    np.testing.assert_array_equal(result, np.asarray(row).T @ np.asarray(row))
-    assert kernels.ran == ["split float32 gram lower"]
-
-
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("into", [None, "C", "F"])
 def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
@@ -225,13 +218,6 @@ def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monke
     monkeypatch.setattr(PackedBlock, "unpack", lambda block: {"a": a, "b": b}[block.side])
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
     assert kernels.ran == ["ffma" if device is TURING else "split"]
-
-
-def test_blocks_stay_as_they_are_where_no_kernel_takes_them_packed(kernels):
-    a, _ = operands()
-    # Ada's tensor cores are fast enough for one product, not for three.
-    for kernels.device, scheme in ((TURING, "float32"), (TURING, "tf32"), (ADA, "float32")):
-        assert packed(a, side="a", trans=False, scheme=scheme) is a
 
 
 def packed_pair(scheme="float32"):

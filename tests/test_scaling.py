@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,27 +15,16 @@ from rich.console import Console
 from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
 from benchmarks.agenda import Item, ask
 from benchmarks.group import Group, GroupError, OutOfTimeError
-from benchmarks.harness import U, WrongResultError
+from benchmarks.harness import WrongResultError
 from benchmarks.limit import Limit
-from benchmarks.peers import SYSTEMS, base
+from benchmarks.peers import SYSTEMS
 from benchmarks.peers.base import Machine
 from benchmarks.sweep_cases import KINDS, Product
 from multimm.cli import main
-from multimm.cluster.inspect.devices import Gpu
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
-
-
-@pytest.fixture
-def eight_gpus(monkeypatch):
-    found = tuple(Gpu(str(i), "NVIDIA H200", 150 * GB) for i in range(8))
-    for module in (agenda, scaling):
-        monkeypatch.setattr(module, "visible_gpus", lambda: found)
-    monkeypatch.setattr(base, "find_spec", lambda name: name)  # everything is installed
-    monkeypatch.setattr("distributed.system.memory_limit", lambda: 500 * GB)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=500 * GB))
 
 
 # The whole path
@@ -81,21 +69,6 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 # What is asked
 
 
-def test_the_agenda_has_every_case_for_every_count(eight_gpus):
-    asked = ask()
-    items = agenda.agenda(asked)
-    assert len({item.key for item in items}) == len(items)
-    ours = [item for item in items if item.system == "multimm"]
-    assert {item.machine.workers for item in ours} == {1, 2, 4, 8}
-    assert {item.precision for item in ours} == {"float32", "ieee", "tf32"}
-    (steady,) = [item for item in items if item.product.kind == "steady"]
-    assert (steady.repeats, steady.machine.workers, steady.system) == (20, 8, "multimm")
-    for name in ("cupy", "numpy"):
-        assert {item.machine.workers for item in items if item.system == name} == {1}
-    assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
-    assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
-
-
 # Verification
 
 
@@ -114,18 +87,6 @@ def test_a_sample_tells_right_from_wrong(promise):
         spoilt[at.rows[3], 5] = wrong
         with pytest.raises(WrongResultError):
             sampling.check(a[at.rows], b[:, at.columns], spoilt[at.rows][:, at.columns], promise)
-
-
-def test_a_sample_leaves_no_block_out_and_fits_in_memory():
-    at = sampling.choose(65536, 65536, 65536)
-    assert set(at.rows // 8192) == set(at.columns // 8192) == set(range(8))
-    tall = sampling.choose(8192, 8192, 2**23)
-    assert len(tall.columns) == sampling.LEAST_COLUMNS
-    assert len(sampling.choose(3, 2, 5).rows) == 3
-    quick = sampling.choose(16384, 16384, 16384, elements=sampling.QUICK_ELEMENTS)
-    assert len(quick.columns) == 128
-    assert set(quick.columns // 1024) == set(range(16))
-    assert sampling.allowed("tf32", 512) > 2**-9 > sampling.allowed("ieee", 512) == 515 * U
 
 
 # Process groups

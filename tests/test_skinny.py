@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.errors import KernelError
 from multimm.gpu.arch import limits_for
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import Device
-from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig, way_for
+from multimm.gpu.simt.thin import DotConfig, OuterConfig, way_for
 from multimm.gpu.strides import GemmSizes
 
 H200 = Device(limits_for(90), 132)
@@ -38,42 +37,6 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
     assert way.slices == 1 or (k <= way.slices * way.length and way.length % 512 == 0)
     assert way.slices < 64
     assert batch == 1 or way.slices == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ((3, 1, 8, 1, 8, 1), "power of two"),
-        ((1, 3, 8, 1, 8, 1), "halved"),
-        ((1, 1, 8, 3, 8, 1), "in one block"),
-        ((1, 1, 33, 1, 8, 1), "1 to 32 warps"),
-        ((16, 1, 8, 8, 8, 1), "more than 49152"),
-    ],
-)
-def test_rules_of_dot(values, sentence):
-    with pytest.raises(KernelError, match=sentence):
-        DotConfig(*values)
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ((3, 32, 8, 4, 8, 1), "power of two"),
-        ((1, 32, 8, 3, 8, 1), "1, 2 or 4 words"),
-        ((1, 24, 8, 4, 8, 1), "as much as any other"),
-        ((1, 32, 8, 4, 0, 1), "at least one"),
-        ((16, 32, 8, 4, 8, 1), "more than 49152"),
-    ],
-)
-def test_rules_of_axpy(values, sentence):
-    with pytest.raises(KernelError, match=sentence):
-        AxpyConfig(*values)
-
-
-def test_rules_of_outer():
-    for values, sentence in (((0, 64), "k is 1 to 12"), ((13, 64), "k is"), ((4, 60), "8 warps")):
-        with pytest.raises(KernelError, match=sentence):
-            OuterConfig(*values)
 
 
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.

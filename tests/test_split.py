@@ -156,22 +156,6 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     np.testing.assert_array_equal(turned, exact)  # its rows lie along columns of the product
 
 
-def test_only_square_products_have_a_triangle(launches):
-    a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
-    with pytest.raises(ShapeError, match="the product is 5 x 6: only a square one has a lower tr"):
-        gemm(a, b, lower=True)
-    assert launches == []
-
-
-def test_what_is_multiplied_by_zero_is_never_read(launches):
-    a, b, c, _, exact = case(60, 70, 9000)
-    nan = gpu(np.full((60, 70), np.nan, np.float32))
-    result = gemm(*both(a, b), alpha=0, beta=2, c=gpu(c), partial=nan)
-    np.testing.assert_array_equal(result, 2 * c)
-    assert len(launches) == 1, "no slices"
-    np.testing.assert_array_equal(gemm(*both(a, b), beta=0, c=nan), exact)
-
-
 def test_configurations_are_taken_by_value_and_name(launches):
     a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
     for entry in SPLIT_REGISTRY[:2]:

@@ -22,7 +22,6 @@ from multimm.gpu.emulated.configs import (
     SLAB,
     SPLIT_REGISTRY,
     SUMS_SHARE,
-    MmaConfig,
     WgmmaConfig,
     entries_for,
     pays,
@@ -37,24 +36,6 @@ from multimm.planning import problem, schedule
 from multimm.planning.cost import memory
 
 CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((2, 128, 7, 8), r"products must be 3 \(float32\) or 1"),
-        ((3, 96, 7, 8), "tile_n must be a multiple of 64"),
-        ((1, 320, 4, 8), "up to 256"),
-        ((3, 192, 5, 8), "324 registers per thread, of 232: lower tile_n"),
-        ((3, 128, 3, 8), "slots must be at least 4"),
-        ((1, 128, 1, 8), "slots must be at least 2"),
-        ((3, 128, 8, 8), "263296 bytes of shared memory, a block has at most 232448: lower slots"),
-        ((3, 128, 7, 0), "band must be positive"),
-    ],
-)
-def test_rules(values, message):
-    with pytest.raises(KernelError, match=message):
-        WgmmaConfig(*values)
 
 
 def test_the_table():
@@ -83,22 +64,6 @@ def test_the_kernel_has_the_same_constants():
     assert problem.ALONE == kernel_selection.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == WgmmaConfig.threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((2, 128, 3, 8), r"products must be 3 \(float32\) or 1"),
-        ((3, 192, 3, 8), r"tile_n must be one of \(64, 128\): a thread has registers for no more"),
-        ((1, 192, 3, 8), r"one of \(64, 128, 256\)"),
-        ((3, 128, 1, 8), "slots must be at least 2: one is filled while another one is multip"),
-        ((3, 128, 8, 8), "262144 bytes of shared memory, a block has at most 232448: lower slots"),
-        ((3, 128, 3, 0), "band must be positive"),
-    ],
-)
-def test_rules_of_mma(values, message):
-    with pytest.raises(KernelError, match=message):
-        MmaConfig(*values)
 
 
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)

@@ -142,16 +142,6 @@ def test_a_wrong_sub_block_is_named():
         multiply_bands(whole, x, banded="a", step=PLAIN)
 
 
-def test_stacks():
-    x, y = integers((3, 8, 8), 6), integers((8, 8), 7)
-    a = da.from_array(x, chunks=((1, 2), 3, 5), name="pieces-stack")
-    b = da.from_array(y, chunks=3, name="pieces-shared")
-    plan = planned(a, b, blocks=4, slabs=4)
-    meta = np.empty((0, 0, 0), "float32")
-    c = build(plan, a, b, None, PLAIN, meta)
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
-
-
 def test_a_block_within_another_is_no_copy():
     x = integers((8, 8), 8)
     cuts = (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 
 import numpy as np
@@ -15,7 +14,6 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu.elementwise import transpose as launcher
 from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
-from multimm.gpu.runtime import launch
 from multimm.gpu.runtime.kernel_source import kernel_text
 
 SIZES = (1, 2, 4, 8, 16)
@@ -68,24 +66,6 @@ def test_rows_and_columns_are_copied(shape, layout):
     ):
         assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
     assert Kernel.launches == []
-
-
-def test_stacks_are_cut_at_the_grid_limit(monkeypatch):
-    monkeypatch.setattr(launch, "MAX_GRID_Z", 4)
-    values = bytes_of("f8", 11, 2, 3)
-    assert transpose(gpu(values)).tobytes() == values.swapaxes(-1, -2).tobytes()
-    assert [grid[2] for _, grid, _, _ in Kernel.launches] == [4, 4, 3]
-
-
-def test_a_repeated_matrix_and_strides_that_no_kernel_walks(caplog):
-    caplog.set_level(logging.DEBUG, logger="multimm")
-    values = bytes_of("f4", 8, 16)
-    stack = np.broadcast_to(gpu(values), (5, 8, 16)).view(GPUArray)
-    assert (np.asarray(transpose(stack)) == values.T).all()
-    assert len(Kernel.launches) == 1
-    transpose(gpu(values)[::-1, ::2])
-    assert len(Kernel.launches) == 1
-    assert "transpose copies: strides (-64, 8)" in caplog.text
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 4, 5)])
@@ -149,29 +129,6 @@ def test_neighbouring_columns_do_not_overlap():
     np.testing.assert_array_equal(np.asarray(big[:, :8]), left)
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"word_bytes": 3}, "1, 2, 4, 8 or 16 bytes"),
-        ({"word_bytes": 4, "words": 0}, "at least one word"),
-        ({"word_bytes": 4, "vector": 3}, "2, 4, 8 or 16 elements"),
-        ({"word_bytes": 8, "vector": 4}, "slots of 32 bytes"),
-        ({"word_bytes": 1, "vector": 2}, "whole registers"),
-        ({"word_bytes": 4, "words": 3, "vector": 2}, "whole registers"),
-        ({"word_bytes": 4, "slots": 64, "threads": 32}, "cover a row of slots"),
-        ({"word_bytes": 4, "vector": 2, "slots": 8, "threads": 64}, "lanes that are served"),
-        ({"word_bytes": 8, "words": 6}, "49152 are allowed"),
-        ({"word_bytes": 4, "skew": 4}, "at least 32 bytes"),
-        ({"word_bytes": 4, "skew": 12}, "a power of two"),
-        ({"word_bytes": 4, "skew": 32}, "fits the tile"),
-    ],
-)
-def test_rules_name_the_values(values, sentence):
-    with pytest.raises(KernelError, match=sentence) as caught:
-        TransposeConfig(**values)
-    assert f"word_bytes={values['word_bytes']}" in str(caught.value)
-
-
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)
 def test_shared_memory_is_met_without_conflicts(config):
     """place() of kernels/common/slots.cuh, for the lanes that the hardware serves at a time."""
@@ -194,12 +151,3 @@ def test_shared_memory_is_met_without_conflicts(config):
         read = [place(row, slot) for slot, row in at]
         assert len({*written}) == len({*read}) == together
         assert turns(written) == turns(read) == 1
-
-
-def test_every_configuration_has_a_place_for_each_slot():
-    for config in CONFIGS:
-        pad = max(1, 4 // config.slot_bytes)
-        places = {row * config.slots + row // config.vector * pad + slot
-                  for row in range(config.tile) for slot in range(config.slots)}  # fmt: skip
-        assert len(places) == config.tile * config.slots
-        assert max(places) < config.shared_bytes // config.slot_bytes // config.words

@@ -247,16 +247,6 @@ def test_links_of_this_user_lead_to_the_cache_and_those_of_others_do_not(
     assert "another user" in warnings(caplog)[0]
 
 
-def test_links_in_a_circle_end(tmp_path, monkeypatch):
-    (tmp_path / "one").symlink_to("two")
-    (tmp_path / "two").symlink_to("one")
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "one"))
-    for kind in KINDS:
-        kind.write()
-        another_process()
-        assert not kind.known()
-
-
 # ------------------------------------------------------------------- damaged files
 
 
@@ -344,27 +334,6 @@ def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
     spec = store.applied(ClusterSpec.homogeneous(H200, 4), store.stored())
     side = MatrixSpec((65536, 65536))
     assert 0.1 < multimm.plan(side, side, cluster=spec).seconds < 60
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "\x1b[31mGPU"},
-        {"name": "x" * 10_000},
-        {"devices": "a\nb"},
-        {"measured": "yesterday"},
-        {"measured": "\x1b]0;title\x07"},
-        {"between": 1},
-        {"protocol": "tcp\x9b"},
-    ],
-    ids=str,
-)
-def test_names_and_days_that_are_none_are_damage(home, changes, caplog):
-    (home / "rates.json").write_text(edited(**changes))
-    assert store.stored() == Rates()
-    (said,) = warnings(caplog)
-    assert said.isprintable()
-    assert len(said) < 1000
 
 
 # ------------------------------------------------------------------- locks
