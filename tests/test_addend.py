@@ -11,6 +11,7 @@ import pytest
 from clusters import counting_client
 from distributed import wait
 from labels import tasks_of
+from paper import gpus
 from small import integers
 
 import multimm
@@ -21,7 +22,7 @@ from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 ADDED = Step("float32", "float32", alpha=2, beta=3)
 SIZE = 96
@@ -78,8 +79,7 @@ def product(a, b, c, workers, owners=(), step=ADDED, symmetric=False, **fixed):
     specs = [spec_of(x) for x in (a, b)]
     turned = (x.T if t else x for x, t in zip(specs, (step.trans_a, step.trans_b), strict=True))
     problem = Problem(*turned, c=spec_of(c, *owners), symmetric=symmetric)
-    cluster = ClusterSpec.homogeneous(H200, workers)
-    plan = plan_matmul(problem, cluster, options=Options(**fixed))
+    plan = plan_matmul(problem, gpus(workers), options=Options(**fixed))
     return plan, build(plan, a, b, c, step, np.empty((0,) * c.ndim, "float32"))
 
 
@@ -110,3 +110,17 @@ def test_stacks(workers, p_k):
     plan, d = product(a, b, c, workers, blocks=8, slabs=9, p_k=p_k)
     assert plan.layout.cuts_c
     np.testing.assert_array_equal(d.compute(scheduler="sync"), 2 * x @ y + 3 * z)
+
+
+def test_c_that_lies_elsewhere_takes_memory_there_and_where_it_is_added():
+    square = MatrixSpec((64, 64), chunks=((16,) * 4,) * 2)
+
+    def held(owners):
+        problem = Problem(square, square, c=replace(square, owners=owners))
+        plan = plan_matmul(problem, gpus(4), options=Options(blocks=16, slabs=16, p_k=1))
+        return sum(plan.spill_terms.values()), plan
+
+    there, plan = held((0,) * 16)
+    here, _ = held(plan.layout.result_owners(4))
+    # One worker has all of it, another one fetches its quarter.
+    assert there - here >= square.nbytes * (1 - 1 / 4) + square.nbytes / 4

@@ -175,6 +175,7 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output,
     assert names(tmp_path) == before
 
 
+@pytest.mark.slow  # it is waited for
 def test_a_dead_scheduler_is_noticed_soon(operands, cli, tmp_path):
     start = time.monotonic()
     result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")

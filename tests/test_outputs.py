@@ -447,7 +447,9 @@ def killed_run(path, number, dataset="", overwrite=False):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("suffix", "dataset"), [("npy", ""), ("zarr", ""), ("h5", ""), ("h5", "a")]
 )

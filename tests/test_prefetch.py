@@ -8,7 +8,7 @@ from collections import Counter
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting
+from clusters import counting, soon
 from distributed import Event, secede, wait
 
 import multimm
@@ -123,14 +123,15 @@ def test_a_product_that_is_asked_for_twice_is_counted_once(client):
     c = multimm.matmul(a, late, blocks=SIDE, slabs=SIDE)
     futures = [client.compute(c.sum())]
     try:
+        soon(lambda: (left := _left(client)) and (0, 0) not in {step for _, step in left})
         counted = _left(client)
-        assert counted
         futures.append(client.compute(c.max()))
+        soon(lambda: client.run_on_scheduler(_knows, futures[1].key))
         assert _left(client) == counted
     finally:
         held.set()
     assert [future.result(timeout=60) for future in futures]
-    assert not any(_left(client).values())
+    soon(lambda: not _left(client))
 
 
 def _late(block, held, block_id=None):
@@ -140,15 +141,13 @@ def _late(block, held, block_id=None):
     return block
 
 
-def _left(client, waits=2.0):
-    """Products and sums that are not done, by worker and step, once that stays so for a while."""
-    found, since = None, time.monotonic()
-    while time.monotonic() - since < waits:
-        now = client.run_on_scheduler(_counted)
-        if now != found:
-            found, since = now, time.monotonic()
-        time.sleep(0.1)
-    return found
+def _knows(key, dask_scheduler):
+    return key in dask_scheduler.tasks
+
+
+def _left(client):
+    """Products and sums that are not done, by worker and step."""
+    return client.run_on_scheduler(_counted)
 
 
 def _counted(dask_scheduler):
@@ -158,4 +157,5 @@ def _counted(dask_scheduler):
         for product in plugin.products.values()
         for rank, progress in product.progress.items()
         for step, count in progress.left.items()
+        if count
     }

@@ -160,7 +160,8 @@ def test_a_product_says_so_at_the_call(tmp_path):
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("megabytes", "form", "codec"), [(40, "tall", "none"), (20, "wide", "zstd")]
+    ("megabytes", "form", "codec"),
+    [(40, "tall", "none"), pytest.param(20, "wide", "zstd", marks=pytest.mark.slow)],
 )
 def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, form, codec):
     from benchmarks import storage_chunks
