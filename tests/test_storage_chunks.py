@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,6 +129,25 @@ def test_as_many_chunks_are_decoded_as_planned(tmp_path, monkeypatch, trans_a, b
     c = multimm.matmul(*lazy, **options).compute(scheduler="sync")
     np.testing.assert_array_equal(c, X @ X.T[:, :120])
     assert dict(read) == {role: reading.decodes(plan.layout, role) for role in "ab"}
+
+
+def test_plans_count_what_reading_holds_and_takes():
+    plan = planned(tall(), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
+    assert plan.memory_terms["reading storage chunks"] >= 2 * 40e6
+    assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""])
+    slow = planned(tall(codec="gzip"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
+    assert slow.time_terms["decoding"] > 2 * plan.time_terms["decoding"]
+
+
+@pytest.mark.parametrize(("memory", "least"), [(0.512e9, 1.5), (1e9, 1.5)])
+def test_fewer_chunks_are_decoded_along_chunks(memory, least):
+    """As many as half, or fewer, than in the blocks of files in one piece."""
+    b, cluster = MatrixSpec((1000, 1000)), cpus(memory)
+    plan = planned(tall(), b, cluster)
+    usual = planned(MatrixSpec((200_000, 1000)), b, cluster).layout
+    as_usual = replace(usual, problem=replace(usual.problem, a=tall()))
+    assert plan.fits
+    assert least * reading.decodes(plan.layout, "a") <= reading.decodes(as_usual, "a")
 
 
 # ------------------------------------------------------- what is refused
