@@ -213,9 +213,6 @@ def test_predictions_are_the_planners_and_are_called_so():
     assert {row.split(" | ")[1] for row in table.splitlines()[4:]} == {"16", "64", "256", "1024"}
 
 
-pytestmark = pytest.mark.slow
-
-
 def _entry(case, system, ratio, **more):
     return dict.fromkeys(records.KEYS) | {
         "case": case, "system": system, "shape": [4096, 4096, 4096], "seconds": [0.1],
