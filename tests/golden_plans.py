@@ -179,6 +179,12 @@ class Change(NamedTuple):
         """Whether he is better off in some way, and worse in none."""
         return not self.worse and any(ratio < 1 for ratio in self.ratios.values())
 
+    @property
+    def seen(self) -> bool:
+        """Whether anything else is planned, or predicted by more than rounding."""
+        close = 1 / SLOWER < self.ratios["seconds"] < SLOWER
+        return not close or {**self.new, "seconds": 0} != {**self.old, "seconds": 0}
+
     def __str__(self) -> str:
         shown = [
             f"{name} {self.old.get(name, 'refused')} -> {self.new.get(name, 'refused')}"

@@ -14,6 +14,16 @@ from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
     import cupy
 
+#: Of products with kernels of their own: few rows, few columns, a short k, and k in slices.
+SKINNY = (
+    (1, 1000, 1003), (1003, 1, 1000), (1, 5000, 300), (1, 4096, 512), (4100, 1, 2500),
+    (2, 1001, 700), (700, 2, 1001), (3, 640, 640), (515, 4, 333), (5, 2052, 129), (2052, 7, 129),
+    (8, 900, 901), (901, 8, 900), (2100, 11, 513), (1300, 16, 900), (30_001, 1, 33),
+    (20_000, 3, 64), (9_000, 8, 40), (3, 3, 300_001), (1, 1, 400_000), (20, 1, 150_000),
+    (1, 20, 150_000), (7, 40, 70_003), (1000, 1000, 1), (801, 803, 5), (1031, 517, 8),
+    (641, 1111, 11), (128, 5000, 12),
+)  # fmt: skip
+
 
 def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
     """The values inside a larger GPU buffer: `extra` more columns, `offset` elements in front.

@@ -128,7 +128,7 @@ PLANNING = (
         "planning/choice.py",
         "ranks = fewer or found",
         "ranks = found",
-        "fewer",
+        "worker_subset golden",
     ),
     Fault(
         "a slower plan wins where it was to give way",
@@ -177,14 +177,14 @@ PLANNING = (
         "planning/tiling/triangle.py",
         "yield SubBlock(slice(middle, end), slice(start, middle))",
         "yield SubBlock(slice(start, end), slice(start, end))",
-        "gram_diagonal",
+        "symmetric_diagonal",
     ),
     Fault(
         "what has no room is taken to be spilled for nothing",
         "planning/cost/time.py",
         '"spilling": 2 * spilled / SPILL_RATE[device.kind],',
         '"spilling": 0.0 * spilled,',
-        "planning",
+        "golden",
     ),
     Fault(
         "transfers are added to what they run beside",
@@ -215,7 +215,7 @@ MEMORY = (
         "planning/cost/memory.py",
         'finished: Terms = {"C finished": (',
         'finished: Terms = {"C finished": 0 * (',
-        "gathered gram -k memory_counts or memory_is",
+        "golden",
     ),
     Fault(
         "partial sums take no memory",
@@ -344,7 +344,7 @@ GRAPH = (
         "graph/lowering/symmetric.py",
         "return add(block.swapaxes(-1, -2) if turned else block, c=c, step=step)",
         "return add(block, c=c, step=step)",
-        "gram",
+        "symmetric",
     ),
     Fault(
         "sub_blocks of a coalesced are taken from its beginning",

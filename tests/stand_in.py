@@ -79,6 +79,8 @@ def laid_out(values: np.ndarray, layout: str) -> GPUArray:
 
 def memory(pointer: int, shape: tuple[int, ...], steps: tuple[int, ...], kind: str) -> np.ndarray:
     """The elements at an address, as a kernel would walk them; steps count elements."""
+    if 0 in shape:
+        return np.zeros(shape, kind)
     item = np.dtype(kind).itemsize
     size = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + 1
     flat = np.frombuffer((ctypes.c_char * (size * item)).from_address(int(pointer)), kind)

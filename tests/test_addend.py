@@ -11,6 +11,7 @@ import pytest
 from clusters import counting_client
 from distributed import wait
 from labels import tasks_of
+from paper import gpus
 from small import integers
 
 import multimm
@@ -21,7 +22,7 @@ from multimm.graph.tasks.multiply import Step
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 ADDED = Step("float32", "float32", alpha=2, beta=3)
 SIZE = 96
@@ -78,8 +79,7 @@ def product(a, b, c, workers, owners=(), step=ADDED, symmetric=False, **fixed):
     specs = [spec_of(x) for x in (a, b)]
     turned = (x.T if t else x for x, t in zip(specs, (step.trans_a, step.trans_b), strict=True))
     problem = Problem(*turned, c=spec_of(c, *owners), symmetric=symmetric)
-    cluster = ClusterSpec.homogeneous(H200, workers)
-    plan = plan_matmul(problem, cluster, options=Options(**fixed))
+    plan = plan_matmul(problem, gpus(workers), options=Options(**fixed))
     return plan, build(plan, a, b, c, step, np.empty((0,) * c.ndim, "float32"))
 
 
@@ -112,46 +112,12 @@ def test_stacks(workers, p_k):
     np.testing.assert_array_equal(d.compute(scheduler="sync"), 2 * x @ y + 3 * z)
 
 
-def test_products_with_other_c_are_others():
-    a = da.ones((6, 6), chunks=3)
-    names = {multimm.gemm(1, a, a, 1, c).name for c in (a, a + 1, a.rechunk(2), a)}
-    assert len(names) == 3
-
-
-# ------------------------------------------------------------------- the plan
-
-
-def test_where_c_lies_is_counted():
-    square = MatrixSpec((64, 64), chunks=((16,) * 4,) * 2)
-    cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16, p_k=1)
-
-    def planned(**known):
-        problem = Problem(square, square, c=replace(square, **known))
-        return plan_matmul(problem, cluster, options=fixed)
-
-    unknown = planned()
-    owners = unknown.layout.result_owners(4)
-    assert unknown.bytes_added == square.nbytes
-    assert "and at most 16.4 kB of the C that is added" in str(unknown)
-    assert planned(owners=owners).bytes_added == 0
-    turned = planned(owners=owners[::-1])
-    assert turned.bytes_added == square.nbytes
-    assert "kB of the C that is added" in str(turned)
-    assert "at most" not in str(turned)
-    whole = planned(chunks=((64,), (64,)), owners=(0,))
-    assert whole.bytes_added == square.nbytes * 3 / 4
-    assert whole.time_terms["transfers"] > planned(owners=owners).time_terms["transfers"]
-    without = plan_matmul(Problem(square, square), cluster, options=fixed)
-    assert without.bytes_added == 0
-
-
 def test_c_that_lies_elsewhere_takes_memory_there_and_where_it_is_added():
     square = MatrixSpec((64, 64), chunks=((16,) * 4,) * 2)
-    cluster, fixed = ClusterSpec.homogeneous(H200, 4), Options(blocks=16, slabs=16, p_k=1)
 
     def held(owners):
         problem = Problem(square, square, c=replace(square, owners=owners))
-        plan = plan_matmul(problem, cluster, options=fixed)
+        plan = plan_matmul(problem, gpus(4), options=Options(blocks=16, slabs=16, p_k=1))
         return sum(plan.spill_terms.values()), plan
 
     there, plan = held((0,) * 16)

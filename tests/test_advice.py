@@ -51,18 +51,6 @@ def test_the_memory_and_the_workers_that_are_advised_do_and_little_less_does_not
     assert not planned(problem, 200_000_000, count // 2).fits
 
 
-def test_advice_is_for_memory_that_row_panels_need_not_for_all_of_c():
-    text = refused(planned(square(300_000)))
-    assert re.search(r"give each worker [\d.]{1,3} GB", text), text  # not hundreds
-    assert "slabs=" not in text  # there are too many tasks already
-
-
-def test_a_plan_of_the_shortest_blocks_goes_in_row_panels():
-    plan = planned(square(300_000))
-    assert plan.layout.row_panels > 1
-    assert plan.peak_bytes <= plan.budget_bytes
-
-
 def test_given_blocks_are_left_out_where_that_does():
     text = refused(planned(square(20_000), 10**8, options=Options(blocks=10_000)))
     assert "leave out blocks=" in text

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from toy_cupy import ToyTimer, toy_cupy
+from toy_cupy import toy_cupy
 
 import multimm.gpu.elementwise.reduce
 import multimm.gpu.product
-from benchmarks import kernels, latency, matvec, python_comparison, records, sums
-from benchmarks.cases import Case
+from benchmarks import kernels, matvec, python_comparison, records, sums
 from benchmarks.harness import Bench, WrongResultError
-from benchmarks.report import tables
 from benchmarks.report.runs import Runs
 from benchmarks.timing import HostTimer
 
 pytestmark = pytest.mark.slow
-
-
-def _product(case, a, b):
-    return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
 
 
 def test_the_python_comparison_runs_on_the_cpu():
@@ -34,13 +26,6 @@ def test_the_python_comparison_runs_on_the_cpu():
         ("python 8", "NumPy"),
     } <= systems
     assert ("python 8", "CPU, Python loop") not in systems
-
-
-def test_a_wrong_product_is_not_timed(monkeypatch):
-    wrong = {"NumPy": lambda: np.zeros((4, 4), np.float32)}
-    monkeypatch.setattr(python_comparison, "cpu_products", lambda *_: wrong)
-    with pytest.raises(WrongResultError, match="NumPy is wrong for n = 4"):
-        python_comparison.measure(Bench(HostTimer(), rounds=1), gpu=False, sizes=(4,))
 
 
 def test_the_command_runs_what_a_machine_without_gpu_can(
@@ -79,47 +64,6 @@ def test_sums_are_verified_and_counted(cupy, monkeypatch):
     )
     with pytest.raises(WrongResultError, match="sum of 2 by multimm"):
         sums.measure(bench, shapes=((5, 8),), counts=(2,))
-
-
-def test_calls_are_verified_and_timed_per_call(cupy, monkeypatch):
-    bench = Bench(HostTimer())
-    latency.measure(bench, sizes=(8,), rounds=3)
-    assert [(e["case"], e["system"]) for e in bench.records] == [
-        ("latency 8", "multimm"), ("latency 8", "cupy"),
-    ]  # fmt: skip
-    assert all(len(e["seconds"]) == 3 for e in bench.records)
-    assert all(e["median"] < 0.01 for e in bench.records)
-    monkeypatch.setattr(cupy, "matmul", lambda a, b: 2 * (a @ b))
-    with pytest.raises(WrongResultError, match="8 x 8 x 8"):
-        latency.measure(bench, sizes=(8,), rounds=3)
-
-
-def test_thin_products_stand_beside_cublas_and_a_copy(cupy, monkeypatch):
-    def multiply(case, a, b, out):
-        return lambda: np.copyto(out, _product(case, a, b))
-
-    def gemm(a, b, *, precision, trans_a, trans_b, out):
-        assert precision == "ieee"
-        np.copyto(out, (a.T if trans_a else a) @ (b.T if trans_b else b))
-
-    library = SimpleNamespace(sgemm=multiply, lt=lambda *_: None, sgemv=multiply)
-    monkeypatch.setattr(matvec, "Cublas", lambda stream: library)
-    monkeypatch.setattr(matvec, "COPIED", 64)
-    monkeypatch.setattr(multimm.gpu.product, "gemm", gemm)
-    bench = Bench(ToyTimer(), rounds=2, target=0)
-    matvec.measure(bench, cases=(Case(5, 1, 7, "TN"), Case(1, 5, 7, "NT")))
-    assert [e["system"] for e in bench.records[:5]] == [
-        "copy", "multimm", "cublas sgemm", "cublas sgemv", "cupy",
-    ]  # fmt: skip
-    assert [e["case"] for e in bench.records[4:6]] == [
-        "matvec 5 x 1 x 7, TN", "matvec 1 x 5 x 7, NT",
-    ]  # fmt: skip
-    copied, ours = bench.records[:2]
-    assert ours["gbs"] == pytest.approx(4 * (5 * 7 + 7 + 5) / ours["median"] / 1e9, rel=1e-4)
-    assert ours["ratio_vs"]["copy"] == pytest.approx(ours["gbs"] / copied["gbs"], rel=1e-2)
-    assert "| 5 x 1 x 7, TN |" in tables.matvec(
-        [dict.fromkeys(records.KEYS) | entry for entry in bench.records]
-    )
 
 
 def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(

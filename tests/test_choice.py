@@ -15,21 +15,6 @@ from multimm.gpu.strides import GemmSizes
 H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-@pytest.mark.parametrize("size", [(1024, 1024, 256), (16384, 16384, 16384), (1024, 65536, 300)])
-def test_large_products_run_on_the_tensor_cores(size, precision):
-    found = choose_kernel(GemmSizes(*size), precision, H200)
-    assert (found.kernel, found.precision) == (SPLIT, precision)
-
-
-@pytest.mark.parametrize(
-    ("capability", "precision"), [(80, "float32"), (80, "tf32"), (89, "tf32"), (100, "float32")]
-)
-def test_large_products_run_on_other_tensor_cores_too(capability, precision):
-    device = Device(limits_for(capability), 108)
-    assert choose_kernel(GemmSizes(8192, 8192, 8192), precision, device).kernel == SPLIT
-
-
 @pytest.mark.parametrize(
     ("sizes", "precision", "device", "reason"),
     [
@@ -51,23 +36,11 @@ def test_others_do_not_and_say_why(sizes, precision, device, reason):
     assert reason in found.reason
 
 
-def test_large_matrices_of_a_stack_are_multiplied_one_by_one():
-    for sizes in ((2048, 2048, 2048, 2), (8192, 8192, 8192, 2)):
-        assert choose_kernel(GemmSizes(*sizes), "float32", H200).kernel == SPLIT
-    assert choose_kernel(GemmSizes(8192, 8192, 8192, 2), "ieee", H200).kernel == FFMA
-
-
 def test_what_is_multiplied_by_zero_needs_no_tensor_cores():
     for batch in (1, 2):
         found = choose_kernel(GemmSizes(8192, 8192, 8192, batch), "float32", H200, True)
         assert found.kernel == FFMA
     assert choose_kernel(GemmSizes(8192, 8192, 8192), "float32", H200, True).reason == "alpha is 0"
-
-
-def test_narrow_products_do_where_the_prediction_says_so():
-    found = choose_kernel(GemmSizes(512, 65536, 8192), "float32", H200)
-    assert found.kernel == SPLIT
-    assert "predicted on the tensor cores" in found.reason
 
 
 @pytest.mark.parametrize("reason", [None, "the data are not finite"])

@@ -138,15 +138,6 @@ def test_planned_chunks_are_regular(m, n, tall, wide, workers, device, laid):
     assert tuple(map(sum, plan.chunks)) == (m, m)
 
 
-def test_squares_in_usual_chunks_are_cut_at_these_and_nothing_is_handed_out_again():
-    square = MatrixSpec((5000, 5000), chunks=((1024,) * 4 + (904,),) * 2)
-    for workers in (1, 2, 3, 4):
-        plan = multimm.plan(square, square, cluster=ClusterSpec.homogeneous(CPU, workers))
-        assert is_regular(plan.chunks)
-        assert plan.chunks == plan.layout.own_chunks
-        assert not plan.bytes_joined
-
-
 def test_slices_of_blocks_stay_with_their_workers(client):
     """What serves many chunks is multiplied once, and no chunk travels."""
     if client is None:
@@ -171,27 +162,6 @@ def test_chunks_have_memory_of_their_own():
     for chunk in dask.compute(*c.to_delayed().ravel(), scheduler="sync"):
         assert chunk.base is None
         assert chunk.flags.c_contiguous
-
-
-def test_gemm_has_the_rows_and_columns_of_what_it_multiplies():
-    x, y, z = integers((40, 60), 1), integers((36, 40), 2), integers((60, 36), 3)
-    a, b, c = da.from_array(x, chunks=(9, 7)), da.from_array(y, chunks=(5, 11)), da.from_array(z)
-    options = {"trans_a": True, "trans_b": True, "beta": 1, "c": c}
-    made = multimm.gemm(2, a, b, **options, chunks="operands")
-    assert made.chunks == (a.chunks[1], b.chunks[0])
-    assert multimm.plan(a, b, alpha=2, **options, chunks="operands").chunks == made.chunks
-    np.testing.assert_array_equal(made.compute(), 2 * x.T @ y.T + z)
-
-
-def test_blocks_say_what_is_multiplied_and_chunks_what_comes_of_it():
-    """The bits are those of the blocks."""
-    x = np.random.default_rng(0).random((60, 60))
-    a = da.from_array(x, chunks=20)
-    own = multimm.matmul(a, a, blocks=16, slabs=16)
-    cut = multimm.matmul(a, a, blocks=16, slabs=16, chunks="operands")
-    assert own.chunks == ((16, 16, 16, 12),) * 2
-    assert cut.chunks == a.chunks
-    np.testing.assert_array_equal(own.compute(), cut.compute())
 
 
 @pytest.mark.parametrize("chunks", ["planned", "", 0, -2, 2.5, (1, 2, 3), ((3,), (36,)), None,

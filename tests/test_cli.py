@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from importlib import import_module
@@ -10,7 +9,6 @@ from importlib import import_module
 import click
 import dask
 import dask.array as da
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -80,7 +78,10 @@ def test_a_product_beside_its_factors(tmp_path, cli, address, suffix):
     assert_one_line(cli(*args), 2, "exists already")
 
 
-@pytest.mark.parametrize(("form_a", "form_b", "form_c"), list(itertools.product(FORMATS, repeat=3)))
+@pytest.mark.parametrize(
+    ("form_a", "form_b", "form_c"),
+    [("npy", "npy", "npy"), ("npy", "zarr", "h5"), ("zarr", "h5", "npy"), ("h5", "npy", "zarr")],
+)
 def test_a_product_from_files_to_a_file(tmp_path, cli, address, form_a, form_b, form_c):
     a, b = integers((40, 30)), integers((30, 50), 1)
     path_a, path_b = put(tmp_path / f"a.{form_a}", a), put(tmp_path / f"b.{form_b}", b)
@@ -112,58 +113,11 @@ def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, o
     assert zarr.open_array(output, mode="r").chunks == (16, 16)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "right"), [("2", 2), ("-3", -3), ("2.0", 2.0), ("1e1", 10.0), ("1.0", 1.0)]
-)
-def test_whole_alphas_leave_integers_integers(tmp_path, cli, address, alpha, right):
-    a, b = (x.astype(np.int32) for x in (integers((12, 9)), integers((9, 7), 1)))
-    files = put(tmp_path / "a.npy", a), put(tmp_path / "b.npy", b)
-    output = tmp_path / "c.npy"
-    result = cli("matmul", *files, "-o", output, "--scheduler", address, "--alpha", alpha)
-    assert result.exit_code == 0, result.output
-    np.testing.assert_array_equal(get(output), right * (a @ b), strict=True)
-
-
 def test_an_alpha_that_does_not_fit_starts_no_workers(tmp_path, cli, monkeypatch):
     monkeypatch.setattr(multimm.cluster, "start", None)
     path = put(tmp_path / "a.npy", np.ones((4, 4), np.int8))
     args = ("matmul", path, path, "-o", tmp_path / "c.npy", "--alpha", 300)
     assert_one_line(cli(*args), 2, "300 does not fit int8")
-
-
-def test_an_alpha_that_is_no_number(cli, operands):
-    assert_one_line(
-        cli("matmul", *operands, "-o", "c.npy", "--alpha", "two"), 2, "'two'", "--alpha"
-    )
-
-
-def test_datasets_are_named(tmp_path, cli, address):
-    a, b = integers((12, 9)), integers((9, 7))
-    with h5py.File(tmp_path / "ab.h5", "w") as file:
-        file["left"], file["right"] = a, b
-    result = cli(
-        *("matmul", tmp_path / "ab.h5", f"{tmp_path / 'ab.h5'}:/right", "--dataset-a", "left"),
-        *("-o", tmp_path / "c.h5", "--dataset-c", "out/product", "--scheduler", address),
-    )
-    assert result.exit_code == 0, result.output
-    with h5py.File(tmp_path / "c.h5") as file:
-        np.testing.assert_array_equal(file["out/product"][:], a @ b)
-
-
-def test_explain_plans_and_computes_nothing(operands, cli, address, tmp_path):
-    result = cli("matmul", *operands, "--explain", "--scheduler", address)
-    assert result.exit_code == 0, result.output
-    assert "40 x 30 @ 30 x 50" in result.stdout
-    assert "computed" not in result.stdout
-    assert names(tmp_path) == ["a.npy", "b.npy"]
-
-
-def test_no_verify_says_nothing_about_correctness(operands, cli, address, tmp_path):
-    output = tmp_path / "c.npy"
-    result = cli("matmul", *operands, "-o", output, "--no-verify", "--scheduler", address)
-    assert result.exit_code == 0, result.output
-    assert "verified" not in result.stdout
-    assert output.exists()
 
 
 def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
@@ -173,20 +127,6 @@ def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path)
     np.testing.assert_array_equal(get(output), integers((2, 2)))
     assert cli(*args, "--overwrite").exit_code == 0
     assert get(output).shape == (40, 50)
-
-
-def test_plans_of_symmetric_products_and_of_many_nodes(cli):
-    symmetric = cli("plan", "65536x65536", "--gram", "--gpus", 8)
-    assert symmetric.exit_code == 0, symmetric.output
-    assert "one triangle of C computed and mirrored" in symmetric.stdout
-    nodes = cli(
-        *("plan", "262144x262144", "262144x262144", "--gpus", 64),
-        *("--per-node", 8, "--node-link", 12.5),
-    )
-    assert nodes.exit_code == 0, nodes.output
-    assert "8 per node, infiniband between nodes" in nodes.stdout
-    for bad in (["10x10"], ["10x10", "10x10", "--gram"], ["10x10", "10x10", "--node-link", 5]):
-        assert_one_line(cli("plan", *bad), 2)
 
 
 # Bad input ------------------------------------------------------------------------------
@@ -235,6 +175,7 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output,
     assert names(tmp_path) == before
 
 
+@pytest.mark.slow  # it is waited for
 def test_a_dead_scheduler_is_noticed_soon(operands, cli, tmp_path):
     start = time.monotonic()
     result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")
@@ -304,10 +245,6 @@ def test_a_cluster_without_workers_is_refused(operands, cli, tmp_path):
 )
 def test_a_wrong_command_line_points_to_help(cli, args, text):
     assert_one_line(cli(*args), 2, text, "--help")
-
-
-def test_an_output_is_needed(operands, cli):
-    assert_one_line(cli("matmul", *operands), 2, "-o C.npy")
 
 
 def test_debug_shows_the_traceback(operands, cli, tmp_path):
@@ -480,36 +417,6 @@ def test_the_command_starts_its_own_workers(tmp_path):
 # The other commands ---------------------------------------------------------------------
 
 
-def test_plan_for_many_gpus_on_a_laptop(cli):
-    result = cli("plan", "65536x65536", "65536x32768", "--gpus", 1024, "--chunks", 4096)
-    assert result.exit_code == 0, result.output
-    assert "65536 x 65536 @ 65536 x 32768 -> float32" in result.stdout
-    assert "1024 of NVIDIA H200, nvlink" in result.stdout
-
-
-def test_plan_for_operands_in_host_memory(cli):
-    shapes = "plan", "16384x16384", "16384x8192", "--host"
-    on_gpus = cli(*shapes, "--gpus", 2).stdout
-    assert "host      1.61 GB of A and B to the GPUs, 537 MB of C from there" in on_gpus
-    assert "to the GPUs" in on_gpus.splitlines()[-1]
-    assert "host" not in cli(*shapes, "--workers", 2).stdout
-    assert "host" not in cli(*shapes[:-1], "--gpus", 2).stdout
-
-
-def test_plan_for_cpu_workers_and_files(cli, operands):
-    result = cli("plan", *operands, "--workers", 3, "--memory-limit", "2GB", "--threads", 2)
-    assert result.exit_code == 0, result.output
-    assert "40 x 30 @ 30 x 50" in result.stdout
-    assert "3 of " in result.stdout
-    assert "2 threads each" in result.stdout
-
-
-def test_plan_of_integers_and_transposes(cli):
-    result = cli("plan", "30x40", "30x50", "--trans-a", "--dtype", "int16")
-    assert result.exit_code == 0, result.output
-    assert "40 x 30 @ 30 x 50 -> int16" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("args", "texts"),
     [
@@ -553,19 +460,3 @@ def test_help_and_version(cli):
     bare = cli()
     assert bare.exit_code == 2
     assert "Commands:" in bare.stderr
-
-
-def test_help_says_what_is_taken_and_what_is_the_default(cli):
-    said = {name: " ".join(cli(name, "--help").output.split()) for name in ("matmul", "plan")}
-    assert "Both have 2 dimensions" in said["matmul"]
-    assert "GPU workers; 0: CPU. Default: all GPUs." in said["matmul"]
-    assert "GPU workers; 0: CPU. Default: 1." in said["plan"]
-    assert "all GPUs" not in said["plan"]
-    assert "1 of NVIDIA H200" in cli("plan", "30x40", "40x50").stdout
-
-
-def test_parts_of_k_are_an_option_too(cli):
-    planned = cli("plan", "30x4000", "4000x50", "--workers", 4, "--p-k", 2).stdout
-    assert "grid      2 x 1 x 2" in planned or "grid      1 x 2 x 2" in planned
-    assert cli("plan", "30x40", "40x50", "--workers", 1, "--threads", 0).exit_code != 0
-    assert cli("doctor", "--debug").exit_code in (0, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import multiprocessing
 import os
@@ -17,11 +15,10 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import dask
-import dask.array as da
 import numpy as np
 import psutil
 import pytest
-from distributed import Client, LocalCluster, Security, wait
+from distributed import Client, LocalCluster, Security
 from distributed.comm import CommClosedError
 
 import multimm
@@ -31,15 +28,14 @@ from multimm.cluster import options
 from multimm.cluster.inspect import devices
 from multimm.cluster.inspect.cluster_spec import listed, spec_of
 from multimm.cluster.inspect.devices import Gpu
-from multimm.cluster.inspect.workers import Answer, answer
+from multimm.cluster.inspect.workers import Answer
 from multimm.cluster.plugins.transfer_counter import (
-    TransferCounter,
     received_bytes,
     reset_received_bytes,
 )
 from multimm.errors import ClusterError, OptionError
 from multimm.graph.scheduler.install import install
-from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, SHARED_MEMORY
+from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
 
 pytestmark = pytest.mark.alone
 
@@ -77,11 +73,6 @@ def touch(*blocks: np.ndarray) -> int:
 
 
 # ---------------------------------------------------------------------- start
-
-
-def test_workers_run_with_the_options_given(client):
-    workers = listed(client).values()
-    assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, GIB)] * 2
 
 
 def test_everything_listens_on_loopback_only(client):
@@ -126,11 +117,6 @@ def test_close_takes_workers_and_threads_down_and_leaves_the_environment_alone()
     assert client.status == "closed"
     assert {child.pid for child in multiprocessing.active_children()} == children
     assert event_loops() == threads
-
-
-def test_what_workers_hold_is_exempt_from_collection():
-    with mc.start(workers=1, memory_limit=GIB) as client:
-        assert min(client.run(gc.get_freeze_count).values()) > 10_000
 
 
 @pytest.mark.parametrize(
@@ -195,13 +181,6 @@ def test_gpus_are_taken_by_default_and_cpu_workers_when_asked_for(two_gpus):
     assert check(workers=3).workers == 3
 
 
-def test_protocol_follows_the_workers_and_the_security(two_gpus):
-    assert check().protocol == "ucxx"
-    assert check(protocol="tcp").protocol == "tcp"
-    assert check(gpus=0).protocol == "tcp"
-    assert check(security=Security(require_encryption=True)).protocol == "tls"
-
-
 def host_memory(monkeypatch, *, total, available, bound=None):
     memory = SimpleNamespace(total=total * GIB, available=available * GIB)
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
@@ -213,35 +192,6 @@ def test_default_memory_limit_is_a_share_of_what_is_free(two_gpus, monkeypatch):
     assert check().memory_limit == 360 * GIB
     assert check(workers=4).memory_limit == 180 * GIB
     assert check(memory_limit="3GB").memory_limit == 3 * 10**9
-
-
-def test_default_memory_limit_grows_with_the_gpu_on_hosts_that_show_little(two_gpus, monkeypatch):
-    host_memory(monkeypatch, total=8, available=8)
-    assert check().memory_limit == 35 * GIB
-    assert check(workers=4).memory_limit == int(0.9 * 8 * GIB) // 4
-
-
-def test_default_memory_limit_stays_below_a_containers(two_gpus, monkeypatch):
-    host_memory(monkeypatch, total=1000, available=800, bound=20)
-    assert check().memory_limit == 9 * GIB
-
-
-def test_tcp_takes_the_place_of_a_ucxx_that_is_not_installed(two_gpus, monkeypatch, caplog):
-    missing = []
-    monkeypatch.setattr(start_module, "find_spec", lambda name: None if name in missing else True)
-    assert start_module._with_transport(check(), None).protocol == "ucxx"
-    assert caplog.text == ""
-    missing.append("distributed_ucxx")
-    assert start_module._with_transport(check(), None).protocol == "tcp"
-    assert "through the host's memory" in caplog.text
-    asked = start_module._with_transport(check(protocol="ucxx"), "ucxx")
-    with pytest.raises(ClusterError, match="distributed_ucxx cannot be imported"):
-        start_module._require_gpu_packages(asked.protocol)
-
-
-def test_tcp_between_gpus_says_what_it_costs(two_gpus, caplog):
-    assert start_module._with_transport(check(protocol="tcp"), "tcp").protocol == "tcp"
-    assert "through the host's memory" in caplog.text
 
 
 def test_dashboard_without_host_stays_on_loopback(two_gpus):
@@ -275,16 +225,6 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     assert asked["rmm_allocator_external_lib_list"] == "cupy"
     assert asked["memory_limit"] == GIB
     assert "all network interfaces, unencrypted" in caplog.text
-
-
-def test_a_gpu_that_others_have_filled_is_named_before_workers_start(two_gpus, monkeypatch):
-    monkeypatch.setattr(start_module, "find_spec", lambda name: True)
-    free = {"0": 140 * GIB, "1": 3 * GIB}
-    monkeypatch.setattr(start_module, "free_bytes", lambda gpu: free[gpu.ident])
-    with pytest.raises(ClusterError, match=r"^GPU 1 has 3\.2 GB free.*120\.3 GB \(rmm_pool=0\.8\)"):
-        mc.start()
-    with pytest.raises(ClusterError, match=r"rmm_pool='4GB'"):
-        mc.start(rmm_pool="4GB")
 
 
 def test_a_script_without_main_guard_is_told_so(monkeypatch):
@@ -325,13 +265,6 @@ def test_what_a_process_holds_for_itself_is_no_part_of_the_budget(client):
     assert on_paper.budget_bytes == int(0.6 * left)
 
 
-def test_workers_that_no_nanny_ends_may_use_their_share_of_all_memory():
-    for entry, budget in ((an_entry(), 6 * GIB), (an_entry(nanny=None), 6 * GIB)):
-        assert spec_of({"inproc://1": entry}, {}).budget_bytes == int(0.6 * budget)
-    small = an_entry(nanny="tcp://10.0.0.1:2", memory_limit=10**8)
-    assert spec_of({"tcp://10.0.0.1:1": small}, {}).budget_bytes == 0
-
-
 def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
@@ -341,50 +274,6 @@ def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
         assert mc.describe(client) is None
         assert time.monotonic() - started < 2
     assert mc.describe(client) is None
-
-
-@pytest.mark.parametrize("measure", [False, True])
-def test_describe_takes_a_client(measure):
-    for nothing in (None, "tcp://host:1"):
-        with pytest.raises(OptionError, match=r"client=.*distributed\.Client"):
-            mc.describe(nothing, measure=measure)
-
-
-def test_describe_of_an_asynchronous_client_asks_nobody():
-    async def look():
-        settings = {"asynchronous": True, "dashboard_address": "127.0.0.1:0"}
-        async with LocalCluster(
-            n_workers=2, processes=False, memory_limit=GIB, **settings
-        ) as cluster:
-            async with Client(cluster, asynchronous=True) as owner:
-                known = mc.describe(owner)
-            async with Client(cluster.scheduler_address, asynchronous=True) as guest:
-                return known, mc.describe(guest)
-
-    known, unknown = asyncio.run(look())
-    assert [(d.kind, d.memory_bytes) for d in known.devices] == [("cpu", GIB)] * 2
-    assert known.link == SHARED_MEMORY
-    assert unknown is None
-
-
-def test_cpu_workers_on_a_host_with_gpus_stay_cpu_workers():
-    gpu = {"name": "NVIDIA H200", "memory-total": 140 * GIB}
-    workers = {"tcp://10.0.0.1:1": an_entry(gpu=gpu)}
-    for answers in ({}, {"tcp://10.0.0.1:1": Answer(None, 4, 64 * GIB)}):
-        spec = spec_of(workers, answers)
-        assert spec.devices[0].kind == "cpu"
-        assert spec.devices[0].memory_bytes == 6 * GIB
-
-
-def test_gpu_workers_are_those_that_dask_cuda_started():
-    class Plugin:
-        __module__ = "dask_cuda.plugins"
-
-    worker = SimpleNamespace(plugins={"rmm": Plugin()})
-    from multimm.cluster.inspect.workers import by_dask_cuda
-
-    assert by_dask_cuda(worker)
-    assert not by_dask_cuda(SimpleNamespace(plugins={"shuffle": TransferCounter()}))
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():
@@ -409,13 +298,6 @@ def test_hosts_with_equally_many_workers_are_nodes(ports, per_node):
     assert spec.between == spec.link == LOCAL_TCP
 
 
-def test_a_silent_worker_is_a_gpu_worker_only_over_ucxx():
-    gpu = {"name": "NVIDIA L40", "memory-total": 48 * GIB}
-    spec = spec_of({"ucxx://10.0.0.1:8": an_entry(gpu=gpu)}, {})
-    assert (spec.devices[0].kind, spec.devices[0].memory_bytes) == ("gpu", 48 * GIB)
-    assert spec_of({"ucxx://10.0.0.1:8": an_entry()}, {}).link == LOCAL_TCP
-
-
 def test_unlimited_memory_is_an_even_share_of_the_host():
     workers = {f"tcp://10.0.0.1:{port}": an_entry(memory_limit=0) for port in (1, 2, 3)}
     workers["tcp://10.0.0.2:1"] = an_entry(host="10.0.0.2", memory_limit=None)
@@ -423,13 +305,6 @@ def test_unlimited_memory_is_an_even_share_of_the_host():
     spec = spec_of(workers, answers)
     assert [d.memory_bytes // GIB for d in spec.devices] == [10, 10, 10, 30]
     assert not any(d.spills for d in spec.devices)
-
-
-def test_local_describes_this_process():
-    spec = mc.local()
-    assert (spec.workers, spec.threads, spec.link) == (1, dask.system.CPU_COUNT, SHARED_MEMORY)
-    assert spec.devices[0].kind == "cpu"
-    assert 0 < spec.devices[0].memory_bytes <= psutil.virtual_memory().total
 
 
 def test_local_leaves_out_what_the_process_holds():
@@ -462,18 +337,6 @@ def test_local_takes_the_threads_of_the_configured_scheduler(configured, threads
         made = multimm.plan(np.ones((8, 8)), np.ones((8, 8)))
     said = f"{threads} threads each" in str(made)
     assert (made.cluster.threads, said) == (threads, threads > 1)
-
-
-def test_rates_of_an_unknown_gpu_are_shares_of_its_peaks():
-    limits = {"memory_khz": 3_201_000, "bus_bits": 6144, "clock_khz": 1_980_000, "spills": True}
-    twin = devices.gpu_device("H201", 5, capability=(9, 0), multiprocessors=132, **limits)
-    # An H200 by its figures alone comes out within 2 % of what was measured on it.
-    assert twin.gflops == pytest.approx(H200.gflops, rel=0.02)
-    assert twin.copy_gbps == pytest.approx(H200.copy_gbps, rel=0.02)
-    narrow = devices.gpu_device("A100", 5, capability=(8, 0), multiprocessors=132, **limits)
-    assert narrow.gflops == twin.gflops / 2
-    assert twin.packs == H200.packs
-    assert twin.packed_gflops == (), "in the ratio that was measured"
 
 
 @pytest.mark.parametrize(
@@ -549,18 +412,6 @@ def test_connect_refuses(arguments, message):
         mc.connect(**arguments)
 
 
-def test_an_unknown_transport_says_what_is_allowed():
-    with pytest.raises(ClusterError, match="allowed are tcp, tls and ucxx"):
-        mc.connect("carrier-pigeon://host:1", timeout=1)
-
-
-def test_connect_reaches_a_cluster_and_leaves_it_running(client):
-    with mc.connect(client.scheduler.address, timeout=5) as other:
-        assert mc.describe(other).addresses == mc.describe(client).addresses
-        assert received_bytes(other).keys() == received_bytes(client).keys()
-    assert client.submit(lambda: 1).result() == 1
-
-
 def test_tls_from_start_to_connect():
     security = Security.temporary()
     with mc.start(workers=1, memory_limit=GIB, security=security) as client:
@@ -595,15 +446,6 @@ def test_received_bytes_are_exact_past_the_length_of_dasks_log(client):
     assert received_bytes(client) == {first: 0, second: 0}
 
 
-def test_blocks_fetched_together_all_count(client):
-    first, second = sorted(listed(client))
-    made = [client.submit(block, 1, i, workers=[first], pure=False) for i in range(10)]
-    wait(made)
-    reset_received_bytes(client)
-    client.submit(touch, *made, workers=[second], pure=False).result()
-    assert received_bytes(client)[second] == 10 * 2**20
-
-
 def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkeypatch):
     def lost(*_, **__):
         raise CommClosedError("in <TCP (closed) Scheduler Broadcast>: Stream is closed")
@@ -620,87 +462,13 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
             install(other)
 
 
-def test_replicas_count_and_scattered_data_does_not(client):
-    first, second = sorted(listed(client))
-    reset_received_bytes(client)
-    held = client.scatter(block(1, 1), workers=[first], hash=False)
-    assert received_bytes(client) == {first: 0, second: 0}
-    client.replicate([held])
-    assert received_bytes(client) == {first: 0, second: 2**20}
-
-
-def test_installing_twice_counts_once(client):
-    from multimm.cluster.client import set_up_cluster
-
-    set_up_cluster(client)
-    set_up_cluster(client)
-    _, second = sorted(listed(client))
-    reset_received_bytes(client)
-    move(client, 1, 7)
-    assert received_bytes(client)[second] == 2**20
-
-
-def test_a_cluster_without_the_plugin_says_where_to_get_it():
-    with (
-        LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as plain,
-    ):
-        with pytest.raises(ClusterError, match=r"multimm\.cluster\.start"):
-            received_bytes(plain)
-        plain.register_plugin(TransferCounter())
-        assert set(received_bytes(plain).values()) == {0}
-        found = plain.run(answer)
-        assert all(reply.gpu is None for reply in found.values())
-        plain.unregister_worker_plugin("multimm-transfers")
-        with pytest.raises(ClusterError):
-            received_bytes(plain)
-
-
-# ---------------------------------------------------------------- the fixture
-
-
-def test_the_no_compute_guard_guards(no_compute):
-    lazy = da.ones(3, chunks=1) + 1
-    with pytest.raises(Exception, match="only a graph was to be built"):
-        lazy.compute()
-
-
 # ---------------------------------------------------------------- start, when it fails
-
-
-class Gone:
-    """A cluster whose scheduler does not answer."""
-
-    closed = False
-
-    def close(self):
-        self.closed = True
-
-
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), KeyboardInterrupt()])
-def test_workers_are_stopped_if_their_scheduler_does_not_answer(monkeypatch, error):
-    cluster = Gone()
-
-    def client(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(start_module, "_cpu_cluster", lambda options: cluster)
-    monkeypatch.setattr("multimm.cluster.client.ClusterClient", client)
-    expected = ClusterError if isinstance(error, Exception) else KeyboardInterrupt
-    with pytest.raises(expected):
-        mc.start(workers=1, memory_limit=GIB)
-    assert cluster.closed
 
 
 @pytest.mark.parametrize("size", ["abc", 0, -1, 1.5e15, "200GiB", object()])
 def test_pools_that_no_gpu_has(two_gpus, size):
     with pytest.raises(OptionError, match="rmm_pool="):
         check(rmm_pool=size)
-
-
-@pytest.mark.parametrize("size", [None, 0.5, 10**9, "100GB", 1e9])
-def test_pools_that_one_has(two_gpus, size):
-    assert check(rmm_pool=size).rmm_pool == size
 
 
 def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):

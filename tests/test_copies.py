@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.gpu.elementwise import batched_copy
-from multimm.gpu.elementwise.batched_copy import Move, assign, copy_all, rows_of
+from multimm.gpu.elementwise.batched_copy import Move, copy_all, rows_of
 from multimm.graph.lowering import sub_blocks
 from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
@@ -86,48 +86,6 @@ def test_blocks_and_coalesced_transfers_are_what_numpy_makes_of_them(rectangle, 
     np.testing.assert_array_equal(np.asarray(joined), whole[where])
 
 
-def test_many_sub_blocks_take_few_launches():
-    whole = numbered((130, 8))
-    chunks = ((1,) * 130, (8,))
-    given = sub_blocks_of(whole, chunks, (slice(0, 130), slice(0, 8)), ["C"])
-    np.testing.assert_array_equal(np.asarray(given.copied()), whole)
-    counts = [args[0] for _, _, _, args in Kernel.launches]
-    assert counts == [60, 60, 10]
-    assert all(
-        grid == (count, 1, 1)
-        for (_, grid, _, _), count in zip(Kernel.launches, counts, strict=True)
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "extra", "offset", "width", "word"),
-    [
-        ("f4", 0, 0, 8, 16), ("f4", 4, 4, 8, 16), ("f4", 2, 0, 8, 8), ("f4", 0, 1, 8, 4),
-        ("f4", 0, 0, 6, 8), ("f4", 0, 0, 5, 4), ("f2", 0, 1, 8, 2), ("i1", 3, 0, 8, 1),
-        ("c16", 0, 0, 3, 16), ("f8", 1, 0, 4, 8),
-    ],
-)  # fmt: skip
-def test_words_are_as_long_as_rows_and_addresses_allow(dtype, extra, offset, width, word):
-    source = gpu(numbered((3, width), dtype), extra=extra, offset=offset)
-    target = gpu(np.zeros((3, 2 * width), dtype))
-    to = (slice(0, 3), slice(0, width))
-    rows = rows_of(Move(source, everything(source), target, to))
-    assert rows.word_bytes == word
-    item = np.dtype(dtype).itemsize
-    assert rows.cols * word == width * item
-    assert rows.words == 3 * rows.cols
-    assert (rows.source, rows.target) == (source.data.ptr, target.data.ptr)
-    assert (rows.source_pitch, rows.target_pitch) == ((width + extra) * item, 2 * width * item)
-
-
-def test_what_is_contiguous_in_both_is_one_row():
-    source, target = gpu(numbered((6, 8))), gpu(np.zeros((2, 6, 8), "f4"))
-    stack = source.reshape(1, 6, 8)
-    rows = rows_of(Move(stack, everything(stack), target, (slice(1, 2), slice(0, 6), slice(0, 8))))
-    assert (rows.cols, rows.words) == (12, 12)
-    assert rows.target == target.data.ptr + 6 * 8 * 4
-
-
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_sub_block_of_whole_blocks_has_no_empty_one(blocks):
     source, target = (gpu(np.ones((1, 4 * batched_copy.SPAN * blocks), "f4")) for _ in "ab")
@@ -186,23 +144,3 @@ def test_one_element_of_anything():
         source, target = gpu(values), gpu(np.zeros_like(values))
         copy_all([Move(source, everything(source), target, everything(target))])
         np.testing.assert_array_equal(np.asarray(target), values)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_assignments_take_stretches_of_vectors(turned):
-    matrix, row = numbered((5, 6)), np.zeros(12, "f4")
-    part, stretch = (slice(1, 4), slice(2, 5)), (slice(2, 11),)
-    if turned:
-        row[2:11] = 7 * numbered((9,))
-        assign(Move(row, stretch, matrix, part))
-        np.testing.assert_array_equal(matrix[part], 7 * numbered((3, 3)))
-        assert matrix[0, 2] == 3
-    else:
-        assign(Move(matrix, part, row, stretch))
-        np.testing.assert_array_equal(row[stretch], matrix[part].reshape(-1))
-        assert row[[0, 1, 11]].tolist() == [0, 0, 0]
-
-
-def test_the_table_is_what_a_launch_can_carry():
-    assert batched_copy.CAPACITY * 8 * 8 + 8 <= 4096
-    assert (batched_copy.CAPACITY + 4) * 8 * 8 + 8 > 4096

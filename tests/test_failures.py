@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 
 import dask
 import dask.array as da
@@ -16,10 +14,8 @@ from clusters import in_threads
 from distributed import Client, KilledWorker, Scheduler, get_worker
 
 import multimm
-from multimm.checks import judge
-from multimm.checks import tasks as checks
 from multimm.errors import ArrayTypeError, FileFormatError, ShapeError
-from multimm.failures import named, note, told
+from multimm.failures import told
 from multimm.graph.tasks import multiply
 from multimm.io import Output, open_array, save_array
 
@@ -180,19 +176,6 @@ def test_transposes_and_checks_name_their_task(client):
     assert ", 1, 2, 0) failed on" in told(caught.value)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        *(checks.sketch_rows, checks.product_rows, checks.exact_rows, checks.add, checks.add_stats),
-        *(judge.judge, judge.judge_elements),
-    ],
-)
-def test_every_task_of_a_check_names_itself(client, task):
-    with pytest.raises(TypeError) as caught:
-        client.submit(task, key=task.__name__).result()
-    assert told(caught.value).startswith(f"task {task.__name__!r} failed on ")
-
-
 @pytest.mark.parametrize(("verb", "p_k"), [("gemm", 1), ("summed", 2)])
 def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
     def fails(*args, **options):
@@ -204,77 +187,6 @@ def test_memory_errors_keep_type_and_text(client, monkeypatch, verb, p_k):
     assert line.startswith("block (")
     assert line.endswith(f": OutOfMemoryError: Out of memory allocating {2**40} bytes")
     assert on_a_worker(client, line)
-
-
-def test_other_schedulers_run_no_workers():
-    b = da.ones((60, 60), chunks=20, dtype="float32")
-    with pytest.raises(ShapeError) as caught:
-        multimm.matmul(spoil(short), b, blocks=20, slabs=20).compute(scheduler="threads")
-    assert ", failed: ShapeError: a block of an operand has shape (20, 19), its" in told(
-        caught.value
-    )
-
-
-def test_what_is_no_task_of_a_worker_s_names_none(client):
-    @named
-    def fails():
-        raise MemoryError("all of it")
-
-    def beside():
-        with ThreadPoolExecutor() as threads:
-            return repr(threads.submit(copy_context().run, fails).exception())
-
-    assert client.submit(beside).result() == "MemoryError('all of it')"
-
-
-def test_a_line_is_written_once_and_only_of_what_is_known():
-    @named
-    def fails():
-        raise error
-
-    error = MemoryError()
-    with pytest.raises(MemoryError):
-        fails()
-    assert told(error) == "MemoryError"  # no worker runs this
-    error.add_note("of somebody else")
-    for k_tile in 1, 2:
-        note(error, f"block (4, 5) of C, k-tile {k_tile}", [("x", 4, 1), ("y", 1, 5)])
-    assert (
-        told(error)
-        == "block (4, 5) of C, k-tile 1, from ('x', 4, 1) and ('y', 1, 5), failed: MemoryError"
-    )
-    assert len(error.__notes__) == 2
-
-
-def test_a_few_blocks_of_each_operand_are_named():
-    error = ValueError("two\nlines")
-    note(error, "block (0, 0) of C", [(name, 0, s) for name in "xy" for s in range(6)])
-    line = told(error)
-    assert line.startswith("block (0, 0) of C, from ('x', 0, 0) and ")
-    assert line.endswith(" and ('y', 0, 3) and 4 more, failed: ValueError: two lines")
-
-
-@pytest.mark.parametrize(
-    ("options", "chunks", "said"),
-    [
-        ({"blocks": 20, "slabs": 20}, 20, {"block (2, 1) of C, k-tile 0"}),
-        ({"blocks": 20, "slabs": 60}, 20, {"block (2, 1) of C"}),
-        (
-            {"blocks": 20, "slabs": 20, "p_k": 3},
-            20,
-            {"block (1, 2) of C, k-tile 2", "block (1, 2) of C, split-k parts 0 to 2"},
-        ),
-        (
-            {"blocks": 20, "slabs": 20},
-            30,
-            {"part of block (1, 1) of A", "part of block (1, 1) of B"},
-        ),
-    ],
-)
-def test_every_task_says_which_block_it_makes(client, options, chunks, said):
-    ones = da.ones((60, 60), chunks=chunks, dtype="float32")
-    tasks = dict(multimm.matmul(ones, ones + 1, **options).dask).values()
-    assert said <= {str(task.label) for task in tasks if hasattr(task, "label")}
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

@@ -125,6 +125,7 @@ def test_workers_killed_one_after_the_other():
         assert len(cluster.scheduler.workers) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_the_last_sums_run():
     with workers(3) as (cluster, client):
         killer = Killer(cluster, client, [8], only=lambda x: x.kind is Kind.ADD)
@@ -149,7 +150,7 @@ def die_in_transfer(requests, who, pid, dask_worker):
     dask_worker.handlers["get_data"] = get_data
 
 
-@pytest.mark.parametrize("role", ["sender", "receiver"])
+@pytest.mark.parametrize("role", ["sender", pytest.param("receiver", marks=pytest.mark.slow)])
 def test_a_worker_killed_during_a_transfer(role):
     with workers(3) as (cluster, client):
         killer = Killer(cluster, client, [])

@@ -124,43 +124,6 @@ def test_thresholds_come_back_with_the_last_of_several_clusters(order):
     assert gc.get_threshold() == usual
 
 
-def test_thresholds_come_back_after_an_error():
-    def fail():
-        with mc.start(workers=1, memory_limit=GIB):
-            assert gc.get_threshold() != usual
-            raise ZeroDivisionError
-
-    usual = gc.get_threshold()
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert gc.get_threshold() == usual
-
-
-def test_thresholds_come_back_where_the_workers_do_not_get_ready(monkeypatch):
-    def fail(client):
-        assert gc.get_threshold() != usual
-        raise ZeroDivisionError
-
-    usual = gc.get_threshold()
-    monkeypatch.setattr("multimm.cluster.plugins.warmup.wait_until_warm", fail)
-    with pytest.raises(ZeroDivisionError):
-        mc.start(workers=1, memory_limit=GIB)
-    assert gc.get_threshold() == usual
-
-
-def test_thresholds_come_back_where_the_client_cannot_be_closed(monkeypatch):
-    def fail(*_, **__):
-        raise ZeroDivisionError
-
-    usual, client = gc.get_threshold(), small_cluster()
-    with monkeypatch.context() as broken:
-        broken.setattr("distributed.Client.close", fail)
-        with pytest.raises(ZeroDivisionError):
-            client.close()
-    assert gc.get_threshold() == usual
-    client.close()
-
-
 def test_thresholds_that_the_user_sets_meanwhile_stay():
     client = small_cluster()
     gc.set_threshold(1234, 9, 8)

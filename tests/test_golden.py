@@ -1,4 +1,4 @@
-"""No plan becomes slower, moves more or takes more memory than the golden one: see `golden_plans`.
+"""Plans are the golden ones, to what is predicted, counted and held: see `golden_plans`.
 
 python tests/golden_plans.py --rewrite    after a plan became better, or is meant to change
 """
@@ -15,13 +15,12 @@ from golden_plans import Change, compare, read, summary
 import multimm
 
 
-def test_no_plan_is_worse_than_its_golden_one(record_property):
+def test_plans_are_the_golden_ones():
+    """Better ones are written to the file: a cost that is forgotten makes all look better."""
     changes = compare()
     assert all(change.old for change in changes), "rewrite the file: problems without a plan"
-    if better := sum(change.better for change in changes):
-        record_property("note", f"{better} golden plans became better: rewrite the file")
-    if any(change.worse for change in changes):
-        pytest.fail(summary(changes), pytrace=False)
+    if any(change.seen for change in changes):
+        pytest.fail(summary(changes) + "\nIf that is meant, rewrite the file", pytrace=False)
 
 
 def test_golden_plans_are_of_all_kinds_and_no_problem_is_there_twice():
@@ -48,21 +47,25 @@ PLAN = {"seconds": 1.0, "bytes": 1000, "memory": 1000, "tasks": 4, "grid": "1x1x
 
 
 @pytest.mark.parametrize(
-    ("new", "worse", "better"),
+    ("new", "worse", "better", "seen"),
     [
-        ({}, False, False),
-        ({"tasks": 9, "grid": "2x1x1"}, False, False),
-        ({"seconds": 1.0009}, False, False),
-        ({"seconds": 1.0011}, True, False),
-        ({"seconds": 0.5, "bytes": 1001}, True, False),
-        ({"seconds": 0.5, "memory": 1001}, True, False),
-        ({"bytes": 999}, False, True),
-        ({"refused": True}, True, False),
+        ({}, False, False, False),
+        ({"tasks": 9}, False, False, True),
+        ({"grid": "2x1x1"}, False, False, True),
+        ({"chunks": "2*5"}, False, False, True),
+        ({"seconds": 1.0009}, False, False, False),
+        ({"seconds": 0.9991}, False, True, False),
+        ({"seconds": 1.0011}, True, False, True),
+        ({"seconds": 0.9989}, False, True, True),
+        ({"seconds": 0.5, "bytes": 1001}, True, False, True),
+        ({"seconds": 0.5, "memory": 1001}, True, False, True),
+        ({"bytes": 999}, False, True, True),
+        ({"refused": True}, True, False, True),
     ],
 )
-def test_what_counts_as_worse(new, worse, better):
+def test_what_counts_as_worse_and_what_is_seen(new, worse, better, seen):
     change = Change({}, PLAN, {**PLAN, **new})
-    assert (change.worse, change.better) == (worse, better)
+    assert (change.worse, change.better, change.seen) == (worse, better, seen)
     assert ("1 plans worse" in summary([change])) == worse
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import product
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -14,9 +12,9 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labels import tasks_of
+from paper import cpus
 from small import integers
 
-import multimm
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
@@ -26,20 +24,15 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import WINDOW
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 FLOAT = Step("float32", "float32")
-
-
-def cluster(workers=1, memory=10**9):
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def plan_of(a, b, workers=1, memory=10**9, rereadable=False, **options):
     specs = [MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks) for x in (a, b)]
     problem = Problem(*specs, rereadable=(rereadable, rereadable))
-    return plan_matmul(problem, cluster(workers, memory), options=Options(**options))
+    return plan_matmul(problem, cpus(workers, memory), options=Options(**options))
 
 
 def product_of(a, b, plan):
@@ -49,15 +42,6 @@ def product_of(a, b, plan):
 
 def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
-
-
-def test_one_task_per_block_and_k_tile():
-    a = b = da.ones((60, 60), chunks=10, dtype="float32")
-    c = multimm.matmul(a, b, blocks=(20, 30), slabs=12)
-    labels = [task.label for task in block_tasks(c).values()]
-    blocks = product(range(3), range(2), range(5))
-    assert sorted((*x.block, *x.k_tiles) for x in labels) == [(i, j, s, s) for i, j, s in blocks]
-    assert {x.kind for x in labels} == {Kind.MULTIPLY}
 
 
 @pytest.mark.parametrize(
@@ -89,46 +73,6 @@ def test_bits_do_not_depend_on_how_many_sums_are_added_at_once():
     ]
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
-
-
-def test_block_tasks_survive_fusion_renaming_and_copies():
-    a = b = da.ones((40, 40), chunks=20, dtype="float32")
-    c = multimm.matmul(a, b, blocks=20, slabs=20)
-    (optimised,) = dask.optimize(c + 1)
-    assert set(block_tasks(c)) <= set(dict(optimised.dask))
-    task = next(iter(block_tasks(c).values()))
-    for name in ("label", "place", "sizes"):
-        assert getattr(task.copy(), name) == getattr(task, name)
-    renamed = task.substitute({}, key="other")
-    assert isinstance(renamed, BlockTask)
-    assert (renamed.place, renamed.sizes) == (task.place, task.sizes)
-    assert [planned for planned, _ in task.sizes] == [(20, 20), (20, 20)]
-
-
-def test_tokens_cover_operands_plan_and_scalars():
-    a, b = (da.ones((40, 40), chunks=10, dtype="float32") * i for i in (1, 2))
-    same = multimm.matmul(a, b, blocks=20), multimm.matmul(a, b, blocks=20)
-    assert same[0].name == same[1].name
-    others = [
-        multimm.matmul(b, a, blocks=20),
-        multimm.matmul(a, b, blocks=10),
-        multimm.matmul(a, b, blocks=20, slabs=10),
-        multimm.matmul(a, b, blocks=20, slabs=10, p_k=2),
-        multimm.matmul(a, b, blocks=20, precision="ieee"),
-        multimm.gemm(2, a, b, blocks=20),
-        multimm.gemm(1, a, b, trans_a=True, blocks=20),
-        multimm.gemm(1, a, b, 1, a, blocks=20),
-    ]
-    assert len({c.name for c in (*others, same[0])}) == len(others) + 1
-
-
-def test_a_file_is_read_in_the_product_s_own_blocks(tmp_path):
-    x = integers((60, 60))
-    np.save(tmp_path / "x.npy", x)
-    a = open_array(tmp_path / "x.npy", chunks=7)
-    c = multimm.matmul(a, a, blocks=20, slabs=30)
-    assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ x)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -25,7 +25,6 @@ from multimm import files, io
 from multimm.errors import ArrayTypeError, DTypeError, FileFormatError, OptionError, ShapeError
 from multimm.files import graph, stored
 from multimm.gpu.transfer import pinned_copy as link
-from multimm.graph.lowering.operand import reader_of
 
 FORMATS = ["npy", "zarr", "h5", "hdf5"]
 
@@ -99,13 +98,6 @@ def test_the_name_follows_the_file_and_its_blocks(tmp_path):
     assert io.open_array(path).name != name
 
 
-def test_the_name_follows_a_chunk_inside_a_zarr_store(tmp_path):
-    path = put(tmp_path / "m.zarr", numbers(8, 8), chunks=(4, 4))
-    name = io.open_array(path).name
-    zarr.open_array(path, mode="r+")[:4, :4] = 1
-    assert io.open_array(path).name != name
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"), [("1kiB", (16, 16)), ("8kiB", (64, 32)), ("1MiB", (100, 70))]
 )
@@ -114,12 +106,6 @@ def test_tiny_storage_chunks_are_grouped(tmp_path, suffix, limit, expected):
     path = put(tmp_path / f"m.{suffix}", numbers(100, 70), chunks=(8, 16))
     with dask.config.set({"array.chunk-size": limit}):
         assert io.open_array(path).chunksize == expected
-
-
-def test_large_storage_chunks_are_never_split(tmp_path):
-    path = put(tmp_path / "m.zarr", numbers(100, 70), chunks=(50, 70))
-    with dask.config.set({"array.chunk-size": "1kiB"}):
-        assert io.open_array(path).chunks == ((50, 50), (70,))
 
 
 WRITE_BEYOND = """
@@ -205,14 +191,6 @@ def test_a_block_of_a_file_larger_than_memory(tmp_path, order):
     matrix[-1, -1] = 7
     del matrix
     subprocess.run([sys.executable, "-c", READ_CORNER, str(path)], check=True, timeout=60)
-
-
-@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
-def test_a_product_reads_its_own_blocks_from_the_file(tmp_path, suffix):
-    matrix = numbers(20, 30)
-    array = io.open_array(put(tmp_path / f"m.{suffix}", matrix), chunks=10)
-    reader = pickle.loads(pickle.dumps(reader_of(array)))
-    np.testing.assert_array_equal(reader((slice(5, 17), slice(2, 23))), matrix[5:17, 2:23])
 
 
 @pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
@@ -430,18 +408,6 @@ def test_save_keeps_shape_and_dtype(tmp_path, suffix, matrix):
     np.testing.assert_array_equal(result, matrix)
 
 
-@pytest.mark.parametrize("target", ["c.h5", "c.zarr"])
-@pytest.mark.parametrize("by_path", [True, False])
-def test_save_under_a_dataset_name(tmp_path, target, by_path):
-    matrix = numbers(6, 4)
-    path = tmp_path / target
-    if by_path:
-        assert io.save_array(matrix, f"{path}:/deep/gram") == path
-    else:
-        io.save_array(matrix, path, dataset="deep/gram")
-    np.testing.assert_array_equal(io.open_array(path, dataset="deep/gram").compute(), matrix)
-
-
 def test_zarr_chunks_divide_the_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "ZARR_CHUNK_BYTES", 100)
     io.save_array(da.from_array(numbers(50, 30), chunks=(12, 30)), tmp_path / "c.zarr")
@@ -460,17 +426,6 @@ def test_an_existing_target_needs_overwrite(tmp_path, suffix):
     io.save_array(numbers(5, 4, seed=2), path, overwrite=True)
     np.testing.assert_array_equal(get(path), numbers(5, 4, seed=2))
     assert names(tmp_path) == [path.name]
-
-
-def test_a_target_that_appears_meanwhile_is_kept(tmp_path):
-    path = tmp_path / "c.npy"
-    with io.Output(path) as output:
-        output.store(numbers(4, 4)).compute(scheduler="sync")
-        np.save(path, numbers(2, 2))
-        with pytest.raises(FileFormatError, match="exists already"):
-            output.commit()
-    assert get(path).shape == (2, 2)
-    assert names(tmp_path) == ["c.npy"]
 
 
 def test_a_link_is_followed(tmp_path):
@@ -606,14 +561,6 @@ def test_a_full_disk_is_noticed_before_computing(tmp_path, suffix):
     with pytest.raises(FileFormatError, match=r"needs 1.00 PiB .* are free"):
         io.save_array(huge, tmp_path / f"c.{suffix}")
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_either_byte_order_is_written(tmp_path, suffix):
-    matrix = numbers(8, 6, dtype="f4").astype(">f4")
-    path = io.save_array(da.from_array(matrix, chunks=4), tmp_path / f"c.{suffix}")
-    assert io.open_array(path).dtype == np.float32
-    np.testing.assert_array_equal(get(path), matrix)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -1,24 +1,21 @@
-"""Launching without a GPU: checks, layouts, batches and scalar types.
+"""Launching without a GPU: checks, layouts, batches and scalar types of FP32 products.
 
-A module named cupy, made of NumPy arrays, stands in for CuPy. Its kernels do what the CUDA
-kernels do with the very arguments they are given: addresses, leading dimensions, batch strides.
+Kernels in NumPy do what the CUDA kernels do with the very arguments they are given: addresses,
+leading dimensions, batch strides (`stand_in`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
-import logging
-import re
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_in import below, no_memory
+from stand_in import LAYOUTS, GPUArray, below, laid_out, memory, no_memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import product
@@ -27,145 +24,91 @@ from multimm.gpu.kernel_selection import FFMA, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.simt import gemm as simt_gemm
-from multimm.gpu.simt import split_k
+from multimm.gpu.simt import split_k, thin
 from multimm.gpu.simt.configs import REGISTRY
 from multimm.gpu.tuning import autotune
 
 ieee = functools.partial(product.gemm, precision="ieee")
 
 
-class GPUArray(np.ndarray):
-    """A NumPy array with the attributes that set a CuPy array apart."""
-
-    __module__ = "cupy"
-    device_id = 0
-
-    @property
-    def device(self):
-        return SimpleNamespace(id=self.device_id)
-
-    @property
-    def data(self):
-        address = self.__array_interface__["data"][0]
-        return SimpleNamespace(ptr=address, device_id=self.device_id)
-
-
-def matrices(pointer, height, width, ld, itemsize, kind):
-    """The matrix at an address, as a kernel would walk it."""
-    if height == 0 or width == 0:
-        return np.zeros((height, width), kind)
-    size = ((height - 1) * ld + width) * itemsize
-    memory = np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), kind)
-    return np.lib.stride_tricks.as_strided(
-        memory, (height, width), (int(ld) * itemsize, itemsize), writeable=True
-    )
-
-
-class Kernel:
-    """What kernels/sgemm_ffma.cu computes, in NumPy."""
-
-    launches: list
-
-    def __init__(self, text, name, options=()):
-        text = text.partition("#line")[0]  # what follows has defaults for editors
-        self.defines = {k: int(v) for k, v in re.findall(r"^#define (\w+) (\d+)$", text, re.M)}
-        self.name = name
+class Kernel(stand_in.Kernel):
+    """What kernels/sgemm_ffma.cu, sgemm_dot.cu, sgemm_axpy.cu and sgemm_outer.cu compute."""
 
     def __call__(self, grid, block, args, shared_mem=0):
-        Kernel.launches.append((self, grid, block, args))
+        if self.name == "add_partials":
+            super().__call__(grid, block, args)
+            return
+        stand_in.Kernel.launches.append((self, grid, block, args))
         assert all(isinstance(value, int | np.float32) for value in args)
         assert 1 <= grid[0] < 2**31
         assert grid[1] == 1
         assert 1 <= grid[2] <= 65535
+        if self.name != "sgemm_ffma":
+            self.check_thin(grid[0], block, shared_mem, *args[:3])
         for z in range(grid[2]):
-            getattr(self, self.name)(z, *args)
+            self.multiply(z, *args)
 
-    def sgemm_ffma(self, z, m, n, k, k_step, alpha, beta, *operands):
+    def check_thin(self, blocks, block, shared_mem, m, n, k):
+        d = self.defines
+        assert block == (256 if self.name == "sgemm_outer" else 32 * d["WARPS"], 1, 1)
+        assert bool(shared_mem) == (self.name == "sgemm_axpy")
+        if self.name == "sgemm_outer":
+            assert k <= d["THIN"]
+            assert blocks == -(-m // d["BLOCK_ROWS"]) * -(-n // 121)
+            return
+        side, few = (n, m) if d["TURNED"] else (m, n)
+        span = d["WIDTH"] if "WIDTH" in d else d["WARPS"] // d["WARPS_K"] * d["ROWS"]
+        assert few <= d["COLS"]
+        assert blocks == -(-side // span)
+        along_k = d["TRANS_B"] if d["TURNED"] else not d["TRANS_A"]
+        assert self.name == ("sgemm_dot" if along_k else "sgemm_axpy")
+
+    def wide(self, operand):
+        """Elements that are read at once."""
+        d, name = self.defines, "ABCPD"[operand]
+        if self.name != "sgemm_ffma":
+            return d["CELLS"] if d.get("WIDE") and name == "AB"[d["TURNED"]] else 1
+        return 4 if operand < 2 and d[f"WIDE_{name}"] else 1
+
+    def multiply(self, z, m, n, k, k_step, alpha, beta, *operands):
+        d = self.defines
+
         def at(operand, height, width):
-            pointer, ld, stride = operands[3 * operand : 3 * operand + 3]
-            if operand < 2 and self.defines["WIDE_" + "AB"[operand]]:
-                assert not any(int(value) % 4 for value in (pointer // 4, ld, stride, width))
-                assert pointer % 16 == 0
-            return matrices(int(pointer) + z * int(stride) * 4, height, width, ld, 4, np.float32)
+            pointer, ld, stride = (int(x) for x in operands[3 * operand : 3 * operand + 3])
+            cells = self.wide(operand)
+            assert not any(x % cells for x in (pointer // 4, ld, stride, width))
+            assert pointer % (4 * cells) == 0
+            return memory(pointer + z * stride * 4, (height, width), (ld, 1), "f4")
 
         k = min(k_step, k - z * k_step) if k_step else k
-        a = at(0, k, m).T if self.defines["TRANS_A"] else at(0, m, k)
-        b = at(1, n, k).T if self.defines["TRANS_B"] else at(1, k, n)
+        a = at(0, k, m).T if d["TRANS_A"] else at(0, m, k)
+        b = at(1, n, k).T if d["TRANS_B"] else at(1, k, n)
         total = a @ b if alpha != 0 else np.zeros((m, n), np.float32)
         if operands[9] and alpha != 0:
             total = total + at(3, m, n)
         total = alpha * total
         total = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
         made = np.ones((m, n), bool)
-        if "LOWER" in self.defines:
-            made = below(m, n, self.defines["BLOCK_M"], self.defines["BLOCK_N"])
+        if "LOWER" in d:
+            made = below(m, n, d["BLOCK_M"], d["BLOCK_N"])
         at(4, m, n)[made] = total[made]
-
-
-class Device(contextlib.nullcontext):
-    compute_capability = "90"
-    attributes = {"MultiProcessorCount": 132}  # noqa: RUF012
-
-    def __init__(self, ident):
-        super().__init__()
-
-
-def fake_cupy() -> ModuleType:
-    module = ModuleType("cupy")
-    module.empty = lambda shape, dtype: np.empty(shape, dtype).view(GPUArray)
-    module.ascontiguousarray = lambda x: np.ascontiguousarray(x).view(GPUArray)
-    module.copyto = np.copyto
-    module.RawKernel = Kernel
-    module.ndarray = GPUArray
-    runtime = SimpleNamespace(getDevice=lambda: 0, streamIsCapturing=lambda stream: False)
-    stream = SimpleNamespace(ptr=0)
-    module.cuda = SimpleNamespace(Device=Device, runtime=runtime, get_current_stream=lambda: stream)
-    return module
 
 
 @pytest.fixture(autouse=True, scope="module")
 def cupy():
     """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", fake_cupy())
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
         patch.setattr(autotune, "winners_on", lambda device: {})
-        runtime_launch.kernel_for.cache_clear()
         runtime_launch.device_of.cache_clear()
-        launch_cache.forget()
         yield sys.modules["cupy"]
-    launch_cache.forget()
-    runtime_launch.kernel_for.cache_clear()
     runtime_launch.device_of.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def launches():
-    Kernel.launches = []
-    return Kernel.launches
-
-
-LAYOUTS = ("C", "F", "wide rows", "wide columns", "every second", "reversed")
-
-
-def laid_out(values: np.ndarray, layout: str) -> GPUArray:
-    """The same values with other strides."""
-    *batch, rows, cols = values.shape
-    if layout == "C":
-        x = np.ascontiguousarray(values)
-    elif layout == "F":
-        x = np.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
-    elif layout == "wide rows":
-        x = np.full((*batch, rows, cols + 3), np.nan, values.dtype)[..., 1 : cols + 1]
-    elif layout == "wide columns":
-        x = np.full((*batch, cols, rows + 5), np.nan, values.dtype)[..., :rows].swapaxes(-1, -2)
-    elif layout == "every second":
-        x = np.full((*batch, rows, 2 * cols), np.nan, values.dtype)[..., ::2]
-    else:
-        x = np.empty_like(values)[..., ::-1, ::-1]
-    if layout not in "CF":
-        x[...] = values
-    return x.view(GPUArray)
+    stand_in.Kernel.launches.clear()
+    return stand_in.Kernel.launches
 
 
 def integers(seed: int, shape: tuple[int, ...], layout: str = "C") -> GPUArray:
@@ -174,13 +117,15 @@ def integers(seed: int, shape: tuple[int, ...], layout: str = "C") -> GPUArray:
 
 
 sizes = st.integers(0, 7)
+#: Of few rows, few columns or a short k, large enough that kernels of their own pay.
+THIN = [(1, 900, 80), (900, 3, 80), (8, 400, 200), (1000, 7, 300), (750, 752, 5)]
 layouts = st.sampled_from(LAYOUTS)
 stacks = st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2, 1), (3,)), ((2, 3), (2, 3)),
                           ((1,), (4,)), ((2, 1, 2), (3, 1))])  # fmt: skip
 
 
 @given(
-    st.tuples(sizes, sizes, sizes), stacks, st.booleans(), st.booleans(),
+    st.tuples(sizes, sizes, sizes) | st.sampled_from(THIN), stacks, st.booleans(), st.booleans(),
     st.tuples(layouts, layouts, layouts, layouts), st.sampled_from([None, *LAYOUTS[:4]]),
     st.sampled_from([0.0, 1.0, -0.5]), st.sampled_from([0.0, 1.0, 2.0]),
     st.booleans(), st.booleans(),
@@ -197,8 +142,12 @@ def test_gemm_hands_the_right_memory_to_the_kernel(
     out = None
     if out_layout is not None:
         out = laid_out(np.full((*stack, m, n), np.nan, np.float32), out_layout)
+    stand_in.Kernel.launches.clear()
     result = ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta * with_c, c=c,
                          partial=partial, out=out)  # fmt: skip
+    ran = {kernel.name for kernel, *_ in stand_in.Kernel.launches}
+    if mnk in THIN:
+        assert ran <= {"sgemm_dot", "sgemm_axpy", "sgemm_outer"}
 
     total = np.asarray(a.swapaxes(-1, -2) if trans_a else a) @ np.asarray(
         b.swapaxes(-1, -2) if trans_b else b
@@ -233,169 +182,42 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
         ieee(integers(1, (4, 3)), integers(2, (3, 5)), lower=True)
 
 
-def test_plain_and_lower_products_are_repeated_each_as_its_own_kind(launches, monkeypatch):
-    a, b = integers(1, (600, 50)), integers(2, (50, 600))
-    exact, decided = np.asarray(a) @ np.asarray(b), []
-    prepared = simt_gemm.prepared
-    monkeypatch.setattr(
-        simt_gemm, "prepared",
-        lambda problem, *more: decided.append(problem.lower) or prepared(problem, *more),
-    )  # fmt: skip
-    for lower in (True, False, True, False):
-        result = ieee(a, b, lower=lower)
-        np.testing.assert_array_equal(np.tril(result), np.tril(exact))
-        if not lower:
-            np.testing.assert_array_equal(np.asarray(result), exact)
-    assert decided == [True, False]
-    assert ["LOWER" in kernel.defines for kernel, *_ in launches] == [True, False] * 2
-
-
-def test_f_order_and_slices_are_read_as_they_are(launches, caplog):
-    caplog.set_level(logging.DEBUG, logger="multimm")
-    a, b = integers(1, (5, 7), "F"), integers(2, (7, 3), "wide rows")
-    ieee(a, b)
-    ((kernel, _, _, args),) = launches
-    assert (kernel.defines["TRANS_A"], kernel.defines["TRANS_B"]) == (1, 0)
-    assert (args[6], args[7]) == (a.data.ptr, 5)  # the transpose's rows are 5 long
-    assert (args[9], args[10]) == (b.data.ptr, 6)
-    assert "copied" not in caplog.text
-    ieee(integers(1, (5, 7), "reversed"), b)
-    assert "operand of shape (5, 7) is copied: strides (-28, -4)" in caplog.text
-
-
-def test_arguments_have_the_kernel_types(launches):
-    ieee(integers(1, (2, 3)), integers(2, (3, 5)), alpha=2)
-    ((*_, args),) = launches
-    assert [type(value) for value in args] == list(runtime_launch.GEMM_SIGNATURE)
-    assert args[:6] == (2, 5, 3, 0, 2.0, 0.0)
-    assert args[12] == 0  # no C: null
-
-
-def test_stacks_take_one_launch_where_strides_allow(launches):
-    ieee(integers(1, (4, 3, 2, 2)), integers(2, (4, 3, 2, 2)))
-    assert [grid[2] for _, grid, _, _ in launches] == [12]
-    launches.clear()
-    ieee(integers(1, (5, 1, 2, 2)), integers(2, (7, 2, 2)))
-    assert [grid[2] for _, grid, _, _ in launches] == [7] * 5
-
-
-def test_long_stacks_are_cut_at_the_grid_limit(launches, monkeypatch):
-    monkeypatch.setattr(runtime_launch, "MAX_GRID_Z", 4)
-    a, b = integers(1, (11, 2, 3)), integers(2, (3, 2))
-    np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
-    assert [grid[2] for _, grid, _, _ in launches] == [4, 4, 3]
-
-
-def test_kernels_are_made_once_per_configuration(launches):
-    for _ in range(2):
-        ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="tall")
-    ieee(integers(1, (2, 3)), integers(2, (3, 5)), config="wide")
-    first, second, third = (kernel for kernel, *_ in launches)
-    assert first is second
-    assert (first.defines["BLOCK_M"], third.defines["BLOCK_M"]) == (128, 64)
-
-
-def test_aligned_rows_are_copied_16_bytes_at_a_time(launches):
-    whole = np.zeros(4096, np.float32).view(GPUArray)
-    first = -whole.data.ptr // 4 % 4
-
-    def matrix(rows, cols, ld, offset=0):
-        flat = whole[first + offset : first + offset + rows * ld]
-        return flat.reshape(rows, ld)[:, :cols]
-
-    for a, b, wide in (
-        (matrix(7, 8, 8), matrix(7, 12, 16), (1, 1)),
-        (matrix(7, 8, 8, offset=1), matrix(7, 12, 12), (0, 1)),  # base
-        (matrix(7, 8, 8), matrix(7, 12, 13), (1, 0)),  # rows
-        (matrix(7, 8, 8), matrix(7, 11, 12), (1, 0)),  # edge
-    ):
-        launches.clear()
-        ieee(a, b, trans_a=True)
-        ((kernel, *_),) = launches
-        assert (kernel.defines["WIDE_A"], kernel.defines["WIDE_B"]) == wide
-    ieee(matrix(8, 8, 8), matrix(8, 8, 8), trans_b=True)  # along k: they are turned
-    assert (launches[-1][0].defines["WIDE_A"], launches[-1][0].defines["WIDE_B"]) == (0, 0)
-
-
-def adding(operands, alpha, beta, guard):
-    """What gpu.elementwise.reduce prepares, in NumPy: for other operands laid out like these."""
-    assert guard == ()
-    layouts = [(*x.shape, x.strides[0] // 4) for x in operands]
-
-    def run(pointers):
-        views = [
-            matrices(pointer, *layout, 4, np.float32)
-            for pointer, layout in zip(pointers, layouts, strict=True)
-        ]
-        *addends, out = views
-        addend = beta * addends.pop() if beta else 0
-        out[...] = alpha * sum(addends) + addend
-
-    return run
-
-
-@pytest.mark.parametrize("with_c", [False, True])
-@pytest.mark.parametrize("with_partial", [False, True])
-@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
-def test_long_sums_are_cut_into_slices(
-    launches, monkeypatch, trans_a, trans_b, with_c, with_partial
-):
-    monkeypatch.setattr(split_k.reduce, "prepared_sum", adding)
-    m, n, k = 5, 3, 5003
-    a = integers(1, (k, m) if trans_a else (1, m, k), "wide rows")
-    b = integers(2, (n, k) if trans_b else (k, n), "wide rows")
-    batch = () if trans_a else (1,)
-    c = integers(3, (*batch, m, n), "wide rows") if with_c else None
-    partial = integers(4, (m, n)) if with_partial else None
-    out = laid_out(np.zeros((*batch, m, n), np.float32), "wide rows")
-    ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * with_c, c=c,
-                partial=partial, out=out)  # fmt: skip
-    left, right = np.asarray(a.T if trans_a else a), np.asarray(b.T if trans_b else b)
-    expected = 2 * (left @ right + (np.asarray(partial) if with_partial else 0))
-    np.testing.assert_array_equal(np.asarray(out), expected + (3 * np.asarray(c) if with_c else 0))
-    ((_, grid, _, args),) = launches
-    assert grid[2] == -(-k // args[3]) > 1
-    assert args[3] % 8 == 0
-
-
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kernel"), [(40, 30, 5000, "sgemm_ffma"), (20, 3, 200_000, "sgemm_dot")]
+)
 @pytest.mark.parametrize("batch", [(), (1,)])
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(
-    launches, monkeypatch, caplog, batch
+    launches, monkeypatch, caplog, batch, m, n, k, kernel
 ):
     monkeypatch.setattr(split_k, "workspace", no_memory)
-    a, b = integers(1, (*batch, 40, 5000), "wide rows"), integers(2, (5000, 30))
-    c, partial = integers(3, (*batch, 40, 30), "wide rows"), integers(4, (40, 30))
+    a, b = integers(1, (*batch, m, k), "wide rows"), integers(2, (k, n))
+    c, partial = integers(3, (*batch, m, n), "wide rows"), integers(4, (m, n))
     expected = 2 * (np.asarray(a) @ np.asarray(b) + np.asarray(partial)) - 3 * np.asarray(c)
     for _ in range(2):  # the second time by what was kept
         out = ieee(a, b, alpha=2, beta=-3, c=c, partial=partial)
         np.testing.assert_array_equal(np.asarray(out), expected)
-    assert [(grid[2], args[3]) for _, grid, _, args in launches] == [(1, 0)] * 2
+    assert [(k.name, grid[2], args[3]) for k, grid, _, args in launches] == [(kernel, 1, 0)] * 2
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
 
 
 def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monkeypatch, cupy):
     """The pool may give its memory to others while the graph is still replayed."""
-    memory = np.full(2**18, np.nan, np.float32)
-    address, events = memory.__array_interface__["data"][0], []
+    room = np.full(2**18, np.nan, np.float32)
+    address, events = room.__array_interface__["data"][0], []
 
     def allocate(size, stream):
-        assert size <= memory.nbytes
+        assert size <= room.nbytes
         events.append(("allocated", size, stream))
         return address
 
     def array(shape, dtype, memptr):
-        return memory[: np.prod(shape)].reshape(shape).view(GPUArray)
+        return room[: np.prod(shape)].reshape(shape).view(GPUArray)
 
-    def add(operands, alpha, beta, guard):
-        run = adding(operands, alpha, beta, guard)
-        return lambda pointers: events.append(("added", pointers[0])) or run(pointers)
-
-    monkeypatch.setattr(split_k.reduce, "prepared_sum", add)
     cuda = cupy.cuda
     for holder, name, value in (
         (cuda.runtime, "streamIsCapturing", lambda stream: stream == 99),
         (cuda.runtime, "mallocAsync", allocate),
-        (cuda.runtime, "freeAsync", lambda *freed: events.append(("freed", *freed))),
+        (cuda.runtime, "freeAsync", lambda *freed: events.append((len(launches), *freed))),
         (cuda, "get_current_stream", lambda: SimpleNamespace(ptr=99)),
         (cuda, "UnownedMemory", lambda pointer, size, owner, device: (pointer, size)),
         (cuda, "MemoryPointer", lambda owned, offset: owned),
@@ -405,18 +227,20 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
     out = ieee(a, b, tuned=False)
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
-    (first, size, stream), added, freed = events  # to decide nothing was allocated
+    (first, size, stream), freed = events  # to decide nothing was allocated
     assert (first, stream) == ("allocated", 99)
-    assert size >= 4 * 40 * 30 * launches[0][1][2]
-    assert added == ("added", address)
-    assert freed == ("freed", address, 99)
+    (_, grid, _, _), (add, _, _, args) = launches
+    assert size >= 4 * 40 * 30 * grid[2]
+    assert add.name == "add_partials"
+    assert np.frombuffer(args[4].tobytes(), np.uint64)[0] == address
+    assert freed == (2, address, 99)
 
 
 def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cupy):
     monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
     a, b = integers(1, (5, 7)), integers(2, (7, 3))
     with pytest.raises(
-        KernelError, match=r"\(5, 7\) with strides \(-28, -4\) is copied first, into"
+        KernelError, match=r"\(5, 7\) with strides \(28, -4\) is copied first, into"
     ):
         ieee(integers(1, (5, 7), "reversed"), b)
     with pytest.raises(KernelError, match="pass an array with contiguous rows"):
@@ -468,10 +292,12 @@ def test_neighbouring_columns_of_one_matrix_do_not_overlap():
     np.testing.assert_array_equal(np.asarray(big[:, :8]), a)
 
 
-def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
-    a, b = integers(1, (20, 30)), integers(2, (30, 40))
+@pytest.mark.parametrize(("m", "n", "k"), [(20, 40, 30), (1, 80, 900), (750, 752, 5)])
+def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch, m, n, k):
+    a, b = integers(1, (m, k)), integers(2, (k, n))
     ieee(a, b)
     monkeypatch.setattr(simt_gemm, "choose", None)
+    monkeypatch.setattr(thin, "way_for", None)
     for seed in (3, 4):
         a[...], b[...] = integers(seed, a.shape), integers(seed + 10, b.shape)
         result = ieee(a, b)

@@ -68,12 +68,6 @@ def test_nothing_is_computed_while_graphs_are_built():
         multimm.matmul(x, y[1:])
 
 
-@pytest.mark.usefixtures("no_compute")
-def test_the_guard_guards(x):
-    with pytest.raises(Exception, match="computed"):
-        x.compute()
-
-
 def test_the_same_call_gives_the_same_keys(x, y):
     assert product(x, y).name == product(x, y).name
     assert sorted(map(str, product(x, y).__dask_graph__())) == sorted(
@@ -134,14 +128,6 @@ def test_products_of_products(x, y, scheduler):
     check(multimm.matmul(x, c + x).compute(), NUMPY @ (right + NUMPY))
 
 
-def test_two_products_in_one_computation(x, y, scheduler):
-    c, d = product(x, y), product(x, y, slabs=9)
-    first, second, again = dask.compute(c, d + c, product(x, y))
-    check(first, NUMPY @ NUMPY.T)
-    check(second, 2 * (NUMPY @ NUMPY.T))
-    check(again, NUMPY @ NUMPY.T)
-
-
 def test_persist(x, y, scheduler):
     c = product(x, y).persist()
     assert len(c.__dask_graph__()) == c.npartitions
@@ -158,33 +144,6 @@ def test_delayed(x, y, scheduler):
     check(blocks[0, 1].compute(), (NUMPY @ NUMPY.T)[:10, 10:20])
     from_delayed = da.from_delayed(dask.delayed(NUMPY), NUMPY.shape, NUMPY.dtype)
     check(product(from_delayed, y).compute(), NUMPY @ NUMPY.T)
-
-
-def test_optimized_again(x, y, scheduler):
-    c = product(x, y) + 1
-    (once,) = dask.optimize(c)
-    (twice,) = dask.optimize(once)
-    check(twice.compute(), NUMPY @ NUMPY.T + 1)
-
-
-def test_store(x, y, scheduler):
-    target = np.zeros((30, 30), np.float32)
-    da.store(product(x, y), target)
-    check(target, NUMPY @ NUMPY.T)
-
-
-def test_to_zarr(x, y, scheduler, tmp_path):
-    pytest.importorskip("zarr")
-    path = str(tmp_path / "c.zarr")
-    product(x, y).to_zarr(path)
-    check(da.from_zarr(path).compute(), NUMPY @ NUMPY.T)
-    check(product(da.from_zarr(path), y).compute(), NUMPY @ NUMPY.T @ NUMPY.T)
-
-
-def test_to_npy_stack(x, y, scheduler, tmp_path):
-    c = product(x, y, blocks=(10, 30))
-    da.to_npy_stack(str(tmp_path), c)
-    check(da.from_npy_stack(str(tmp_path)).compute(), NUMPY @ NUMPY.T)
 
 
 def test_transposes_and_slices_of_operands(x, y, scheduler):
@@ -214,14 +173,6 @@ def test_results_do_not_share_memory_with_operands():
     block = c.blocks[0, 0].compute(scheduler="sync")
     block[:] = 7
     check(x.compute(), NUMPY[:6, :6])
-
-
-def test_graphs_stay_small(x):
-    """One task per block and k-tile, and little beside it."""
-    a = da.ones((400, 400), chunks=100)
-    c = multimm.matmul(a, a, blocks=100, slabs=100)
-    (optimized,) = dask.optimize(c)
-    assert len(optimized.__dask_graph__()) <= 4 * 4 * 4 + 3 * 16
 
 
 def test_a_client_that_is_given_as_the_scheduler_is_the_one_that_is_planned_for():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import signal
 import subprocess
@@ -16,13 +15,12 @@ import numpy as np
 import pytest
 from clusters import in_threads, soon
 from distributed import Client
-from linked import at_rest, held_up, link, plan_for_little
+from linked import at_rest, held_up, plan_for_little
 from small import integers
 
 import multimm
 from multimm.graph.tasks import host_offload
 from multimm.graph.tasks.host_offload import Room, download
-from multimm.planning.cost.memory import download_limit
 
 
 class Sent:
@@ -131,15 +129,6 @@ def test_a_block_beyond_its_limit_leaves_alone(sent):
     large()
     assert sent.inside == [1]
     last()
-
-
-def test_a_block_without_a_limit_takes_no_part(sent):
-    first, second = sent.send(10, 10), sent.send(5, 10)
-    with sent.room.room(8, None), sent.room.room(8, None):
-        assert (sent.inside, sent.queue) == ([10], [5])
-        first()
-        assert (sent.inside, sent.queue) == ([5], [])
-    second()
 
 
 def test_an_error_on_the_way_gives_back_what_was_held(sent):
@@ -253,21 +242,6 @@ def in_row_panels(monkeypatch, n=700, blocks=200):
 
 def downloads(c):
     return [c.dask[(c.name, *at)] for at in np.ndindex(*c.numblocks)]
-
-
-def test_every_block_of_a_product_has_the_limit_of_its_plan(monkeypatch):
-    """Also the smaller ones at the edge, and after tasks were pickled."""
-    link(monkeypatch)
-    with in_threads(1) as cluster, Client(cluster):
-        c, plan, expected = in_row_panels(monkeypatch, 700, 200)
-        limit = download_limit(plan.layout, plan.cluster)
-        assert plan.layout.row_panels > 1
-        assert not limit % (200 * 200 * 4)  # of whole blocks
-        assert c.chunks == ((200, 200, 200, 100),) * 2
-        tasks = downloads(c)
-        tasks += pickle.loads(pickle.dumps(tasks))
-        assert {task.kwargs["limit"] for task in tasks} == {limit}
-        np.testing.assert_array_equal(c.compute(), expected)
 
 
 def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):

@@ -18,26 +18,14 @@ import multimm.cluster as mc
 from multimm.cli import main
 from multimm.cluster.calibration import probes, store
 from multimm.cluster.calibration import run as calibration_run
-from multimm.cluster.calibration.probes import Effort, fetch_seconds, product_gflops
-from multimm.cluster.calibration.run import measure_rates, neighbours
-from multimm.cluster.calibration.store import DeviceRates
-from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.calibration.probes import Effort, product_gflops
 from multimm.cluster.inspect.cluster_spec import listed
-from multimm.errors import ClusterError, OptionError
+from multimm.errors import ClusterError
 from multimm.planning.explain import rates_text
 from multimm.planning.spec import (
-    H200,
-    INFINIBAND,
     LOCAL_TCP,
-    NVLINK,
-    ClusterSpec,
-    DeviceSpec,
     MatrixSpec,
 )
-
-DAY = "2026-11-21"
-CPU = DeviceSpec("cpu", "cpu", 2**31, 30.0, 10.0)
-
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
@@ -69,27 +57,6 @@ def another_process():
 # ------------------------------------------------------------- what is measured
 
 
-class Clock:
-    """Time that passes as it is told to."""
-
-    def __init__(self, *steps):
-        self.now, self._steps = 0.0, iter(steps)
-
-    def perf_counter(self):
-        return self.now
-
-    def work(self, *_, **__):
-        self.now += next(self._steps)
-
-
-def test_the_rate_counts_products_after_the_first(monkeypatch):
-    clock = Clock(100.0, 0.5, 0.5, 0.25)
-    monkeypatch.setattr(probes, "time", clock)
-    monkeypatch.setattr("multimm.graph.tasks.multiply.multiply", clock.work)
-    # Three products of 2 * 10**6 flop in 1.25 s; the one before, with all it loads, is left out.
-    assert product_gflops("ieee", 100, 1.2, False) == pytest.approx(3 * 2e6 / 1.25 / 1e9)
-
-
 def test_products_are_those_of_tasks_and_right(monkeypatch):
     from multimm.graph.tasks import multiply as tasks_multiply
 
@@ -108,113 +75,6 @@ def test_products_are_those_of_tasks_and_right(monkeypatch):
     assert second == pytest.approx(2 * (a.astype("f8") @ b), abs=1e-4)
     assert 0.5 < a.std() < 1.5
     assert abs(a - b).max() > 0.1
-
-
-@pytest.mark.parametrize(("precision", "sides"), [("ieee", []), ("float32", ["a", "b"])])
-def test_gpus_multiply_operands_that_were_packed_before(monkeypatch, precision, sides):
-    packed, multiplied = [], []
-
-    def pack(block, *, role, step):
-        assert step.precision == precision
-        packed.append(role)
-        return f"packed {role}"
-
-    monkeypatch.setattr(probes, "normal", lambda seed, shape, gpu: f"raw {'ab'[seed - 1]}")
-    monkeypatch.setattr("multimm.graph.tasks.multiply.pack", pack)
-    monkeypatch.setattr(
-        "multimm.graph.tasks.multiply.multiply", lambda a, b, *_, **__: multiplied.append((a, b))
-    )
-    product_gflops(precision, 8, 0.0, True)
-    state = "packed" if sides else "raw"
-    assert packed == sides
-    assert set(multiplied) == {(f"{state} a", f"{state} b")}
-
-
-class Peer:
-    """A worker with one peer whose answers take the clock's time."""
-
-    address = "tcp://me"
-
-    def __init__(self, clock, status="OK"):
-        self._clock, self._status = clock, status
-        self.asked = []
-
-    def rpc(self, peer):
-        self.asked.append(peer)
-        return self
-
-    async def run(self, *, function, kwargs):
-        self._clock.work()
-        return {"status": self._status, "result": None}
-
-
-def test_a_transfer_takes_the_median_after_the_first(monkeypatch):
-    clock = Clock(9.0, 0.25, 0.5, 4.0, 0.25, 0.5, 7.0)
-    monkeypatch.setattr(probes, "time", clock)
-    worker = Peer(clock)
-    options = {"peers": {"tcp://me": "tcp://you"}, "nbytes": 4, "seconds": 5.1, "gpu": False}
-    assert asyncio.run(fetch_seconds(worker, **options)) == 0.5
-    assert worker.asked == ["tcp://you"] * 6
-    with pytest.raises(ClusterError, match="tcp://you did not send a block"):
-        asyncio.run(fetch_seconds(Peer(Clock(1.0), "error"), **options))
-
-
-@pytest.mark.parametrize("counts", [(1,), (4,), (1, 1), (2, 2), (3, 1), (8, 8, 8), (1, 5, 2)])
-def test_neighbours_are_of_one_host_or_of_two(counts):
-    hosts = {f"w{h}.{i}": f"h{h}" for h, count in enumerate(counts) for i in range(count)}
-    inside, outside = (neighbours(hosts, between=between) for between in (False, True))
-    assert set(inside) == {w for w, h in hosts.items() if counts[int(h[1:])] > 1}
-    assert all(hosts[w] == hosts[peer] and w != peer for w, peer in inside.items())
-    assert len(set(inside.values())) == len(inside)
-    assert set(outside) == (set(hosts) if len(counts) > 1 else set())
-    assert all(hosts[w] != hosts[peer] for w, peer in outside.items())
-    if len(set(counts)) == 1:
-        assert len(set(outside.values())) == len(outside)
-
-
-def test_the_slowest_of_a_kind_counts_and_kinds_are_apart(monkeypatch):
-    spec = ClusterSpec((H200, H200, CPU), NVLINK, ("a", "b", "c"), between=INFINIBAND)
-    said = {
-        "ieee": {"a": 50_000.0, "b": 40_000.0, "c": 20.0},
-        "float32": {"a": 160_000.0, "b": 170_000.0},
-        "tf32": {"a": 450_000.0, "b": 440_000.0},
-    }
-    asked = {}
-
-    def on_workers(client, function, addresses, *, precision, efforts):
-        asked[precision] = list(addresses)
-        return said[precision]
-
-    monkeypatch.setattr(calibration_run, "_on_workers", on_workers)
-    monkeypatch.setattr(calibration_run, "_today", lambda: DAY)
-    assert calibration_run._devices(None, spec) == (
-        DeviceRates(H200.name, H200.gflops, 4e4, (("float32", 1.6e5), ("tf32", 4.4e5)), DAY),
-        DeviceRates("cpu", 30.0, 20.0, (), DAY),
-    )
-    assert asked == {"ieee": ["a", "b", "c"], "float32": ["a", "b"], "tf32": ["a", "b"]}
-
-
-def test_links_within_hosts_and_between_them_are_apart(monkeypatch):
-    addresses = ("ucxx://x:1", "ucxx://x:2", "ucxx://y:1", "ucxx://y:2")
-    hosts = {address: address[7] for address in addresses}
-    spec = ClusterSpec((H200,) * 4, NVLINK, addresses, per_node=2)
-
-    def on_workers(client, function, workers, *, peers, nbytes, seconds, gpu):
-        assert gpu
-        far = any(hosts[w] != hosts[p] for w, p in peers.items())
-        whole = (8 if far else 1) * (1 if len(workers) == 1 else 2) * nbytes / 100e9
-        slower = 2 if len(workers) > 1 else 1
-        return {w: whole * (slower if i else 1) for i, w in enumerate(workers)}
-
-    monkeypatch.setattr(calibration_run, "_on_workers", on_workers)
-    monkeypatch.setattr(calibration_run, "_today", lambda: DAY)
-    inside, outside = calibration_run._links(None, spec, hosts)
-    assert inside.key == ("ucxx", H200.name, False)
-    assert outside.key == ("ucxx", H200.name, True)
-    assert (inside.pair_gbps, outside.pair_gbps) == (100.0, 12.5)
-    # The slowest worker takes four times as long while all receive.
-    assert (inside.gbps, outside.gbps) == (25.0, pytest.approx(3.125))
-    assert outside.latency_s == pytest.approx(8 * calibration_run.SMALL_BYTES / 100e9, rel=1e-3)
 
 
 # ----------------------------------------------------------------- live workers
@@ -244,22 +104,6 @@ def test_describe_measures_when_asked_and_remembers(rates_file):
     assert [replace(one, **blank) for one in found.devices] == [
         replace(one, **blank) for one in before.devices
     ]
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("count", "protocol"), [(1, "tcp"), (2, "inproc")])
-def test_no_link_is_measured_where_nothing_travels(count, protocol):
-    with workers(count, protocol=protocol) as client:
-        found = measure_rates(client)
-    assert len(found.devices) == 1
-    assert found.links == ()
-
-
-@pytest.mark.usefixtures("quick")
-def test_all_threads_of_a_worker_count(monkeypatch):
-    monkeypatch.setattr(probes, "product_gflops", lambda *_: 3.0)
-    with workers(1, threads_per_worker=2) as client:
-        assert measure_rates(client).devices[0].gflops == 6.0
 
 
 #: Tasks of workers in this process wait for it.
@@ -307,54 +151,6 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, barrier, r
         with pytest.raises(ClusterError, match="nothing was kept"):
             mc.describe(client, measure=True)
         barrier.set()
-    assert not rates_file.exists()
-
-
-@pytest.mark.usefixtures("quick")
-def test_workers_that_join_spoil_the_measurement(monkeypatch, rates_file):
-    real = calibration_run._links
-    with workers(1) as client:
-
-        def links(*args):
-            client.cluster.scale(2)
-            client.wait_for_workers(2)
-            return real(*args)
-
-        monkeypatch.setattr(calibration_run, "_links", links)
-        with pytest.raises(ClusterError, match="joined or left"):
-            mc.describe(client, measure=True)
-    assert not rates_file.exists()
-
-
-def test_nobody_to_measure_is_an_error():
-    with workers(0) as client:
-        with pytest.raises(ClusterError, match="no workers to measure: start some"):
-            mc.describe(client, measure=True)
-        assert mc.describe(client) is None
-    with pytest.raises(ClusterError, match="no workers to measure"):
-        mc.describe(client, measure=True)
-
-
-def test_an_asynchronous_client_cannot_measure():
-    async def look():
-        settings = {"asynchronous": True, "dashboard_address": "127.0.0.1:0"}
-        async with (
-            LocalCluster(n_workers=1, processes=False, memory_limit=0, **settings) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            with pytest.raises(OptionError, match="use a synchronous one"):
-                mc.describe(client, measure=True)
-
-    asyncio.run(look())
-
-
-def test_a_worker_that_does_not_say_what_it_is_cannot_be_measured(monkeypatch, rates_file):
-    monkeypatch.setattr(cluster_spec, "ask", lambda client, addresses: {})
-    with (
-        workers(1) as client,
-        pytest.raises(ClusterError, match="does not say what it computes with"),
-    ):
-        mc.describe(client, measure=True)
     assert not rates_file.exists()
 
 
@@ -428,8 +224,3 @@ def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     assert "rates measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")
     assert "except for transfers between nodes" in nodes.output
-
-
-def test_tune_wants_the_flag_with_options_about_workers():
-    result = run("tune", "--workers", "2")
-    assert (result.exit_code, "give it as well" in result.output) == (2, True)

@@ -14,6 +14,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
+from paper import cpus
 from small import integers
 
 import multimm
@@ -30,7 +31,7 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.cost.memory import download_limit
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 #: Bytes of what has been released while the worker has not heard of it yet: a few of its blocks,
 #: which here are multiplied in milliseconds.
@@ -104,11 +105,6 @@ def client():
         client.register_plugin(BlockPlacement())
         client.register_plugin(Ledger())
         yield client
-
-
-def cpus(workers, memory):
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def compute(a, b, step, problem, memory, added=None, **options):
@@ -230,16 +226,6 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
     assert 0 < Ledger.most("operands") <= flight + UNHEARD
     np.testing.assert_array_equal(c.compute(), np.full((400, 400), 6400.0))
-
-
-def test_a_product_larger_than_all_workers_says_so_beforehand():
-    cluster = cpus(2, 2_000_000)
-    fixed = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cluster)
-    assert "more than all workers hold" in str(fixed)
-    read = Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900)), rereadable=(True, True))
-    assert "operand blocks read k-tile by k-tile" in str(plan_matmul(read, cluster))
-    roomy = plan_matmul(Problem(MatrixSpec((900, 900)), MatrixSpec((900, 900))), cpus(2, 10**9))
-    assert "more than all workers hold" not in str(roomy)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -13,11 +13,8 @@ import time
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
 from commands import command
 from foreign_files import names
-
-from multimm.cli import Commands
 
 pytestmark = pytest.mark.alone
 
@@ -224,12 +221,6 @@ def test_debug_shows_everything_of_a_failure():
 def noisy(*args):
     script = [sys.executable, "-c", textwrap.dedent(NOISY), "noisy", *args]
     return subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_who_calls_a_command_from_python_keeps_stderr(capfd):
-    CliRunner().invoke(Commands("multimm"), ["nothing"])
-    os.write(2, b"mine")
-    assert capfd.readouterr().err == "mine"
 
 
 def test_what_multimm_logs_is_a_line_as_warnings_are(tmp_path, monkeypatch):

@@ -377,15 +377,6 @@ def test_a_second_run_says_so_before_it_computes(tmp_path, suffix, overwrite):
     assert names(tmp_path) == [path.name]
 
 
-def test_two_arrays_of_one_hdf5_file_are_not_written_at_once(tmp_path):
-    """Each would be a copy without the other."""
-    path = put(tmp_path / "m.h5", OLD)
-    with io.Output(path, dataset="a") as output:
-        output.store(NEW)
-        with pytest.raises(FileFormatError, match="another run is writing"):
-            io.Output(path, dataset="b")
-
-
 def test_file_systems_without_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -456,7 +447,9 @@ def killed_run(path, number, dataset="", overwrite=False):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("suffix", "dataset"), [("npy", ""), ("zarr", ""), ("h5", ""), ("h5", "a")]
 )
@@ -491,15 +484,6 @@ def test_what_was_replaced_is_removed_by_the_next_run_too(tmp_path, suffix, monk
     io.save_array(OLD, path, overwrite=True)
     np.testing.assert_array_equal(get(path), OLD)
     assert names(tmp_path) == [path.name]
-
-
-def test_leftovers_of_other_outputs_are_left_alone(tmp_path):
-    with io.Output(tmp_path / "other.npy") as other:
-        other.store(OLD).compute()
-        before = names(tmp_path)
-        (tmp_path / ".c.npy.partial-mine").touch()
-        io.save_array(NEW, tmp_path / "c.npy")
-        assert names(tmp_path) == sorted([*before, ".c.npy.partial-mine", "c.npy"])
 
 
 def test_a_store_that_lost_its_name_gets_it_back(tmp_path):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, wait
+from paper import cpus
 
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.data_location import owners_of
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 SIZE, BLOCK = 96, 24
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
 LIE = "used where"  # it lies, or they lie: what a plan says of such operands
-
-
-def cpus(workers):
-    return ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), workers, LOCAL_TCP)
 
 
 def matrix(seed):
@@ -79,46 +75,6 @@ def test_owners_of_another_number_of_workers_are_not_used(client):
     c = multimm.matmul(matrix(1)[1], matrix(2)[1], **FIXED)
     assert owners_of(c, 4)
     assert not owners_of(c, 3)
-
-
-@pytest.mark.parametrize("side", ["a", "b", "both"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_product_of_a_product_uses_it_where_it_lies(client, side, turned):
-    (x, a), (y, b), (z, e) = matrix(3), matrix(4), matrix(5)
-    c, right = multimm.matmul(a, b, **FIXED), x @ y
-    inner, expected = (c.T, right.T) if turned else (c, right)
-    operands = {"a": (inner, e), "b": (e, inner), "both": (inner, inner)}[side]
-    plan = multimm.plan(*operands, **FIXED)
-    assert LIE in str(plan)
-    assert not plan.bytes_recut
-    d = multimm.matmul(*operands, **FIXED)
-    other = z if side != "both" else expected
-    first, second = (expected, other) if side != "b" else (other, expected)
-    np.testing.assert_array_equal(d.compute(), first @ second)
-
-
-def test_what_is_between_two_products_stays_where_the_first_left_it(client):
-    (x, a), (y, b), (z, e) = matrix(6), matrix(7), matrix(8)
-    c = multimm.matmul(a, b, **FIXED)
-    between = c * 2 + 1
-    d = multimm.matmul(between, e, **FIXED)
-    done = dask.persist(between, d)
-    wait(done)
-    ranks = sorted(client.cluster.scheduler.workers)
-    made = client.cluster.scheduler.tasks
-    for owner, index in zip(owners_of(c, 4), np.ndindex(between.numblocks), strict=True):
-        assert made[(between.name, *index)].worker_restrictions == {ranks[owner]}
-    np.testing.assert_array_equal(done[1].compute(), (2 * (x @ y) + 1) @ z)
-
-
-def test_persisted_operands_are_used_where_they_lie(client):
-    (x, a), (y, b) = matrix(9), matrix(10)
-    a = a.map_blocks(np.negative, dtype="f4").persist()
-    wait(a)
-    plan = multimm.plan(a, b, **FIXED)
-    assert LIE in str(plan)
-    assert sum(plan.received.values()) == plan.bytes_received
-    np.testing.assert_array_equal(multimm.matmul(a, b, **FIXED).compute(), -x @ y)
 
 
 def test_operands_that_are_still_being_made_lie_nowhere(client):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import pickle
 import re
@@ -22,7 +21,7 @@ from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import ARCHITECTURES, RESERVED_BYTES, Device, limits_for
+from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
 from multimm.gpu.emulated import configs, packed, serialization
 from multimm.gpu.emulated import pack as emulated_pack
 from multimm.gpu.emulated.configs import (
@@ -225,25 +224,6 @@ def test_both_operands_in_one_launch():
             assert (np.sort(at) == places(expected.residuals)).all()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_each_part_of_the_head_has_room_of_its_own(count):
-    """Counts of two operands also where there is one: its counts may stand for both."""
-    sources = [source_of(gpu(np.ones((70, 90), "f4")), "a", False)[1]] * count
-    packing = prepared(sources, "float32", 0)
-    parts = [*itertools.chain(*packing.maxima), *packing.lists, packing.head_bytes]
-    assert parts[0] >= 2 * 2 * 8
-    assert parts == sorted(set(parts))
-
-
-@pytest.mark.parametrize("where", [0, 1])
-def test_what_is_not_finite_is_counted_by_operand(where):
-    matrices = [np.ones((70, 90), "f4"), np.ones((60, 90), "f4")]
-    matrices[where][4, 5] = np.nan
-    _, head, _ = both_packed([(matrices[0], "a", False), (matrices[1], "b", True)])
-    counts = memory(head.data.ptr, (4,), (1,), "u8")
-    assert counts.tolist() == [where == 0, 0, where == 1, 0]
-
-
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 @pytest.mark.parametrize("layout", ["C", "F", "wide columns", "every second"])
 def test_what_is_not_finite_keeps_the_source(bad, layout):
@@ -261,19 +241,6 @@ def test_what_is_not_finite_keeps_the_source(bad, layout):
         assert block.nbytes == 40 * 30 * 4
 
 
-def test_too_many_residuals_keep_the_source(monkeypatch):
-    x = numbers("wide", 60, 50, np.random.default_rng(9))
-    count = pack_reference(x).uncarried
-    for module in (configs, emulated_pack, packed):
-        monkeypatch.setattr(module, "RESIDUAL_CAP", count)
-    assert_packed(pack(gpu(x), side="a"), x)
-    for module in (configs, emulated_pack, packed):
-        monkeypatch.setattr(module, "RESIDUAL_CAP", count - 1)
-    block = pack(gpu(x), side="a")
-    assert block.uncarried == count
-    assert (np.asarray(block.raw) == x).all()
-
-
 @pytest.mark.parametrize("side", ["a", "b"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side, layout):
@@ -287,18 +254,6 @@ def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side
     assert (block.nonfinite, block.uncarried) == (0, 0)
     assert pack(values, side=side, scheme="tf32").raw is None
     assert_packed(pack(gpu(np.ones((256, 3), "f4")), side="b"), np.ones((3, 256), "f4"))
-
-
-def test_a_long_k_is_packed_in_two_launches():
-    """All blocks of a panel could not wait for each other."""
-    x = np.random.default_rng(4).standard_normal((3, 90_000), np.float32)
-    assert_packed(pack(gpu(x), side="a"), x)
-    assert [(entry, int(args[1])) for entry, _, args in launches] == [
-        ("split_pack", 1), ("split_pack", 2)
-    ]  # fmt: skip
-    launches.clear()
-    assert_packed(pack(gpu(x[:, :50_000].copy()), side="a"), x[:, :50_000])
-    assert [int(args[1]) for _, _, args in launches] == [0]
 
 
 @given(
@@ -319,15 +274,6 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.at_once == (blocks <= multiprocessors)
     # The device is full, or no block has less to do.
     assert cut.run in (1, held) or cut.tasks > multiprocessors * configs.BLOCKS // 2
-
-
-@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
-def test_blocks_share_a_multiprocessor(limits):
-    each = pack_shared_bytes(held_on(limits)) + RESERVED_BYTES
-    assert each * configs.BLOCKS <= limits.shared_bytes
-    more = pack_shared_bytes(held_on(limits) + 1) + RESERVED_BYTES
-    assert more * configs.BLOCKS > limits.shared_bytes or held_on(limits) == 6
-    assert limits.threads >= 256 * configs.BLOCKS
 
 
 def map_of_the_kernel() -> dict[str, object]:
@@ -438,15 +384,6 @@ def test_pairs_that_do_not_fit_are_refused():
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             check_pair(*pair)
-
-
-@pytest.mark.parametrize("option", ["blocks", "slabs", "p_k"])
-def test_options_are_looked_at_with_packed_operands_too(option):
-    x = gpu(np.ones((4, 6), "f4"))
-    a, b = pack(x, side="a"), pack(x, side="b", trans=True)
-    for product in (multimm.matmul, functools.partial(multimm.gemm, 1)):
-        with pytest.raises(OptionError, match=f"{option}=-1"):
-            product(a, b, **{option: -1})
 
 
 def block_of(kind: str, side: str = "a", scheme: str = "float32") -> PackedBlock:

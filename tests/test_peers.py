@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
-import distributed
 import numpy as np
 import pytest
 
-import multimm
-from benchmarks import cublas
 from benchmarks.harness import WrongResultError
-from benchmarks.peers import __main__ as group_main
-from benchmarks.peers import cupy_matmul, ours, system, trace
-from benchmarks.peers.__main__ import job
+from benchmarks.peers import system
 from benchmarks.peers.base import Machine, System, crossing, measure, normal
 from benchmarks.peers.on_dask import OnDask, RunError, elements
 from benchmarks.sweep_cases import Product
@@ -28,11 +21,7 @@ GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 GPU = Machine("gpu", 2, 8 * GB, 8 * GB, 60.0)
 SQUARE = Product("strong", "square", 40, 40, 40)
-RECTANGLE = Product("rectangular", "r", 40, 24, 56)
 GRAM = Product("tall", "t", 24, 24, 200, gram=True)
-PRODUCTS = [SQUARE, RECTANGLE, GRAM]
-
-
 # How all are measured
 
 
@@ -95,114 +84,6 @@ def test_a_wrong_product_is_never_timed():
 # One by one
 
 
-class OnToyGpu(np.ndarray):
-    """An array that has to be fetched."""
-
-    def get(self):
-        return np.asarray(self)
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """What the peer uses of CuPy."""
-    module = ModuleType("cupy")
-    module.__version__, module.float32 = "14", np.float32
-    waits = []
-
-    class Generator:
-        def __init__(self, seed):
-            self.rng = np.random.default_rng(seed)
-
-        def standard_normal(self, shape, dtype):
-            return self.rng.standard_normal(shape, dtype=dtype).view(OnToyGpu)
-
-    module.random = SimpleNamespace(default_rng=Generator)
-    module.matmul = np.matmul
-    module.empty = lambda shape, dtype: np.full(shape, np.nan, dtype).view(OnToyGpu)
-    module.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
-    module.cuda = ModuleType("cupy.cuda")
-    module.cuda.Device = lambda: SimpleNamespace(synchronize=lambda: waits.append(1))
-    module.cuda.cublas = SimpleNamespace(getVersion=lambda handle: 130100)
-    module.cuda.device = SimpleNamespace(get_cublas_handle=lambda: 1)
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
-    for name in cublas.OVERRIDES:
-        monkeypatch.delenv(name, raising=False)
-    module.waits = waits
-    return module
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_cupy_is_waited_for(cupy, product, monkeypatch):
-    monkeypatch.setattr(cupy_matmul, "STRIPE", 500)
-    one = system("cupy")(GPU)
-    assert len(measure(one, product, "float32", 2)["seconds"]) == 2
-    assert len(cupy.waits) == 6  # for operands and for the result, of three runs
-    assert "cuBLAS 130100" in one.config
-
-
-def test_cupy_is_not_measured_with_tf32(cupy, monkeypatch):
-    monkeypatch.setenv("CUPY_TF32", "1")
-    with pytest.raises(RuntimeError, match="CUPY_TF32 set"):
-        measure(system("cupy")(GPU), SQUARE, "float32", 2)
-
-
-class Ready(np.ndarray):
-    """An array that can be waited for."""
-
-    def block_until_ready(self):
-        return self
-
-
-@pytest.fixture
-def jax(monkeypatch):
-    """What the peer uses of JAX, on two devices."""
-    jax, sharding = ModuleType("jax"), ModuleType("jax.sharding")
-    shardings, precisions = [], []
-    jax.__version__ = "0"
-    jax.devices = lambda kind: [f"{kind}:0", f"{kind}:1"]
-
-    def jit(call, out_shardings):
-        shardings.append(out_shardings)
-        return lambda *arguments: call(*arguments)
-
-    def matmul(a, b, precision):
-        precisions.append(precision)
-        return (a @ b).view(Ready)
-
-    def normals(key, shape, dtype):
-        return np.random.default_rng(key).standard_normal(shape, dtype=dtype).view(Ready)
-
-    jax.jit = jit
-    jax.random = SimpleNamespace(
-        key=lambda seed: seed, split=lambda key: (2 * key, 2 * key + 1), normal=normals
-    )
-    jax.numpy = SimpleNamespace(matmul=matmul, float32=np.float32)
-    jax.lax = SimpleNamespace(Precision=SimpleNamespace(HIGHEST="highest", DEFAULT="default"))
-    jax.block_until_ready = lambda arrays: arrays
-    sharding.Mesh = lambda devices, names: SimpleNamespace(devices=devices, names=names)
-    sharding.NamedSharding = lambda mesh, spec: spec
-    sharding.PartitionSpec = lambda *axes: axes
-    monkeypatch.setitem(sys.modules, "jax", jax)
-    monkeypatch.setitem(sys.modules, "jax.sharding", sharding)
-    jax.shardings, jax.precisions = shardings, precisions
-    return jax
-
-
-@pytest.mark.parametrize("name", ["jax highest", "jax default"])
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_jax_is_sharded_and_labelled(jax, name, product):
-    one = system(name)(GPU)
-    with one.opened():
-        assert len(measure(one, product, one.promise, 2)["seconds"]) == 2
-        assert name.partition(" ")[2].upper() in one.config
-        assert "1 x 2 mesh" in one.config
-    assert set(jax.precisions) == {name.partition(" ")[2]}
-    expected = {(("x", "y"), None), (None, ("x", "y"))} if product.gram else {("x", "y")}
-    assert set(jax.shardings) == expected
-    assert one.promise == ("float32" if "highest" in name else "tf32")
-
-
 @pytest.mark.parametrize("name", ["multimm", "dask.array"])
 def test_products_on_workers_are_placed_and_counted(name):
     one = system(name)(CPU)
@@ -262,15 +143,6 @@ def spoil(block):
     return out
 
 
-@pytest.mark.parametrize(("name", "waits"), [("multimm", 0), ("dask.array", 1)])
-def test_gpus_are_waited_for_where_tasks_return_early(name, waits, monkeypatch):
-    monkeypatch.setattr(distributed, "wait", lambda result: None)
-    one, seen = system(name)(GPU), []
-    one.client = SimpleNamespace(run=seen.append)
-    assert one.run(SimpleNamespace(persist=lambda: "there")) == "there"
-    assert len(seen) == waits
-
-
 def test_a_run_whose_tasks_did_not_run_is_none(monkeypatch):
     ran = {"w": [("multiply", "('x', 0, 0)", 0.0, 1.0), ("transfer", "('x', 0, 1)", 0.0, 1.0)]}
     one = OnDask(CPU)
@@ -323,73 +195,4 @@ def test_elements_are_taken_out_of_blocks_one_task_each():
     assert not [name for name in names if name.startswith(("transpose", "getitem", "rechunk"))]
 
 
-def test_a_block_in_flight_that_another_task_asks_for_is_one_transfer():
-    plugin, sent = trace.Trace(), ("sent", 0, 0)
-    plugin.setup(SimpleNamespace(state=SimpleNamespace(tasks={sent: SimpleNamespace(run_spec=1)})))
-    for start, finish in (("released", "fetch"), ("fetch", "flight"), ("flight", "fetch"),
-                          ("flight", "memory"), ("memory", "released")):  # fmt: skip
-        plugin.transition(("packed", 0, 0), start, finish)
-    assert [kind for kind, *_ in plugin.intervals] == ["transfer"]
-    # A task that secedes lasts until it is done.
-    for start, finish in (("ready", "executing"), ("executing", "long-running")):
-        plugin.transition(sent, start, finish)
-    assert len(plugin.intervals) == 1
-    plugin.transition(sent, "long-running", "memory")
-    assert plugin.intervals.pop()[1] == str(sent)
-    for start, finish in (("fetch", "flight"), ("flight", "missing")):  # its sender is gone
-        plugin.transition(("packed", 0, 1), start, finish)
-    assert len(plugin.intervals) == 1
-
-
-def test_tasks_are_named_for_the_timeline():
-    x = da.ones((4, 4), chunks=2)
-    product = dict(multimm.matmul(x, x + 1, blocks=2, slabs=2, p_k=2).dask)
-    kinds = {trace.kind_of(key, task) for key, task in product.items()}
-    assert kinds == {"multiply", "add", "other"}
-    assert trace.kind_of("sum-aggregate-1", None) == "add"
-    assert trace.kind_of("operand-1", None) == "other"
-    rows = {"b": [("pack", "k", 11.0, 12.5)], "a": [("multiply", "k", 12.0, 13.0)]}
-    assert trace.timeline(rows, 10.0, 2) == [[1, 1.0, 2.5, "pack"], [0, 2.0, 3.0, "multiply"]]
-    assert trace.timeline(rows, 10.0, 1) is None
-
-
-def test_the_rate_of_one_worker_is_that_of_its_block_products():
-    rate = ours.own_rate("float32", 64, 0.05, False)
-    assert 1e-6 < rate < 10
-
-
 # A group from within
-
-
-class Failing(Toy):
-    """Fails with the message that its product is named for."""
-
-    config = "toy"
-
-    def multiply(self, operands, precision):
-        self.spoil = np.nan if self.spoilt else 0.0
-        if self.broken:
-            raise ValueError("out of\nmemory")
-        return super().multiply(operands, precision)
-
-    def prepare(self, product, precision):
-        self.broken, self.spoilt = product.name == "broken", product.name == "spoilt"
-
-
-@pytest.mark.parametrize(
-    ("name", "last"),
-    [("spoilt", {"wrong": 1}), ("broken", {"failed": 1, "reason": "ValueError: out of memory"})],
-)
-def test_a_group_says_what_went_wrong_and_ends(monkeypatch, name, last):
-    monkeypatch.setattr(group_main, "system", lambda name: Failing)
-    products = [Product("s", text, 20, 20, 20) for text in ("right", name, "right")]
-    said = []
-    group_main.run(job("toy", CPU, [(p, "float32", 2) for p in products]), said.append)
-    assert [next(iter(message)) for message in said] == [
-        *("opened", "step", "step", "step", "done"),
-        next(iter(last)),
-    ]
-    assert said[4]["config"] == "toy"
-    assert len(said[4]["seconds"]) == 2
-    assert last.items() <= said[-1].items()
-    json.dumps(said)

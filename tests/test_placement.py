@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, soon
-from distributed import Client, wait
+from distributed import Client
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from labels import tasks_of
@@ -21,12 +21,11 @@ from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph.block_task import BlockTask
-from multimm.graph.scheduler import failover
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.product_state import Product
-from multimm.planning.tiling.grid import Coordinate, Grid
+from multimm.planning.tiling.grid import Grid
 
 pytestmark = pytest.mark.alone
 
@@ -131,15 +130,6 @@ def test_every_block_runs_on_its_owner_whatever_follows(client, recorder, follow
     assert not misplaced(recorder, c, grid, workers_of(client))
 
 
-def test_without_fusion(client, recorder):
-    (x, a), (y, b) = matrix(3), matrix(4)
-    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
-    with dask.config.set({"optimization.fuse.active": False}):
-        np.testing.assert_array_equal((c + 1).compute(), x @ y + 1)
-    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
-    assert not misplaced(recorder, c, grid, workers_of(client))
-
-
 def test_operands_are_made_where_their_blocks_belong(client, recorder):
     a = da.random.default_rng(0).random((SIZE, SIZE), chunks=BLOCK)
     b = (da.random.default_rng(1).random((SIZE, SIZE), chunks=BLOCK) * 2 - 1) ** 2
@@ -201,44 +191,12 @@ def test_two_products_in_one_compute_and_a_product_of_products(client, recorder)
     assert not misplaced(recorder, e, grid, workers_of(client))
 
 
-def test_the_same_product_asked_twice_runs_once(client, recorder):
-    (x, a), (y, b) = matrix(11), matrix(12)
-    first = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK).persist()
-    wait(first)
-    recorder.clear()
-    again = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
-    assert again.name == first.name
-    np.testing.assert_array_equal(again.compute(), x @ y)
-    assert not recorder.ran.keys() & tasks_of(again).keys()
-
-
-def test_persisted_operands_and_results(client, recorder):
-    (x, a), (y, b) = matrix(13), matrix(14)
-    a, b = dask.persist(a, b)
-    wait([a, b])
-    c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK).persist()
-    wait(c)
-    grid = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK).grid
-    ranks = workers_of(client)
-    for i, j in product(range(COUNT), range(COUNT)):
-        owner = ranks[grid.rank(Coordinate(i, j, 0))]
-        assert recorder.ran[(c.name, i, j)] == owner
-    np.testing.assert_array_equal(c.compute(), x @ y)
-
-
 def test_restrictions_of_the_user_are_left_alone(client, recorder):
     (x, a), (y, b) = matrix(15), matrix(16)
     mine = workers_of(client)[2]
     c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
     np.testing.assert_array_equal(client.compute(c, workers=[mine]).result(), x @ y)
     assert set(recorder.ran.values()) == {mine}
-
-
-def test_small_products_are_left_to_dask(client, recorder, cluster):
-    x, a = matrix(21)
-    np.testing.assert_array_equal(multimm.matmul(a, a).compute(), x @ x)
-    plugin = cluster.scheduler.plugins[scheduler_plugin.NAME]
-    assert not plugin.products
 
 
 def test_plugin_is_registered_once_and_forgets(client, cluster):
@@ -329,19 +287,6 @@ def test_cluster_resized_between_call_and_compute(change, caplog):
         # The scheduler is in this process: what it logs would be said a second time.
         loud = [r for r in caplog.records if r.name.startswith("multimm") and r.levelno > 20]
         assert (len(warned), loud) == (1, [])
-
-
-@pytest.mark.parametrize(("others", "level"), [([], "WARNING"), (["Client-1"], "INFO")])
-def test_what_no_client_hears_is_in_the_schedulers_log(others, level, caplog):
-    events = []
-    clients = dict.fromkeys(["fire-and-forget", *others])  # the first is none, and always there
-    scheduler = SimpleNamespace(clients=clients, log_event=lambda topics, _: events.append(topics))
-    with caplog.at_level("INFO"):
-        failover.tell(scheduler, "said once")
-    assert [(record.levelname, record.message) for record in caplog.records] == [
-        (level, "said once")
-    ]
-    assert events == [["warn", "multimm"]]
 
 
 def test_planned_before_there_was_a_worker():

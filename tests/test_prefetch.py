@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting
+from clusters import counting, soon
 from distributed import Event, secede, wait
 
 import multimm
 from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
-from multimm.graph.block_task import Place
-from multimm.graph.label import Kind
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler import prefetch
-from multimm.graph.scheduler.prefetch import fetch_for
 from multimm.graph.scheduler.product_state import Progress
-from multimm.planning.tiling.grid import Coordinate, Grid
 
 pytestmark = pytest.mark.alone
 
@@ -128,14 +123,15 @@ def test_a_product_that_is_asked_for_twice_is_counted_once(client):
     c = multimm.matmul(a, late, blocks=SIDE, slabs=SIDE)
     futures = [client.compute(c.sum())]
     try:
+        soon(lambda: (left := _left(client)) and (0, 0) not in {step for _, step in left})
         counted = _left(client)
-        assert counted
         futures.append(client.compute(c.max()))
+        soon(lambda: client.run_on_scheduler(_knows, futures[1].key))
         assert _left(client) == counted
     finally:
         held.set()
     assert [future.result(timeout=60) for future in futures]
-    assert not any(_left(client).values())
+    soon(lambda: not _left(client))
 
 
 def _late(block, held, block_id=None):
@@ -145,15 +141,13 @@ def _late(block, held, block_id=None):
     return block
 
 
-def _left(client, waits=2.0):
-    """Products and sums that are not done, by worker and step, once that stays so for a while."""
-    found, since = None, time.monotonic()
-    while time.monotonic() - since < waits:
-        now = client.run_on_scheduler(_counted)
-        if now != found:
-            found, since = now, time.monotonic()
-        time.sleep(0.1)
-    return found
+def _knows(key, dask_scheduler):
+    return key in dask_scheduler.tasks
+
+
+def _left(client):
+    """Products and sums that are not done, by worker and step."""
+    return client.run_on_scheduler(_counted)
 
 
 def _counted(dask_scheduler):
@@ -163,58 +157,5 @@ def _counted(dask_scheduler):
         for product in plugin.products.values()
         for rank, progress in product.progress.items()
         for step, count in progress.left.items()
+        if count
     }
-
-
-# ------------------------------------------------------------ without workers
-
-
-class Asked:
-    """A scheduler that notes what workers are to fetch."""
-
-    def __init__(self):
-        self.workers = {"here": "worker"}
-        self.requests = []
-
-    def request_acquire_replicas(self, address, keys, *, stimulus_id):
-        self.requests.append((address, keys))
-
-
-def waiting(step, *blocks):
-    """A task of a step that waits for the one before, and for nothing of these blocks."""
-    dependencies = [SimpleNamespace(key=key, who_has=who) for key, who in blocks]
-    task = SimpleNamespace(state="waiting", waiting_on={"sum"}, worker_restrictions={"here"},
-                           dependencies=dependencies, key=("part", step))  # fmt: skip
-    return task, Place(Grid(1, 1, 1), 1, Coordinate(0, 0, 0), (0, step, Kind.MULTIPLY, 0, 0))
-
-
-BLOCKS = ("a", {"there"}), ("b", {"worker"}), ("sum", set())
-
-
-def test_blocks_that_are_there_are_fetched_once_for_a_row_panel():
-    scheduler, progress = Asked(), Progress(Counter({(0, 0): 1, (0, 1): 2}))
-    for task, place in (waiting(1, *BLOCKS), waiting(1, *BLOCKS)):
-        fetch_for(scheduler, task, place, progress, "")
-    assert scheduler.requests == [("here", ["a"])]
-    task, place = waiting(1, *BLOCKS)
-    fetch_for(scheduler, task, place._replace(order=(1, 0, Kind.MULTIPLY, 0, 0)), Progress(), "")
-    assert len(scheduler.requests) == 2  # the copy has been dropped since
-
-
-def test_what_comes_later_is_fetched_later():
-    scheduler, progress = Asked(), Progress(Counter({(0, 0): 1, (0, 1): 1, (0, 2): 1}))
-    task, place = waiting(2, *BLOCKS)
-    fetch_for(scheduler, task, place, progress, "")
-    assert scheduler.requests == []
-    assert progress.done((0, 0)) == [task.key]
-
-
-@pytest.mark.parametrize(
-    "change", [{"state": "processing"}, {"waiting_on": set()}, {"worker_restrictions": set()},
-               {"worker_restrictions": {"gone"}}]
-)  # fmt: skip
-def test_nothing_is_fetched_for_a_task_that_fetches_itself_or_runs_anywhere(change):
-    scheduler, (task, place) = Asked(), waiting(0, *BLOCKS)
-    vars(task).update(change)
-    fetch_for(scheduler, task, place, Progress(), "")
-    assert scheduler.requests == []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import json
 import os
 import re
 import shutil
-import ssl
 import stat
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from types import ModuleType
 import dask
 import pytest
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 from distributed import Scheduler, Security
 
 import multimm
@@ -30,13 +28,6 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(multimm.__file__).parents[1]
 CLUSTER = ROOT / "cluster"
-KINDS = {
-    "cluster.yaml": [
-        ("kubernetes.dask.org/v1", "DaskCluster"),
-        ("networking.k8s.io/v1", "NetworkPolicy"),
-    ],
-    "product.yaml": [("batch/v1", "Job")],
-}
 #: Keys of configuration that only the GPU packages define.
 ELSEWHERE = {("distributed-ucxx", "environment")}
 
@@ -122,17 +113,6 @@ def test_certificates_in_use_are_not_overwritten(certificates, capsys):
             load(CLUSTER / "tls" / "make_certificates.py").main(arguments)
         assert said in capsys.readouterr().err
     assert (own / "ca.pem").read_bytes() == before
-
-
-def test_the_configuration_names_what_was_written(certificates):
-    own, _ = certificates
-    settings = yaml.safe_load((own / "dask-tls.yaml").read_text())
-    with dask.config.set(dask.config.merge(dask.config.config, settings)):
-        read = Security()
-        assert read.require_encryption
-        for role in ("scheduler", "worker", "client"):
-            context = read.get_connection_args(role)["ssl_context"]
-            assert isinstance(context, ssl.SSLContext)
 
 
 def test_a_clients_certificate_makes_no_worker(certificates):
@@ -233,25 +213,7 @@ def test_dask_knows_every_setting(path):
         assert value != known[place], f"{place}: the default again"
 
 
-def test_settings_are_what_dask_can_read():
-    network = dict(leaves(yaml.safe_load((CLUSTER / "dask-config" / "network.yaml").read_text())))
-    # distributed.comm.tcp asserts more than ten seconds.
-    assert parse_timedelta(network["distributed", "comm", "timeouts", "tcp"]) >= 11
-    assert parse_timedelta(network["distributed", "scheduler", "worker-ttl"]) >= 60
-    assert parse_bytes(network["distributed", "worker", "transfer", "message-bytes-limit"]) > 5e7
-    path = CLUSTER / "dask-config" / "gpu-workers.yaml"
-    memory = yaml.safe_load(path.read_text())["distributed"]["worker"]["memory"]
-    assert 0 < memory["transfer"] < memory["target"] < memory["spill"] < memory["pause"] < 0.95
-
-
 # ------------------------------------------------------------------ kubernetes
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_manifests_are_of_their_kinds(name):
-    assert [(document["apiVersion"], document["kind"]) for document in documents(name)] == KINDS[
-        name
-    ]
 
 
 def pods() -> dict[str, dict]:
@@ -378,15 +340,6 @@ def test_the_job_script_says_what_it_misses(arguments, variables, said):
     assert said in done.stderr
 
 
-def test_sbatch_reads_its_options():
-    lines = SBATCH.read_text().splitlines()
-    options = [line for line in lines if line.startswith("#SBATCH ")]
-    # sbatch stops looking at the first line that is no comment.
-    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert all(lines.index(option) < first for option in options)
-    assert {"#SBATCH --ntasks-per-node=1", "#SBATCH --no-kill"} <= set(options)
-
-
 def test_dask_jobqueue_writes_the_right_job(tmp_path):
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
     script = CLUSTER / "slurm" / "jobqueue.py"
@@ -422,8 +375,3 @@ def test_ssh_workers_get_options_that_travel(monkeypatch):
     _, options = script.make_cluster(["a", "b"], gpus=False)
     assert options["worker_class"] == "distributed.Nanny"
     assert "rmm_pool_size" not in options["worker_options"]
-
-
-def test_recipes_in_python_document_themselves():
-    for path in CLUSTER.rglob("*.py"):
-        assert f"python {path.name}" in (ast.get_docstring(ast.parse(path.read_text())) or ""), path

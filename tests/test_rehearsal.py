@@ -29,16 +29,6 @@ def waiting(monkeypatch):
     return slept
 
 
-@pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("trans_b", [False, True])
-def test_a_block_product_waits_as_long_as_it_would_take(waiting, trans_a, trans_b):
-    a, b = np.ones((20, 30), "f4"), np.ones((30, 40), "f4")
-    step = Step("float32", "float32", trans_a, trans_b)
-    result = multiply.multiply(a.T if trans_a else a, b.T if trans_b else b, step=step)
-    assert (result.shape, result.dtype) == ((20, 40), np.float32)
-    assert waiting == [2 * 20 * 30 * 40 / 1e9]
-
-
 def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting):
     a = np.ones((2048, 64), "f4")
     step = Step("float32", "float32", trans_b=True)

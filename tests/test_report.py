@@ -1,22 +1,23 @@
-"""The report: which records it shows, blocks in READMEs, figures, and the command."""
+"""The report: which records it shows, its tables and figures, blocks in READMEs, the command."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 from scaling_records import entry, save, swept, without_result
 
+import multimm
 import multimm.cli
 from benchmarks import records
-from benchmarks.records import INTERRUPTED
+from benchmarks.cases import TRANSPOSES
 from benchmarks.report import (
     __main__,
     blocks,
     files,
+    gallery,
+    prediction,
+    scaling_tables,
+    tables,
 )
 from benchmarks.report.runs import Runs, origin
 
@@ -51,13 +52,6 @@ def test_the_newest_run_counts_and_of_each_gpu_its_newest(tmp_path):
     assert runs.of("ffma") == []
 
 
-def test_a_sweep_over_cpu_workers_is_no_figure_of_speed(tmp_path):
-    save(tmp_path, swept("cpu"), "2026-01-02T00:00:00Z")
-    assert Runs(tmp_path).of("scaling") == []
-    save(tmp_path, swept())
-    assert Runs(tmp_path).of("scaling")[0]["date"] == "2026-01-01T00:00:00Z"
-
-
 def test_sweeps_are_one(tmp_path, monkeypatch):
     """Each with counts or peers that the other lacks; a figure is not replaced by its absence."""
     first = [entry("strong square 65536", "multimm", "float32", workers) for workers in (1, 2)]
@@ -84,42 +78,6 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
 
 
-@pytest.mark.parametrize(("reason", "shown"), [(INTERRUPTED, "done"), ("wrong", "failed")])
-def test_what_a_closed_sweep_did_not_come_to_has_not_failed(tmp_path, monkeypatch, reason, shown):
-    case = "strong square 65536"
-    monkeypatch.setenv("MULTIMM_COMMIT", "c1")
-    save(tmp_path, [entry(case, "multimm", "float32", 2)], "2026-01-01T00:00:00Z")
-    monkeypatch.setenv("MULTIMM_COMMIT", "c2")
-    newer = [
-        entry(case, "multimm", "float32", 1),
-        without_result(case, "multimm", 2, "failed", reason),
-    ]
-    save(tmp_path, newer, "2026-01-02T00:00:00Z")
-    found = {r["detail"]["workers"]: r["detail"]["status"] for r in Runs(tmp_path).of("scaling")}
-    assert found == {1: "done", 2: shown}
-
-
-def test_what_a_sweep_lacks_of_peers_is_taken_from_an_older_one(tmp_path, monkeypatch):
-    """No commit of ours makes another product of dask.array; another driver may."""
-    case = "strong square 65536"
-    older = [entry(case, system, "float32", 2) for system in ("multimm", "dask.array")]
-    newer = [
-        entry(case, "multimm", "float32", 1),
-        without_result(case, "dask.array", 2, "failed", "interrupted"),
-    ]
-    monkeypatch.setenv("MULTIMM_COMMIT", "c1")
-    save(tmp_path, older, "2026-01-01T00:00:00Z")
-    monkeypatch.setenv("MULTIMM_COMMIT", "c2")
-    path = save(tmp_path, newer, "2026-01-02T00:00:00Z")
-    found = Runs(tmp_path).of("scaling")
-    where = {(r["system"], r["detail"]["workers"]): r["detail"]["status"] for r in found}
-    assert where == {("multimm", 1): "done", ("multimm", 2): "done", ("dask.array", 2): "done"}
-    assert origin(found) == "8 x toy, 2026-01-02, commit c2 (dask.array and multimm in part at c1)."
-    text = path.read_text().replace('"count": 8', '"count": 8, "driver": "another"')
-    path.write_text(text)
-    assert [r["detail"]["status"] for r in Runs(tmp_path).of("scaling")] == ["done", "failed"]
-
-
 def test_a_file_that_is_no_run_is_named(tmp_path):
     (tmp_path / "ladder-1.json").write_text("{")
     with pytest.raises(ValueError, match=r"ladder-1\.json: no JSON"):
@@ -130,20 +88,6 @@ def test_a_file_that_is_no_run_is_named(tmp_path):
 
 
 # Blocks
-
-
-def test_markers_are_filled_from_the_newest_run(tmp_path):
-    text = "a\n<!-- table: ladder -->\nold\n<!-- end of table -->\nb\n"
-    assert "Not measured yet" in blocks.render(text, Runs(tmp_path))
-    _ladder(tmp_path, 1, 1e12)
-    _ladder(tmp_path, 2, 2e12)
-    filled = blocks.render(text, Runs(tmp_path))
-    assert "| 1_naive | first | 2000 | 50.0 |" in filled
-    assert "toy, 2026-01-01, commit 01234567." in filled
-    assert blocks.render(filled, Runs(tmp_path)) == filled
-    for kind in ("table", "figure"):
-        with pytest.raises(ValueError, match=f"no {kind} is called 'nothing'; known are"):
-            blocks.render(f"<!-- {kind}: nothing -->\n<!-- end of {kind} -->", Runs(tmp_path))
 
 
 def test_readmes_and_figures_agree_with_the_records():
@@ -211,18 +155,88 @@ def test_the_command_writes_a_page_tables_and_figures(tmp_path):
     assert "NaN" not in (out / "report.html").read_text("utf-8")
 
 
-def test_an_installed_package_says_that_the_report_runs_from_a_checkout(tmp_path):
-    package = tmp_path / "multimm"
-    package.symlink_to(blocks.ROOT / "multimm")
-    code = (
-        "import sys, pathlib, multimm\n"
-        f"multimm.__file__ = {str(tmp_path / 'elsewhere' / 'multimm' / '__init__.py')!r}\n"
-        "from multimm.cli import main; main(['report'])"
+CASE = "strong square 65536"
+
+
+@pytest.fixture
+def sweeps(tmp_path):
+    """A folder with one full sweep."""
+    save(tmp_path, swept())
+    return Runs(tmp_path)
+
+
+# Figures
+
+
+def test_figures_that_records_lack_are_left_out(tmp_path):
+    save(tmp_path, [entry(CASE, "multimm", "float32", 1)])
+    runs = Runs(tmp_path)
+    said = {one.name: one.missing(runs) for one in gallery.PICTURES}
+    assert said["strong-scaling"] == ""
+    assert (
+        said["weak-scaling"] == "No weak scaling of squares in the newest records of suite scaling."
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert run.returncode == 2, run.stderr
-    assert "multimm report runs from a checkout of the repository" in run.stderr
-    assert run.stderr.count("\n") == 1
+    assert said["timeline"] == "No timeline in the newest records of suite scaling."
+    assert said["bytes"] == "No bytes received in the newest records of suite scaling."
+    assert said["sizes"].startswith("Square products of two sizes or more: not in")
+    assert said["prediction"] == ""
+    assert said["ladder"] == "Not measured yet: `python -m benchmarks.kernels ladder`."
+
+
+# Tables of a sweep
+
+
+def test_rates_stand_beside_the_ideal_and_the_error(sweeps):
+    table = scaling_tables.rates(sweeps.of("scaling"))
+    assert "| case | system | 1 GPU | 2 GPUs | 4 GPUs | 8 GPUs | relative error |" in table
+    assert f"| {CASE} | multimm | 175 (100 %) | 340 (97 %) | 639 (91 %) | 1,130 (81 %) |" in table
+    assert f"| {CASE} | cuBLAS, one GPU | 53 |  |  |  | 1.6e-06 |" in table
+    assert f"| {CASE} | cuBLASXt, host memory | absent |  |  |  |  |" in table
+    assert "8 workers: the slowest of 3 runs took 1.10 times the median." in table
+
+
+# Beyond one box
+
+
+def test_predictions_are_the_planners_and_are_called_so():
+    from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
+
+    point = prediction.predict(16, "ieee", NVLINK, prediction.LARGE)
+    n = 4 * prediction.SHARE
+    cluster = ClusterSpec.homogeneous(H200, 16, NVLINK)
+    spec = MatrixSpec((n, n))
+    plan = multimm.plan(spec, spec, precision="ieee", cluster=cluster, blocks=32768, slabs=32768)
+    assert (point.n, point.seconds) == (n, plan.seconds)
+    assert point.rate == pytest.approx(2 * n**3 / plan.seconds / 16 / 1e12)
+    table = prediction.table()
+    assert table.startswith("Predicted, not measured")
+    assert {row.split(" | ")[1] for row in table.splitlines()[4:]} == {"16", "64", "256", "1024"}
+
+
+def _entry(case, system, ratio, **more):
+    return dict.fromkeys(records.KEYS) | {
+        "case": case, "system": system, "shape": [4096, 4096, 4096], "seconds": [0.1],
+        "median": 0.1, "tflops": 40.0, "gbs": 3000.0, "ratio_vs": {"cublas": ratio, "copy": ratio},
+        **more,
+    }  # fmt: skip
+
+
+STEADY = {"tflops": 50.0, "sm_mhz": 1950.0, "watts": 697.0, "gflop_per_joule": 72.0}
+
+
+def test_tables_show_what_the_records_say():
+    text = tables.ladder([_entry("ladder", "7_warp_tile", 0.89, detail="x", sustained=STEADY)])
+    assert "| 7_warp_tile | x | 40000 | 89.0 |" in text
+    assert "50.0 TFLOP/s at 1950 MHz and 697 W" in text
+    assert "| 4096 x 4096 | naive | 3000 | 12.0 |" in tables.transpose([_entry("t", "naive", 0.12)])
+    square_records = [
+        _entry(f"ffma 4096 {letters}", system, ratio, sustained=STEADY)
+        for letters in TRANSPOSES for system, ratio in (("multimm", 1.05), ("cublas lt", 1.0))
+    ]  # fmt: skip
+    text = tables.ffma(square_records)
+    assert "| 4096 | 40.0 (1.050) |" in text
+    assert "| 4096 NN | 50.0 | 1.000 | 1950 | 697 | 72.0 | 72.0 |" in text
+    assert "geometric mean 1.050, least 1.050" in text
+    pair = [_entry("awkward 1 x 2 x 3, NN", "multimm", 2.0), _entry("awkward x", "multimm", 0.5)]
+    assert "| 1 x 2 x 3, NN | 40 | 20 | 2.000 |" in tables.awkward(pair)
+    assert "geometric mean 1.000, least 0.500" in tables.awkward(pair)

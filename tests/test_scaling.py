@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,32 +15,16 @@ from rich.console import Console
 from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
 from benchmarks.agenda import Item, ask
 from benchmarks.group import Group, GroupError, OutOfTimeError
-from benchmarks.harness import U, WrongResultError
+from benchmarks.harness import WrongResultError
 from benchmarks.limit import Limit
-from benchmarks.peers import SYSTEMS, base
+from benchmarks.peers import SYSTEMS
 from benchmarks.peers.base import Machine
-from benchmarks.sweep_cases import KINDS, SIZES, Product, operand_specs, products, too_large
+from benchmarks.sweep_cases import KINDS, Product
 from multimm.cli import main
-from multimm.cluster.inspect.devices import Gpu
-from multimm.errors import OptionError
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
-SMALL = Product("strong", "strong square 8", 8, 8, 8, "strong")
-
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
-
-
-@pytest.fixture
-def eight_gpus(monkeypatch):
-    found = tuple(Gpu(str(i), "NVIDIA H200", 150 * GB) for i in range(8))
-    for module in (agenda, scaling):
-        monkeypatch.setattr(module, "visible_gpus", lambda: found)
-    monkeypatch.setattr(base, "find_spec", lambda name: name)  # everything is installed
-    monkeypatch.setattr("distributed.system.memory_limit", lambda: 500 * GB)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=500 * GB))
 
 
 # The whole path
@@ -86,85 +69,6 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
 # What is asked
 
 
-def test_too_little_memory_is_said_before_anything_starts(eight_gpus, monkeypatch):
-    items = agenda.agenda(ask(peers="none", cases="strong"))
-    reasons = {(i.product.m, i.machine.workers): i.absent for i in items}
-    assert reasons[65536, 1] == reasons[131072, 8] == ""
-    assert "needs" in reasons[131072, 1]
-    tiny = Machine("cpu", 1, 10**6, 10**6, 60.0)
-    monkeypatch.setattr(agenda, "machine_of", lambda *given: tiny)
-    with pytest.raises(OptionError, match=r"nothing can be measured here: strong square 4096"):
-        agenda.agenda(ask(workers="1", cases="strong", peers="none"))
-
-
-def test_the_agenda_has_every_case_for_every_count(eight_gpus):
-    asked = ask()
-    items = agenda.agenda(asked)
-    assert len({item.key for item in items}) == len(items)
-    ours = [item for item in items if item.system == "multimm"]
-    assert {item.machine.workers for item in ours} == {1, 2, 4, 8}
-    assert {item.precision for item in ours} == {"float32", "ieee", "tf32"}
-    (steady,) = [item for item in items if item.product.kind == "steady"]
-    assert (steady.repeats, steady.machine.workers, steady.system) == (20, 8, "multimm")
-    for name in ("cupy", "numpy"):
-        assert {item.machine.workers for item in items if item.system == name} == {1}
-    assert {item.machine.device for item in items if item.system == "numpy"} == {"cpu"}
-    assert [items[0].system, items[-1].system] == ["multimm", "cublasxt"] or items[-1].absent
-
-
-def test_a_group_sees_no_more_gpus_than_it_is_to_use(eight_gpus):
-    machine = Machine("gpu", 3, GB, GB)
-    assert scaling._devices(Item("multimm", machine, SMALL, "float32", 1)) == "0,1,2"
-    assert scaling._devices(Item("numpy", CPU, SMALL, "float32", 1)) == ""
-
-
-def test_products_have_the_extents_that_their_names_say():
-    for sizes in SIZES.values():
-        for workers in (1, 2, 8):
-            found = products(sizes, workers, tuple(KINDS))
-            assert len({product.name for product in found}) == len(found)
-            for product in found:
-                if product.kind == "weak":
-                    assert product.m == pytest.approx(sizes.weak * workers**0.5, rel=0.2)
-                elif product.gram:
-                    more = f" in {product.chunk}" * (product.kind == "chunked")
-                    assert product.name == f"{product.kind} AtA {product.k} x {product.m}{more}"
-                    assert product.m == product.n
-                else:
-                    assert str(product.m) in product.name
-                    assert str(product.k) in product.name
-                assert bool(product.chunk) == (product.kind in ("chunked", "host"))
-                assert product.hosted == (product.kind == "host")
-
-
-def test_operands_come_in_chunks_to_those_who_take_them(eight_gpus):
-    found = [i for i in agenda.agenda(ask(gpus="2")) if i.product.kind == "chunked"]
-    takes = {item.system for item in found if item.absent != "its operands come in no chunks"}
-    assert takes == {"multimm", "dask.array"} < {item.system for item in found}
-    square, tall, projected, wider = products(SIZES["gpu", False], 2, ("chunked",))
-    a, b = operand_specs(square, 2)
-    assert a == b == MatrixSpec((32768,) * 2, chunks=((5792,) * 5 + (3808,),) * 2,
-                                owners=(0, 1) * 18)  # fmt: skip
-    a, b = operand_specs(tall, 3)
-    assert a is b
-    assert (b.owners[:4], b.shape) == ((0, 1, 2, 0), (tall.k, tall.n))
-    a, b = operand_specs(projected, 2)
-    assert a == MatrixSpec((4194304, 2048), chunks=((16384,) * 256, (2048,)), owners=(0, 1) * 128)
-    assert b == MatrixSpec((2048, 1024), owners=(0,))
-    a, _ = operand_specs(wider, 4)
-    assert a.chunks == ((5792,) * 181 + (224,), (5792, 2400))  # as Dask cuts it by default
-    assert a.owners == (0, 1, 2, 3) * 91
-
-
-def test_a_gram_matrix_is_counted_once():
-    cluster = ClusterSpec.homogeneous(H200, 8)
-    tall = Product("tall", "t", 8192, 8192, 2**20, gram=True)
-    assert tall.bytes == 4 * (2**20 * 8192 + 8192**2)
-    assert too_large(tall, cluster) == ""
-    huge = Product("tall", "t", 8192, 8192, 2**26, gram=True)
-    assert "GB on each of 8 workers" in too_large(huge, cluster)
-
-
 # Verification
 
 
@@ -183,18 +87,6 @@ def test_a_sample_tells_right_from_wrong(promise):
         spoilt[at.rows[3], 5] = wrong
         with pytest.raises(WrongResultError):
             sampling.check(a[at.rows], b[:, at.columns], spoilt[at.rows][:, at.columns], promise)
-
-
-def test_a_sample_leaves_no_block_out_and_fits_in_memory():
-    at = sampling.choose(65536, 65536, 65536)
-    assert set(at.rows // 8192) == set(at.columns // 8192) == set(range(8))
-    tall = sampling.choose(8192, 8192, 2**23)
-    assert len(tall.columns) == sampling.LEAST_COLUMNS
-    assert len(sampling.choose(3, 2, 5).rows) == 3
-    quick = sampling.choose(16384, 16384, 16384, elements=sampling.QUICK_ELEMENTS)
-    assert len(quick.columns) == 128
-    assert set(quick.columns // 1024) == set(range(16))
-    assert sampling.allowed("tf32", 512) > 2**-9 > sampling.allowed("ieee", 512) == 515 * U
 
 
 # Process groups
@@ -333,14 +225,6 @@ def test_a_wrong_product_ends_the_sweep_without_a_figure(monkeypatch, tmp_path):
     assert list(tmp_path.glob("scaling-*")) == []
 
 
-def test_a_wrong_product_of_a_peer_is_no_figure_of_it(monkeypatch, tmp_path):
-    items = [item("one", "numpy"), item("two", "numpy")]
-    wrong = [OPENED, {"wrong": 0, "reason": "off"}]
-    found, *_ = swept(monkeypatch, tmp_path, items, wrong, [OPENED, done(0)])
-    assert [r["detail"]["reason"] for r in found] == ["wrong result: off", ""]
-    assert verdict.failed(found) == []
-
-
 def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     items = [item("one"), item("two"), item("three", absent="why")]
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -354,52 +238,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
     assert sorted(r["case"] for r in found) == ["one", "three", "two"]
     assert "to measure: 1 of 3, on 2 workers; 2 are there from before" in text
     assert len(records.load(path)) == 3
-
-
-def test_an_interrupted_sweep_can_be_closed_as_it_is(monkeypatch, tmp_path):
-    items = [item("one"), item("two"), item("three", absent="why")]
-    with pytest.raises(KeyboardInterrupt):
-        swept(monkeypatch, tmp_path, items, [OPENED, done(0), KeyboardInterrupt()])
-    result = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    (path,) = tmp_path.iterdir()  # and no unfinished sweep
-    assert str(path) in result.output
-    found = {r["case"]: r for r in records.load(path)}
-    states = {case: (r["detail"]["status"], r["detail"]["reason"]) for case, r in found.items()}
-    assert states == {"one": ("done", ""), "three": ("absent", "why"),
-                      "two": ("failed", "the sweep was interrupted")}  # fmt: skip
-    assert found["two"]["seconds"] == []
-    assert found["two"]["commit"] == found["one"]["commit"]
-    again = CliRunner().invoke(main, ["bench", "--close", "--output", str(tmp_path)])
-    assert again.exit_code == 2
-    assert "nothing to close" in again.stderr
-
-
-def test_runs_in_a_row_are_held_against_their_median(monkeypatch, tmp_path):
-    for slowest, steady in ((1.1, True), (1.3, False)):
-        row = [item("steady square 8", kind="steady")]
-        said = [OPENED, done(0, [1.0] * 19 + [slowest])]
-        found, *_ = swept(monkeypatch, tmp_path / str(steady), row, said)
-        assert found[0]["detail"]["slowest_over_median"] == slowest
-        assert found[0]["detail"]["steady"] is steady
-        (sentence,) = [s for s in verdict.verdict(found) if "in a row" in s]
-        assert ("NOT at most 1.15" in sentence) is not steady
-
-
-def test_the_verdict_says_where_a_peer_wins(monkeypatch, tmp_path):
-    items = [item("one"), item("two"), item("one", "numpy"), item("two", "numpy")]
-    slow, fast = [4.0] * 3, [1.0] * 3
-    ideal = {"detail": {"one_worker_tflops": 1e-9}}
-    found, *_ = swept(monkeypatch, tmp_path, items, [OPENED, done(0, slow), done(1, fast, **ideal)],
-                      [OPENED, done(0, fast), done(1, slow)])  # fmt: skip
-    right, beside = verdict.verdict(found)
-    assert right == "multimm: right in all 2 cases, FP32 errors of at most 1.5 u |A||B|"
-    assert beside == ("beside numpy: 1.00 x as fast (geometric mean of 2); numpy wins one (0.25 x)")
-    assert verdict.efficiency(found[1]) == pytest.approx(1.024)
-    console = quiet()
-    console.print(verdict.table(found))
-    assert "102" in console.file.getvalue()
-    assert list(verdict.verdict([])) == ["multimm: nothing was measured"]
 
 
 # Its time
@@ -463,21 +301,6 @@ ROOT = records.ROOT
 
 
 # Versions of records
-
-
-def test_records_without_a_version_are_of_the_first_and_unknown_ones_are_named(tmp_path):
-    header = records.run_header({})
-    assert header["schema"] == records.SCHEMA
-    path = records.save([records.record("c", "s", (1,), [1.0])], header, "toy", tmp_path)
-    assert len(records.load(path)) == 1
-    content = json.loads(path.read_text())
-    del content["run"]["schema"]
-    path.write_text(json.dumps(content))
-    assert records.load(path)[0]["median"] == 1.0
-    content["run"]["schema"] = 99
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"toy.*records of version 99; this commit reads 1 and 2"):
-        records.load(path)
 
 
 def test_the_documentation_names_every_case_and_system():

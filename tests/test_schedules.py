@@ -14,6 +14,7 @@ import dask.array as da
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from paper import gpus
 from small import integers
 
 from multimm.graph.array import build
@@ -24,7 +25,7 @@ from multimm.planning.cost import communication, counted_transfers
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.grid import Coordinate, Grid, ceil_div, even
 
 M, K, N = 16, 12, 10
@@ -34,10 +35,6 @@ GRIDS = st.sampled_from(
     [(1, 1, 1), (2, 1, 1), (1, 3, 1), (2, 2, 1), (3, 2, 1), (4, 2, 1), (8, 1, 1), (2, 1, 2),
      (1, 1, 3), (2, 2, 2)]
 ).map(lambda grid: Grid(*grid))  # fmt: skip
-
-
-def gpus(workers: int) -> ClusterSpec:
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 @st.composite
@@ -279,7 +276,7 @@ def test_the_panels_of_a_row_panel_hold_what_its_items_need(schedule):
 
 
 # Where one operand is multiplied where it lies: products and partial products are in
-# `test_gathered` --
+# `test_partial_products` --
 
 
 @st.composite

@@ -1,141 +1,19 @@
-"""Skinny products without a GPU: which they are, how they are cut, and how they are launched."""
+"""Skinny products without a GPU: how they are cut, rules of their configurations, registers."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-
-import numpy as np
 import pytest
-import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_in import GPUArray, gpu, laid_out, memory, standing_in
 
-from multimm.gpu import product
 from multimm.gpu.arch import limits_for
-from multimm.gpu.elementwise import reduce
-from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt import gemm, split_k, thin
 from multimm.gpu.simt.configs import Device
 from multimm.gpu.simt.thin import OuterConfig, way_for
 from multimm.gpu.strides import GemmSizes
-from multimm.gpu.tuning import autotune
 
-ieee = functools.partial(product.gemm, precision="ieee")
 H200 = Device(limits_for(90), 132)
-
-
-class Kernel(stand_in.Kernel):
-    """What the three kernels compute, in NumPy."""
-
-    def __call__(self, grid, block, args, shared_mem=0):
-        if self.name == "add_partials":
-            super().__call__(grid, block, args)
-            return
-        stand_in.Kernel.launches.append((self, grid, block, args))
-        assert block == (256 if self.name == "sgemm_outer" else 32 * self.defines["WARPS"], 1, 1)
-        for z in range(grid[2]):
-            self.multiply(z, grid[0], shared_mem, *args)
-
-    def multiply(self, z, blocks, shared_mem, m, n, k, k_step, alpha, beta, *operands):
-        d = self.defines
-        wide = "AB"[d["TURNED"]] if d.get("WIDE") else ""
-
-        def at(operand, height, width):
-            pointer, ld, stride = (int(x) for x in operands[3 * operand : 3 * operand + 3])
-            if "ABCPD"[operand] == wide:
-                assert not any(x % d["CELLS"] for x in (pointer // 4, ld, stride, width))
-                assert pointer % (4 * d["CELLS"]) == 0
-            return memory(pointer + z * stride * 4, (height, width), (ld, 1), "f4")
-
-        if self.name == "sgemm_outer":
-            assert k <= d["THIN"]
-            assert blocks == -(-m // d["BLOCK_ROWS"]) * -(-n // 121)
-        else:
-            side, few = (n, m) if d["TURNED"] else (m, n)
-            span = d["WIDTH"] if "WIDTH" in d else d["WARPS"] // d["WARPS_K"] * d["ROWS"]
-            assert few <= d["COLS"]
-            assert blocks == -(-side // span)
-            along_k = d["TRANS_B"] if d["TURNED"] else not d["TRANS_A"]
-            assert self.name == ("sgemm_dot" if along_k else "sgemm_axpy")
-        assert bool(shared_mem) == (self.name == "sgemm_axpy")
-        k = min(k_step, k - z * k_step) if k_step else k
-        a = at(0, k, m).T if d["TRANS_A"] else at(0, m, k)
-        b = at(1, n, k).T if d["TRANS_B"] else at(1, k, n)
-        total = a @ b if alpha != 0 else np.zeros((m, n), np.float32)
-        if operands[9] and alpha != 0:
-            total = total + at(3, m, n)
-        total = alpha * total
-        at(4, m, n)[...] = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
-
-
-@contextlib.contextmanager
-def skinny_kernels():
-    with standing_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(autotune, "winners_on", lambda device: {})
-        patch.setattr(split_k, "workspace", lambda shape, device: (
-            gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
-        runtime_launch.device_of.cache_clear()
-        yield stand_in.Kernel.launches
-    runtime_launch.device_of.cache_clear()
-
-
-@pytest.fixture
-def launches():
-    with skinny_kernels() as found:
-        yield found
-
-
-def integers(seed: int, *shape: int, layout: str = "C") -> GPUArray:
-    values = np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
-    return laid_out(values, layout)
-
-
-def kernels(launches) -> list[str]:
-    return [kernel.name for kernel, *_ in launches]
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "trans_a", "trans_b", "kernel", "turned"),
-    [
-        (4096, 1, 4096, False, False, "sgemm_dot", False),
-        (1, 4096, 4096, False, False, "sgemm_axpy", True),
-        (4096, 1, 4096, True, False, "sgemm_axpy", False),
-        (1, 4096, 4096, False, True, "sgemm_dot", True),
-        (8192, 8, 8192, False, True, "sgemm_dot", False),
-        (8, 8192, 8192, True, False, "sgemm_axpy", True),
-        (8192, 16, 8192, False, False, "sgemm_dot", False),
-        (4096, 4096, 1, False, False, "sgemm_outer", False),
-        (4096, 4096, 7, True, True, "sgemm_outer", False),
-    ],
-)
-def test_way_by_hand(m, n, k, trans_a, trans_b, kernel, turned):
-    way = way_for(GemmSizes(m, n, k, 1, not trans_a, trans_b), H200)
-    assert (way.kernel, way.turned, way.slices) == (kernel, turned, 1)
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "batch", "along_k"),
-    [
-        (17, 8192, 8192, 1, True),  # many rows
-        (9, 8192, 8192, 1, False),
-        (16, 8192, 511, 1, True),  # many rows of little each
-        (4096, 4096, 13, 1, True),
-        (512, 512, 4, 1, True),  # a small D
-        (1, 100, 100, 1, True),  # a small operand
-        (4096, 1, 31, 1, True),
-        (8, 8, 256, 10_000, True),  # a batch for another kernel
-        (4096, 4096, 0, 1, True),
-        (0, 4096, 64, 1, True),
-    ],
-)
-def test_other_products_are_not_skinny(m, n, k, batch, along_k):
-    for scattered in (along_k, False):
-        assert way_for(GemmSizes(m, n, k, batch, scattered, scattered), H200) is None
 
 
 sizes = st.integers(1, 40) | st.integers(1, 2_000_000)
@@ -159,123 +37,6 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
     assert way.slices == 1 or (k <= way.slices * way.length and way.length % 512 == 0)
     assert way.slices < 64
     assert batch == 1 or way.slices == 1
-
-
-def test_few_rows_share_warps_and_cut_k():
-    assert way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config.warps_k == 1
-    assert way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config.warps_k == 4
-    assert way_for(GemmSizes(100, 1, 1_000_000, 1, True), H200).slices == 10
-    assert way_for(GemmSizes(1, 1000, 100_000, 1), H200).slices == 4
-    assert way_for(GemmSizes(1, 1024, 1024, 1), H200).slices == 1  # nothing to gain
-
-
-def test_rows_of_a_short_k_are_taken_together():
-    rows = [way_for(GemmSizes(10**6, 1, k, 1, True), H200).config.rows for k in (32, 64, 128, 512)]
-    assert rows == [8, 8, 4, 1]
-    assert way_for(GemmSizes(10**6, 1, 64, 1, True), H200).config.span == 64
-
-
-def expected(a, b, trans_a, trans_b, alpha=1, beta=0, c=None, partial=None):
-    total = np.asarray(a.swapaxes(-1, -2) if trans_a else a) @ np.asarray(
-        b.swapaxes(-1, -2) if trans_b else b
-    )
-    total = alpha * (total + (0 if partial is None else np.asarray(partial)))
-    return total + (beta * np.asarray(c) if c is not None else 0)
-
-
-layouts = st.sampled_from(stand_in.LAYOUTS)
-
-
-@given(
-    st.sampled_from([(1, 900, 80), (900, 3, 80), (8, 400, 200), (1000, 7, 300), (750, 752, 5)]),
-    st.booleans(), st.booleans(), st.sampled_from([((), ()), ((2,), ()), ((2, 1), (3,))]),
-    st.tuples(layouts, layouts, layouts, layouts), st.sampled_from([None, *stand_in.LAYOUTS[:4]]),
-    st.sampled_from([0.0, 1.0, -0.5]), st.sampled_from([0.0, 2.0]), st.booleans(), st.booleans(),
-)  # fmt: skip
-def test_gemm_hands_the_right_memory_to_the_kernel(
-    mnk, trans_a, trans_b, batch, orders, into, alpha, beta, with_c, with_partial
-):
-    m, n, k = mnk
-    a = integers(1, *batch[0], *((k, m) if trans_a else (m, k)), layout=orders[0])
-    b = integers(2, *batch[1], *((n, k) if trans_b else (k, n)), layout=orders[1])
-    stack = np.broadcast_shapes(*batch)
-    c = integers(3, *stack, m, n, layout=orders[2]) if with_c else None
-    partial = integers(4, m, n, layout=orders[3]) if with_partial else None
-    with skinny_kernels() as launches:
-        out = laid_out(np.full((*stack, m, n), np.nan, "f4"), into) if into else None
-        result = ieee(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta * with_c, c=c,
-                             partial=partial, out=out)  # fmt: skip
-        assert set(kernels(launches)) <= {"sgemm_dot", "sgemm_axpy", "sgemm_outer"}
-    given_c = c if with_c and beta else None
-    wanted = expected(a, b, trans_a, trans_b, alpha, beta, given_c, partial)
-    np.testing.assert_array_equal(np.asarray(result), wanted)
-    assert out is None or result is out
-
-
-@pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize(("with_c", "with_partial"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("n", [1, 3])
-def test_slices_of_k_are_added(launches, trans_a, with_c, with_partial, n):
-    m, k = 20, 200_000
-    a = integers(1, *((k, m) if trans_a else (1, m, k)), layout="wide rows")
-    b = integers(2, k, n)
-    c = integers(3, m, n) if with_c else None
-    partial = integers(4, m, n) if with_partial else None
-    for into in ("C", "wide rows", "F"):
-        launches.clear()
-        out = laid_out(np.zeros((m, n) if trans_a else (1, m, n), "f4"), into)
-        ieee(a, b, trans_a=trans_a, alpha=2, beta=3 * with_c, c=c, partial=partial, out=out)
-        wanted = expected(a, b, trans_a, False, 2, 3, c, partial)
-        np.testing.assert_array_equal(np.asarray(out), wanted)
-        loose = n == 1 and into == "wide rows"  # a column whose values are no neighbours
-        assert kernels(launches)[1:] == ([] if loose else ["add_partials"])
-        assert (launches[0][1][2] > 1) != loose
-
-
-def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
-    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
-    a, b = integers(1, 20, 200_000), integers(2, 200_000, 3)
-    for _ in range(2):  # the second time by what was kept
-        np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
-    assert kernels(launches) == ["sgemm_dot"] * 2
-    assert caplog.text.count("runs in one piece, slower and with other bits") == 2
-
-
-def test_a_product_of_the_same_kind_decides_nothing_again(launches, monkeypatch):
-    shapes = [((1, 900), (900, 80)), ((20, 200_000), (200_000, 1)), ((750, 5), (5, 752))]
-    for seed, (left, right) in enumerate(shapes):
-        ieee(integers(seed, *left), integers(seed, *right))
-    count = len(launches)
-    monkeypatch.setattr(thin, "way_for", None)
-    monkeypatch.setattr(reduce, "prepared_sum", None)
-    for seed, (left, right) in enumerate(shapes):
-        a, b = integers(seed + 5, *left), integers(seed + 7, *right)
-        np.testing.assert_array_equal(np.asarray(ieee(a, b)), np.asarray(a) @ np.asarray(b))
-    assert len(launches) == 2 * count
-
-
-def test_a_named_configuration_is_not_skinny(launches, monkeypatch):
-    monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: launches.append((self,)))
-    monkeypatch.setattr(gemm, "slices_of_k", lambda *_: 1)
-    ieee(integers(1, 1, 900), integers(2, 900, 80), config="small")
-    assert kernels(launches) == ["sgemm_ffma"]
-
-
-def test_wide_loads_where_every_row_allows_them(launches):
-    def matrix(rows, cols, ld, offset=0):
-        whole = gpu(np.zeros((1, rows * ld + offset), "f4"))[0, offset:]
-        return whole[: rows * ld].reshape(rows, ld)[:, :cols]
-
-    x = integers(1, 1, 100)
-    for b, wide in (
-        (matrix(100, 800, 800), 1),
-        (matrix(100, 800, 801), 0),
-        (matrix(100, 800, 800, offset=1), 0),
-        (matrix(100, 799, 800), 0),
-    ):
-        launches.clear()
-        ieee(x, b)
-        assert launches[0][0].defines["WIDE"] == wide
 
 
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.
@@ -304,9 +65,3 @@ def test_kernels_compile_without_spills(kernel, config, flags):
     blocks = getattr(config, "min_blocks", 2)
     assert usage.registers * config.threads * blocks <= 65_536
     assert usage.shared <= 49_152
-
-
-def test_what_is_short_is_padded_to_a_power_of_two():
-    for few, cols in ((1, 1), (3, 4), (5, 8), (8, 8), (9, 16)):
-        assert way_for(GemmSizes(8192, few, 8192, 1, True), H200).config.cols == cols
-    assert thin.NARROW_AXPY < 9 <= thin.NARROW_DOT

@@ -10,7 +10,6 @@ from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu.arch import Device, limits_for, tiles_of
-from multimm.gpu.emulated import multiply
 from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
     choose_split,
@@ -18,7 +17,6 @@ from multimm.gpu.emulated.configs import (
     split_slices,
 )
 from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
@@ -124,19 +122,6 @@ def test_everything_reaches_the_kernel(m, n, k, parts):
         np.testing.assert_array_equal(out, 2 * (exact + p) - c, layout)
 
 
-def test_k_is_cut_into_slices_where_d_is_small(launches):
-    a, b, c, p, exact = case(60, 70, 9000)
-    slices, length = split_slices(60, 70, 9000, 132)
-    gemm(*both(a, b))
-    _, grid, _, args = launches[0]
-    assert grid == (2 * slices, 1, 1)
-    assert args[3] == length
-    assert args[-2] % 4 == 0
-    assert launches[1][0].name == "add_partials"
-    result = gemm(*both(a, b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
-    np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
-
-
 def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
     a, b, c, p, exact = case(60, 70, 9000)
     monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
@@ -170,22 +155,6 @@ def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches
     np.testing.assert_array_equal(turned, exact)  # its rows lie along columns of the product
 
 
-def test_only_square_products_have_a_triangle(launches):
-    a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
-    with pytest.raises(ShapeError, match="the product is 5 x 6: only a square one has a lower tr"):
-        gemm(a, b, lower=True)
-    assert launches == []
-
-
-def test_what_is_multiplied_by_zero_is_never_read(launches):
-    a, b, c, _, exact = case(60, 70, 9000)
-    nan = gpu(np.full((60, 70), np.nan, np.float32))
-    result = gemm(*both(a, b), alpha=0, beta=2, c=gpu(c), partial=nan)
-    np.testing.assert_array_equal(result, 2 * c)
-    assert len(launches) == 1, "no slices"
-    np.testing.assert_array_equal(gemm(*both(a, b), beta=0, c=nan), exact)
-
-
 def test_configurations_are_taken_by_value_and_name(launches):
     a, b = both(np.ones((5, 100), np.float32), np.ones((6, 100), np.float32))
     for entry in SPLIT_REGISTRY[:2]:
@@ -197,37 +166,6 @@ def test_configurations_are_taken_by_value_and_name(launches):
         gemm(a, b, config=entry_named(SPLIT_REGISTRY, "tf32_wide").config)
     with pytest.raises(KernelError, match="'fast' is unknown"):
         gemm(a, b, config="fast")
-
-
-@pytest.fixture
-def another_gpu(monkeypatch):
-    """From a compute capability to a GPU of it in the place of an H200."""
-
-    def put(capability):
-        monkeypatch.setattr(stand_in.Device, "compute_capability", capability)
-        launch.device_of.cache_clear()
-
-    return put
-
-
-def test_other_gpus_run_another_kernel(launches, another_gpu):
-    another_gpu("80")
-    a, b, c, p, exact = case(70, 130, 100)
-    for parts, name in ((2, "mma_narrow"), (1, "tf32_mma_narrow")):
-        operands = both(a, b, parts)
-        result = gemm(*operands, alpha=2, beta=-1, c=gpu(c), partial=gpu(p))
-        np.testing.assert_array_equal(result, 2 * (exact + p) - c)
-        kernel, *_ = launches[-1]
-        config = entry_named(SPLIT_REGISTRY, name).config
-        assert (kernel.name, kernel.defines) == ("sgemm_split_mma", config.defines())
-    with pytest.raises(KernelError, match=r"does not run on a GPU of compute capability 8\.0: lea"):
-        gemm(*operands, config="tf32_wide")
-
-
-def test_hopper_runs_the_other_kernel_if_asked(launches):
-    a, b, *_, exact = case(70, 130, 100)
-    np.testing.assert_array_equal(gemm(*both(a, b), config="mma_wide"), exact)
-    assert launches[-1][0].name == "sgemm_split_mma"
 
 
 def test_older_gpus_are_refused():
@@ -258,16 +196,3 @@ def test_operands_that_do_not_fit_are_refused(launches):
         with pytest.raises(error, match=message):
             call()
     assert launches == []
-
-
-def test_products_of_blocks_like_these_decide_nothing_again(launches, monkeypatch):
-    a, b, c, p, exact = case(70, 130, 100)
-    more = {"alpha": 2, "beta": 3, "c": gpu(c), "partial": gpu(p)}
-    gemm(*both(a, b), **more)
-    monkeypatch.setattr(multiply, "prepared", None)
-    result = gemm(*both(2 * a, b), **more)
-    np.testing.assert_array_equal(result, 2 * (2 * exact + p) + 3 * c)
-    out = gpu(np.zeros((70, 130), np.float32))
-    with pytest.raises(TypeError):  # to another place is another kind
-        gemm(*both(a, b), **more, out=out)
-    assert last_choice() == Choice(SPLIT, "float32", "the operands are packed")

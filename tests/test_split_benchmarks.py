@@ -20,7 +20,7 @@ import multimm.gpu.product
 from benchmarks import accuracy, records, split, xla
 from benchmarks.cases import Case
 from benchmarks.cublas import COMPUTE_TF32
-from benchmarks.distributions import DISTRIBUTIONS, EVERY, OVER_K, draw
+from benchmarks.distributions import DISTRIBUTIONS, OVER_K
 from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
 from benchmarks.report import split_tables
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, note
@@ -154,30 +154,6 @@ def test_every_system_is_verified_and_says_which_kernel_ran(toys):
     assert whole["ratio_vs"]["copy"] == pytest.approx(whole["gbs"] / packs["copy"]["gbs"], rel=0.01)
 
 
-def test_ratios_are_those_of_the_peers_of_a_precision():
-    seconds = {"multimm": 1.0, "multimm ieee": 2.5, "cublas sgemm": 4.0, "cublas lt": 3.0,
-               "cublas fp16": 0.3, "multimm tf32": 0.5, "cublas tf32": 0.6}  # fmt: skip
-    assert split.ratios("multimm", "float32", seconds) == {
-        "cublas": 3.0, "multimm ieee": 2.5, "a third of cublas fp16": 0.9,
-    }  # fmt: skip
-    assert split.ratios("multimm tf32", "tf32", seconds) == {"cublas": 6.0, "cublas tf32": 1.2}
-    assert split.ratios("cublas tf32", "tf32", seconds) == {"cublas": 5.0}
-
-
-def test_wrong_products_kernels_and_packs_are_not_timed(toys):
-    for spoil, message in (
-        ({"float32": (1.01, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
-        ({"tf32": (1.05, SPLIT)}, "8 x 8 x 256, NN: an element is off"),
-        ({"tf32": (math.nan, SPLIT)}, "an element is off"),
-        ({"float32": (1, FFMA)}, "split 8 NN: multimm packed before ran"),
-        ({"mma": (1.01,)}, "8 x 8 x 256, NN: an element is off"),
-        ({"pack": (1 + 2**-9,)}, "float32, along k: an operand of (16, 16) is packed wrongly"),
-    ):
-        toys.spoil = spoil
-        with pytest.raises(WrongResultError, match=re.escape(message)):
-            measured_split()
-
-
 # Errors
 
 
@@ -217,31 +193,6 @@ def test_errors_are_counted_where_something_is_multiplied():
 
 
 # Distributions
-
-
-def test_distributions_are_what_they_are_called():
-    shape = (64, 48, 500)
-    a, b = draw(np, "uniform", *shape)
-    assert 0 <= a.min() < 0.01 < 0.99 < b.max() <= 1
-    a, _ = draw(np, "half zeros", *shape)
-    assert (a == 0).mean() == pytest.approx(0.5, abs=0.02)
-    a, b = draw(np, "integers", *shape)
-    assert set(np.unique(a)) == set(np.unique(b)) == set(range(-8, 9))
-    spreads = []
-    for spread in (0.5, 1, 2, 4):
-        a, _ = draw(np, f"lognormal {spread:g}", *shape)
-        spreads.append(np.log(abs(a[a != 0])).std())
-    assert spreads == sorted(spreads)
-    assert spreads[-1] == pytest.approx(math.hypot(4, 1), rel=0.05)
-    a, b = draw(np, "zero rows", *shape)
-    assert not a[::EVERY].any()
-    assert not b[:, ::EVERY].any()
-    assert a[1].any()
-    a, b = draw(np, "subnormal rows", *shape)
-    assert abs(a[::EVERY]).min() > 0
-    assert 2.0**-127 < abs(a[::EVERY]).max() < 2.0**-126
-    assert (a[::EVERY] < 0).mean() == pytest.approx(0.5, abs=0.05)
-    assert abs(a[1]).max() > 1
 
 
 # The suite accuracy

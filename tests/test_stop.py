@@ -42,8 +42,8 @@ def _signals_that_nobody_ignores():
     ("number", "code", "text", "form"),
     [
         (signal.SIGINT, 130, "interrupted", "zarr"),
-        (signal.SIGTERM, 143, "stopped by SIGTERM", "npy"),
-        (signal.SIGHUP, 129, "stopped by SIGHUP", "zarr"),
+        pytest.param(signal.SIGTERM, 143, "stopped by SIGTERM", "npy", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", "zarr", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_in_mid_run_leaves_nothing(tmp_path, number, code, text, form):

@@ -135,17 +135,8 @@ def test_plans_count_what_reading_holds_and_takes():
     plan = planned(tall(), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert plan.memory_terms["reading storage chunks"] >= 2 * 40e6
     assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""])
-    text = str(plan)
-    assert "reading storage chunks" in text
-    assert "decoding" in text
     slow = planned(tall(codec="gzip"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert slow.time_terms["decoding"] > 2 * plan.time_terms["decoding"]
-
-
-def test_plans_of_other_files_know_nothing_of_it():
-    plan = planned(MatrixSpec((20_000, 1000)), MatrixSpec((1000, 1000)), cpus(0.5e9))
-    assert "reading storage chunks" not in plan.memory_terms
-    assert not plan.time_terms["decoding"]
 
 
 @pytest.mark.parametrize(("memory", "least"), [(0.512e9, 1.5), (1e9, 1.5)])
@@ -189,7 +180,8 @@ def test_a_product_says_so_at_the_call(tmp_path):
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("megabytes", "form", "codec"), [(40, "tall", "none"), (20, "wide", "zstd")]
+    ("megabytes", "form", "codec"),
+    [(40, "tall", "none"), pytest.param(20, "wide", "zstd", marks=pytest.mark.slow)],
 )
 def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, form, codec):
     from benchmarks import storage_chunks

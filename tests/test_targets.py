@@ -207,13 +207,6 @@ def test_masks_units_and_sparse_blocks_are_not_dropped(tmp_path):
             assert names(tmp_path) == []
 
 
-def test_mapped_arrays_and_lists_are_written(tmp_path):
-    mapped = np.load(put(tmp_path / "a.npy", MATRIX), mmap_mode="r")
-    for array in (mapped, MATRIX.tolist()):
-        io.save_array(array, tmp_path / "c.npy", overwrite=True)
-        np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), MATRIX)
-
-
 # What only shows at the end -------------------------------------------------------------
 
 
@@ -232,19 +225,3 @@ def test_an_alpha_that_cannot_be_checked(tmp_path, refused, alpha):
     error = refused("matmul", matrix, matrix, "-o", tmp_path / "c.npy", "--alpha", alpha)
     assert f"--alpha {float(alpha)}: the check needs a finite number" in error
     assert names(tmp_path) == ["a.npy"]
-
-
-def test_an_alpha_that_is_not_checked(tmp_path, monkeypatch):
-    class WorkersAskedForError(Exception):
-        pass
-
-    def start(_):
-        raise WorkersAskedForError
-
-    monkeypatch.setattr(Workers, "open", start)
-    matrix = str(put(tmp_path / "a.npy", MATRIX))
-    args = ["matmul", matrix, matrix, "-o", str(tmp_path / "c.npy"), "--alpha", "nan"]
-    with pytest.raises(WorkersAskedForError):
-        CliRunner().invoke(
-            main, [*args, "--no-verify"], standalone_mode=False, catch_exceptions=False
-        )

@@ -16,7 +16,6 @@ from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.simt import split_k
 from multimm.gpu.tuning import autotune, precompile
 from multimm.gpu.validate import check_product
 
@@ -192,14 +191,6 @@ def test_a_symmetric_product_is_packed_once(kernels, turned, odd):
         assert last_choice() == CHOICE
 
 
-def test_what_is_above_the_diagonal_is_left_to_the_kernel(kernels):
-    x = integers(130, 200)
-    run(kernels, gpu(x), gpu(x.T), gpu(np.zeros((130, 130), "f4")), lower=True)
-    assert "LOWER" in kernels.defines["sgemm_split"]
-    # What stands in for it is seldom needed, and one of few kernels: it computes everything.
-    assert "LOWER" not in kernels.defines["sgemm_ffma"]
-
-
 @pytest.mark.parametrize(("side", "bad"), [("a", np.nan), ("b", np.inf)])
 def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
     x, y = integers(130, 200), integers(200, 70)
@@ -211,16 +202,6 @@ def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
     assert last_choice() == Choice(
         FFMA, "float32", f"operand {side} has 1 elements that are not finite"
     )
-
-
-def test_too_many_residuals_too(kernels):
-    x, y = integers(130, 200), integers(200, 70)
-    y[:, :20] = 0
-    y[0, :20], y[1:60, :20] = 2.0**30, 1  # 59 * 20 elements are too small for their columns
-    out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
-    np.testing.assert_allclose(out, x.astype("f8") @ y, rtol=1e-6)
-    assert kernels.ran == REFUSED * 2
-    assert "operand b has 1180 elements that FP16" in last_choice().reason
 
 
 def test_a_few_are_handed_to_the_launch_that_adds_them(kernels):
@@ -245,37 +226,6 @@ def test_without_memory_to_pack_in(kernels, caplog, room):
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 2, "of each product"
     assert all("other bits" in sentence for sentence in said)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_without_memory_for_slices_once_operands_are_packed(kernels, monkeypatch, caplog, refused):
-    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
-    x, y = integers(130, 2048), integers(2048, 70)
-    x[3] = np.inf if refused else 1
-    y[y == 0] = 1
-    with np.errstate(invalid="ignore"):
-        out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
-        np.testing.assert_array_equal(out, x @ y)
-    assert kernels.ran == (REFUSED if refused else LAUNCHES) * 2
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert ["should its operands be refused" in sentence for sentence in said] == [False, True] * 2
-    assert all("in one piece, slower and with other bits" in sentence for sentence in said)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-@pytest.mark.parametrize("most", [10**6, 0])
-def test_no_more_memory_is_kept_for_who_asks_than_is_needed(kernels, monkeypatch, most, refused):
-    monkeypatch.setattr(emulated_gemm, "KEPT_BYTES", most)
-    x, y = integers(130, 200), integers(200, 70)
-    y[3, 5] = np.inf if refused else 1
-    with np.errstate(invalid="ignore"):
-        run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
-    (left,) = (array for array in (ref() for ref in kernels.arrays) if array is not None)
-    assert left.nbytes == 32 if most == 0 else 32 < left.nbytes < most
-    del left
-    reason = "operand b has 1 elements that are not finite"
-    assert last_choice() == (Choice(FFMA, "float32", reason) if refused else CHOICE)
-    assert not any(ref() is not None for ref in kernels.arrays), "nobody needs it any more"
 
 
 def test_what_a_captured_graph_will_do_depends_on_its_data(kernels, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 
 import dask.array as da
@@ -19,7 +18,6 @@ import multimm
 from multimm.cli import main
 from multimm.cli import run as cli_run
 from multimm.cli.options import Workers
-from multimm.cli.terminal import console, plain
 from multimm.cluster.inspect.cluster_spec import spec_of
 from multimm.cluster.inspect.workers import Answer
 from multimm.errors import ClusterError, printable
@@ -47,16 +45,6 @@ def test_text_is_shown_in_one_line_that_a_terminal_can_take(text):
     assert not set(shown) & set("\x1b\x9b\n\r\t\x7f\x00\u2028\u202e\u2066")
     assert printable(shown) == shown
     shown.encode()
-
-
-def test_words_of_all_languages_stay_as_they_are():
-    for name in ("größe.npy", "行列.npy", "مصفوفة.npy", "a b[1].npy", "👩‍🚀"):
-        assert printable(name) == name
-        assert plain(f"{name}\n{name}") == f"{name}\n{name}"
-
-
-def test_undecodable_names_are_shown_too():
-    assert printable(os.fsdecode(b"a\x9b.npy")) == r"a\udc9b.npy"
 
 
 @pytest.mark.parametrize("name", [f"{ORDERS}.npy", f"{ORDERS}.zarr", f"{ORDERS}.h5", ORDERS])
@@ -152,20 +140,6 @@ def test_devices_of_other_hosts_are_named_harmlessly():
         plan = multimm.plan(side, side, cluster=spec)
         assert SHOWN in str(plan)
         assert_harmless(str(plan))
-
-
-def test_tables_show_what_they_are_given(capsys):
-    from rich.table import Table
-
-    table = Table("what", ORDERS)
-    table.add_row(ORDERS, ":warning: [bold]x[/bold]")
-    console(200).print(table)
-    console(200).print(f"{ORDERS} [/nothing]")
-    output = capsys.readouterr().out
-    assert_harmless(output)
-    assert SHOWN in output
-    assert ":warning: [bold]x[/bold]" in output
-    assert "[/nothing]" in output
 
 
 def noisy(block):

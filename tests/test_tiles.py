@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, ArchLimits, limits_for
@@ -60,42 +57,9 @@ def warps(config: TileConfig) -> list[range]:
     return [range(first, first + 32) for first in range(0, config.threads, 32)]
 
 
-@names
-def test_map_is_read_from_the_kernel_file(config):
-    scope = thread_map(config)
-    expected = {"owned_row", "owned_col", "strip_row", "strip_col", "pitch", "lane_m", "lane_n"}
-    expected |= {"along_k_x", "along_k_k", "along_x_x", "along_x_k"}
-    assert expected <= scope.keys()
-    assert scope["THREADS"] == config.threads
-
-
-@names
-def test_every_value_of_a_tile_is_owned_once(config):
-    f = thread_map(config)
-    owned = Counter(
-        (f["owned_row"](thread, i), f["owned_col"](thread, j))
-        for thread in range(config.threads)
-        for i in range(config.thread_m)
-        for j in range(config.thread_n)
-    )
-    assert set(owned) == set(itertools.product(range(config.block_m), range(config.block_n)))
-    assert set(owned.values()) == {1}
-
-
 ways = pytest.mark.parametrize(
     ("way", "floats"), [("along_k", 1), ("along_x", 1), ("along_x", 4)], ids=str
 )
-
-
-@names
-@ways
-@pytest.mark.parametrize("side", ["block_m", "block_n"])
-def test_every_element_of_a_k_tile_is_copied_once(config, way, floats, side):
-    seen = Counter(
-        (x + i, k) for _, _, x, k in copied(config, side, way, floats) for i in range(floats)
-    )
-    assert set(seen) == set(itertools.product(range(getattr(config, side)), range(config.block_k)))
-    assert set(seen.values()) == {1}
 
 
 @names
@@ -145,31 +109,6 @@ def test_shared_reads_are_conflict_free_for_16_lanes_at_a_time(config):
                 assert neighbours or next_but_one
 
 
-@given(st.sampled_from(CONFIGS), st.integers(1, 300), st.integers(1, 300), st.integers(1, 9))
-def test_banded_grid_visits_every_tile_once(config, m, n, band):
-    """The arithmetic of banded_tile in kernels/common/index.cuh."""
-    rows, cols = -(-m // config.block_m), -(-n // config.block_n)
-    seen = []
-    for block in range(rows * cols):
-        first = block // (band * cols) * band
-        rest, height = block % (band * cols), min(rows - first, band)
-        seen.append((first + rest % height, rest // height))
-    assert sorted(seen) == list(itertools.product(range(rows), range(cols)))
-
-
-def test_budgets_by_hand():
-    config = TileConfig(128, 256, 32, 16, 8, 3, 2, 0, 1)
-    assert config.threads == 8 * 32
-    assert (config.lanes_m, config.lanes_n) == (4, 8)
-    assert config.shared_bytes == 3 * 2 * 32 * (132 + 260) * 4
-    assert config.registers_per_thread == 255  # 65536 / 256 threads is one too many
-    turned = TileConfig(32, 64, 16, 4, 8, 2, 1, 0, 5)
-    assert (turned.lanes_m, turned.lanes_n) == (8, 4)
-    assert turned.threads == 8 * 8
-    assert turned.shared_bytes == 2 * 16 * (36 + 68) * 4
-    assert turned.registers_per_thread == 200  # 65536 / (5 * 64) = 204.8, handed out by eights
-
-
 def test_residency_is_the_scarcest_resource():
     config = TileConfig(128, 128, 8, 8, 8, 2, 1, 0, 2)  # 256 threads, 128 registers, 16896 + 1024
     plenty = {"shared_bytes": 10**9, "threads": 10**6, "registers": 10**9, "blocks": 10**3}
@@ -193,13 +132,6 @@ def test_every_chip_has_configurations_for_large_and_small_products(limits):
     legal = [config for config in CONFIGS if config.blocks_per_multiprocessor(limits)]
     assert max(config.block_m * config.block_n for config in legal) >= 128 * 128
     assert min(config.block_m * config.block_n for config in legal) <= 32 * 64
-
-
-def test_defines_name_every_field():
-    assert TileConfig(128, 32, 16, 8, 4, 3, 2, 1, 5).defines() == {
-        "BLOCK_M": 128, "BLOCK_N": 32, "BLOCK_K": 16, "THREAD_M": 8, "THREAD_N": 4, "STAGES": 3,
-        "GROUP": 2, "ORDER": 1, "MIN_BLOCKS": 5, "LANES_M": 4,
-    }  # fmt: skip
 
 
 def test_limits_fall_back_to_the_nearest_older():

@@ -35,6 +35,7 @@ def traffic(client, compute):
     return result, received_bytes(client)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_product_moves_the_2d_bound_and_a_third_of_dask_s():
     with multimm.cluster.start(workers=4, memory_limit="1GB") as client:

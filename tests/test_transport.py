@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import sys
 import time
@@ -70,24 +69,6 @@ def test_setup_replaces_the_wait_and_teardown_puts_it_back(ucxx):
     assert ucxx.inner.synchronize_stream is wide_wait
 
 
-def test_a_worker_that_is_started_again_gets_it_again(ucxx):
-    # The scheduler keeps the plugin as it was registered, and sends it to every new worker.
-    sent = pickle.dumps(Overlap())
-    first = pickle.loads(sent)
-    first.setup(worker())
-    ucxx.inner.synchronize_stream = wide_wait  # a new process
-    again = pickle.loads(sent)
-    again.setup(worker())
-    assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
-    assert again.reason == ""
-
-
-def test_a_larger_limit_stays(ucxx):
-    here = worker(limit=11 * GIB)
-    Overlap().setup(here)
-    assert here.state.transfer_incoming_bytes_limit == 11 * GIB
-
-
 def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
     log = []
 
@@ -127,37 +108,6 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
     getattr(ucxx, package).__version__ = version
     assert f"{version} is not known to multimm (known: 0.52)" in refusal(caplog)
     assert ucxx.inner.synchronize_stream is wide_wait
-
-
-def test_a_release_without_the_function_is_left_alone(ucxx, caplog):
-    del ucxx.inner.synchronize_stream
-    assert "has no synchronize_stream" in refusal(caplog)
-    assert not hasattr(ucxx.inner, "synchronize_stream")
-
-
-@pytest.mark.parametrize("name", ucxx_overlap.PER_THREAD_VARIABLES)
-def test_per_thread_default_streams_are_left_alone(ucxx, caplog, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
-    assert refusal(caplog) == f"{name} is set"
-    assert ucxx.inner.synchronize_stream is wide_wait
-    monkeypatch.setenv(name, "0")
-    plugin = Overlap()
-    plugin.setup(worker())
-    assert plugin.reason == ""
-
-
-def test_without_ucxx_or_cupy_the_warning_names_what_is_missing(ucxx, caplog, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert refusal(caplog) == "cupy cannot be imported"
-
-
-def test_over_tcp_nothing_is_changed_and_nothing_said(ucxx, caplog):
-    plugin, here = Overlap(), worker(TCP)
-    plugin.setup(here)
-    assert plugin.reason == ""
-    assert ucxx.inner.synchronize_stream is wide_wait
-    assert here.state.transfer_incoming_bytes_limit == GIB
-    assert caplog.text == ""
 
 
 # ------------------------------------------------------------------- clusters
@@ -201,12 +151,6 @@ def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
     assert found[new] == now - {new}
     assert all(new in found[address] for address in now - {new})
     assert obstacles(client) == {}
-
-
-def test_preparing_twice_changes_nothing(client):
-    before = client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"]))
-    set_up_cluster(client, overlap=True)
-    assert client.run(lambda dask_worker: id(dask_worker.plugins["multimm-warm-up"])) == before
 
 
 def test_connect_changes_the_transport_only_when_asked_to():

@@ -18,13 +18,12 @@ import multimm
 from multimm.cluster.calibration import store
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates
 from multimm.cluster.start import private_scratch
-from multimm.errors import OptionError
 from multimm.gpu.runtime import file_cache, nvrtc
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.tuning import autotune, precompile
+from multimm.gpu.tuning import autotune
 from multimm.gpu.tuning.autotune import Case, Model, Outcome, Timing
-from multimm.planning.spec import H200, ClusterSpec, Link, MatrixSpec
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 STRANGER = 54321
 FOUND = Rates(
@@ -191,17 +190,6 @@ def test_others_must_not_put_another_folder_in_the_place_of_the_cache(
 
 
 @every_kind
-def test_a_folder_of_another_user_is_not_used(home, kind, monkeypatch, caplog):
-    assert kind.write()
-    to_a_stranger(the_file(home, kind).parent, monkeypatch)
-    another_process()
-    assert not kind.known()
-    (said,) = warnings(caplog)
-    assert "belongs to another user" in said
-    assert "MULTIMM_CACHE_DIR" in said
-
-
-@every_kind
 def test_a_file_of_another_user_is_not_used_and_is_replaced(home, kind, monkeypatch, caplog):
     assert kind.write()
     path = the_file(home, kind)
@@ -259,22 +247,6 @@ def test_links_of_this_user_lead_to_the_cache_and_those_of_others_do_not(
     assert "another user" in warnings(caplog)[0]
 
 
-def test_links_in_a_circle_end(tmp_path, monkeypatch):
-    (tmp_path / "one").symlink_to("two")
-    (tmp_path / "two").symlink_to("one")
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "one"))
-    for kind in KINDS:
-        kind.write()
-        another_process()
-        assert not kind.known()
-
-
-def test_nothing_is_compiled_ahead_for_a_cache_that_is_not_used(home, compiler):
-    home.chmod(0o777)
-    precompile.compile_files(90, 1)
-    assert compiler.compiled == 0
-
-
 # ------------------------------------------------------------------- damaged files
 
 
@@ -314,22 +286,6 @@ def test_damaged_files_are_ignored_and_written_anew(home, kind, content, caplog)
 
 
 @every_kind
-@pytest.mark.parametrize("empty", [True, False])
-def test_a_folder_in_the_place_of_a_file_is_ignored(home, kind, empty):
-    assert kind.write()
-    path = the_file(home, kind)
-    path.unlink()
-    path.mkdir()
-    if not empty:
-        (path / "x").touch()
-    another_process()
-    assert not kind.known()
-    kind.write()
-    another_process()
-    assert kind.known() == empty  # where it can be written anew
-
-
-@every_kind
 @pytest.mark.parametrize("node", ["pipe", "socket"])
 def test_nobody_waits_for_the_other_end_of_a_pipe(home, kind, node, monkeypatch):
     assert kind.write()
@@ -346,13 +302,6 @@ def test_nobody_waits_for_the_other_end_of_a_pipe(home, kind, node, monkeypatch)
     assert kind.write()
     another_process()
     assert kind.known()
-
-
-def test_a_file_too_large_to_be_ours_is_not_read(home, caplog):
-    assert Rated.write()
-    os.truncate(home / "rates.json", 2**27)  # takes no space
-    assert not Rated.known()
-    assert "is ignored" in warnings(caplog)[0]
 
 
 def edited(**changes):
@@ -385,49 +334,6 @@ def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
     spec = store.applied(ClusterSpec.homogeneous(H200, 4), store.stored())
     side = MatrixSpec((65536, 65536))
     assert 0.1 < multimm.plan(side, side, cluster=spec).seconds < 60
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "\x1b[31mGPU"},
-        {"name": "x" * 10_000},
-        {"devices": "a\nb"},
-        {"measured": "yesterday"},
-        {"measured": "\x1b]0;title\x07"},
-        {"between": 1},
-        {"protocol": "tcp\x9b"},
-    ],
-    ids=str,
-)
-def test_names_and_days_that_are_none_are_damage(home, changes, caplog):
-    (home / "rates.json").write_text(edited(**changes))
-    assert store.stored() == Rates()
-    (said,) = warnings(caplog)
-    assert said.isprintable()
-    assert len(said) < 1000
-
-
-@pytest.mark.parametrize(
-    "size", [0, -1, 10**30, 10**4000, 1.5, True, "512"], ids=lambda x: f"{x!r:.9}"
-)
-def test_sizes_that_no_product_has_are_damage(home, size, caplog):
-    path = autotune.save(MODEL, [TUNED])
-    content = json.loads(path.read_text())
-    content["winners"][0]["m"] = size
-    path.write_text(json.dumps(content))
-    assert autotune.read(MODEL) == {}
-    assert "is damaged" in warnings(caplog)[0]
-
-
-@pytest.mark.parametrize("rate", [5e-324, float("nan"), float("inf"), 0.0, -1.0])
-def test_devices_and_links_refuse_such_rates_too(rate):
-    with pytest.raises(OptionError, match="rate"):
-        Link("wire", rate, 0.0)
-    with pytest.raises(OptionError, match="latency"):
-        Link("wire", 1.0, float("nan"))
-    with pytest.raises(OptionError, match="rates"):
-        multimm.planning.devices.DeviceSpec("x", "cpu", 1, rate, 1.0)
 
 
 # ------------------------------------------------------------------- locks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
@@ -14,9 +13,8 @@ from kept import slowly
 
 from multimm.cli import main
 from multimm.cli import tune as command
-from multimm.errors import OptionError
 from multimm.gpu.arch import limits_for
-from multimm.gpu.runtime import file_cache, launch, launch_cache
+from multimm.gpu.runtime import launch, launch_cache
 from multimm.gpu.simt.configs import REGISTRY, Device, entry_named
 from multimm.gpu.tuning import autotune
 from multimm.gpu.tuning import bench as tuning_bench
@@ -87,17 +85,6 @@ def test_what_is_wrong_is_out_of_the_race():
     assert wrong.default.reason == "wrong"
 
 
-def test_candidates_run_on_the_device_and_begin_with_the_default():
-    default = entry_named(REGISTRY, THIRD).config
-    found = autotune.candidates(default, H200)
-    assert next(iter(found)) == THIRD
-    assert set(found) == {entry.name for entry in REGISTRY}
-    assert all(config == entry_named(REGISTRY, name).config for name, config in found.items())
-    old = Device(limits_for(75), 40)
-    assert all(config.blocks_per_multiprocessor(old.limits) for config in
-               list(autotune.candidates(default, old).values())[1:])  # fmt: skip
-
-
 def outcome(case, winner, default=FIRST):
     timings = (Timing(default, 1.0), *([Timing(winner, 0.5)] if winner != default else []))
     return Outcome(case, timings)
@@ -131,13 +118,6 @@ def test_who_tunes_at_the_same_time_loses_no_winner(monkeypatch):
     assert read(MODEL) == dict.fromkeys(cases, SECOND)
 
 
-def test_a_directory_that_cannot_be_locked_is_no_error(directory, caplog):
-    directory.joinpath("tuned").write_text("no directory")
-    file_cache._unwritable.cache_clear()
-    assert autotune.save(MODEL, [outcome(CASE, SECOND)]) is None
-    assert "nothing is kept in" in caplog.text
-
-
 def test_a_file_for_other_kernels_is_ignored_and_said(monkeypatch, caplog):
     autotune.save(MODEL, [outcome(CASE, SECOND)])
     monkeypatch.setattr(autotune, "kernels_hash", lambda: "another")
@@ -155,42 +135,6 @@ def test_the_hash_follows_kernels_and_registry(monkeypatch):
     monkeypatch.setattr(autotune, "REGISTRY", REGISTRY[1:])
     assert autotune.kernels_hash() != before
     autotune.kernels_hash.cache_clear()
-
-
-def edited(content, **fields):
-    """The file with other values in its only record."""
-    (record,) = content["winners"]
-    return json.dumps({**content, "winners": [{**record, **fields}]})
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: "",
-        lambda content: json.dumps(content)[:-9],
-        lambda content: "[1, 2]",
-        lambda content: b"\xff\xfe".decode("latin-1"),
-        lambda content: json.dumps({**content, "winners": 5}),
-        lambda content: json.dumps({**content, "winners": [5]}),
-        lambda content: json.dumps({**content, "winners": [{"m": 1}]}),
-        lambda content: edited(content, m="1"),
-        lambda content: edited(content, trans_a=0),
-        lambda content: edited(content, config="best"),
-        lambda content: edited(content, config=[]),
-    ],
-)
-def test_a_damaged_file_is_ignored_and_said(caplog, damage):
-    path = autotune.save(MODEL, [outcome(CASE, SECOND)])
-    path.write_text(damage(json.loads(path.read_text())), "latin-1")
-    assert autotune.read(MODEL) == {}
-    (record,) = caplog.records
-    assert str(path) in record.getMessage()
-    assert "is ignored" in record.getMessage()
-
-
-def test_no_file_is_no_reason_to_speak(caplog):
-    assert autotune.read(MODEL) == {}
-    assert not caplog.records
 
 
 @pytest.fixture
@@ -220,38 +164,6 @@ def test_lookup_finds_exactly_what_was_tuned(cupy):
         (CASE.sizes, (True, False)),
     ):
         assert autotune.lookup(0, sizes, *sides) is None
-
-
-@pytest.mark.parametrize(
-    ("case", "scattered", "ragged"),
-    [
-        (Case(8, 8, 7), (True, False), (False, False)),
-        (Case(8, 8, 7, True, False), (False, False), (False, False)),
-        (Case(8, 8, 7, False, True), (True, True), (False, False)),
-        (Case(8, 8, 7, True, True), (False, True), (False, False)),
-        (Case(9, 10, 8, True, False), (False, False), (True, True)),
-        (Case(9, 10, 8), (True, False), (False, True)),
-    ],
-)
-def test_what_lies_along_k_is_scattered_and_unaligned_rows_are_ragged(case, scattered, ragged):
-    sizes = case.sizes
-    assert (sizes.scattered_a, sizes.scattered_b) == scattered
-    assert (sizes.ragged_a, sizes.ragged_b) == ragged
-
-
-def test_shapes_and_transposes_of_the_command_line():
-    cases = command.parse("12x34X56, 7x8x9", "nn,tn")
-    assert cases == [Case(12, 34, 56), Case(12, 34, 56, True), Case(7, 8, 9), Case(7, 8, 9, True)]
-    assert [str(case) for case in cases[:2]] == ["12x34x56 nn", "12x34x56 tn"]
-    for shapes, transposes, sentence in (
-        ("12x34", "nn", "--shapes '12x34'"),
-        ("12x0x5", "nn", "at least 1"),
-        ("", "nn", "--shapes ''"),
-        ("1x1x1", "nx", "allowed are nn, nt, tn and tt"),
-        ("1x1x1", "", "--transposes ''"),
-    ):
-        with pytest.raises(OptionError, match=sentence):
-            command.parse(shapes, transposes)
 
 
 @pytest.fixture

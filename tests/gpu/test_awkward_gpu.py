@@ -10,7 +10,7 @@ import pytest
 
 from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.simt.configs import REGISTRY, choose, slices_of_k
+from multimm.gpu.simt.configs import REGISTRY, slices_of_k
 from multimm.gpu.strides import GemmSizes
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -96,11 +96,3 @@ def test_a_replayed_graph_writes_to_no_memory_of_others():
         assert all(bool((x == 7).all()) for x in others)
     finally:
         cupy.cuda.Stream.null.use()
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_reason_says_how_many_slices_run(shape):
-    sizes, device = sizes_of(*shape), device_of(0)
-    slices = slices_of_k(sizes, device)
-    _, reason = choose(sizes, device)
-    assert reason.endswith(f"k cut into {slices} slices") == (slices > 1)

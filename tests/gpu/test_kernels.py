@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from gpu_arrays import assert_exact, padded
+from gpu_arrays import SKINNY, assert_exact, padded
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import library_gemm, product
@@ -75,7 +75,7 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(name, trans_a, tran
 def test_random_inputs_meet_the_bound(trans_a, trans_b):
     rng = np.random.default_rng(11)
     alpha, beta = np.float32(0.7), np.float32(-1.3)
-    for m, n, k in [*sampled_shapes(len(GRID)), (65, 33, 20_000)]:
+    for m, n, k in [*sampled_shapes(len(GRID)), (65, 33, 20_000), *SKINNY]:
         a = rng.standard_normal((k, m) if trans_a else (m, k)).astype(np.float32)
         b = rng.random((n, k) if trans_b else (k, n)).astype(np.float32)
         c = rng.standard_normal((m, n)).astype(np.float32)
@@ -105,25 +105,31 @@ def test_every_configuration_and_run_gives_the_same_bits():
         assert bool((first == other.view(cupy.uint32)).all())
 
 
-def test_what_is_multiplied_by_zero_is_never_read():
-    ones, nan = cupy.ones((70, 70), np.float32), cupy.full((70, 70), np.nan, np.float32)
-    assert_exact(ieee(ones, ones, beta=0, c=nan), np.full((70, 70), 70.0), "beta 0")
-    result = ieee(nan, nan, alpha=0, beta=3, c=ones, partial=nan)
-    assert_exact(result, np.full((70, 70), 3.0), "alpha 0")
-    nothing = ieee(ones[:, :0], ones[:0], alpha=np.inf, beta=2, c=ones)
-    assert_exact(nothing, np.full((70, 70), 2.0), "k 0")
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(70, 70, 70), (1, 900, 80), (900, 3, 80), (750, 751, 5), (3, 3, 10**6)]
+)
+def test_what_is_multiplied_by_zero_is_never_read(m, n, k):
+    ones = [cupy.ones(shape, np.float32) for shape in ((m, k), (k, n), (m, n))]
+    nans = [cupy.full_like(x, np.nan) for x in ones]
+    result = ieee(ones[0], ones[1], beta=0, c=nans[2])
+    assert_exact(result, np.full((m, n), float(k)), "beta 0")
+    result = ieee(nans[0], nans[1], alpha=0, beta=3, c=ones[2], partial=nans[2])
+    assert_exact(result, np.full((m, n), 3.0), "alpha 0")
+    nothing = ieee(ones[0][:, :0], ones[1][:0], alpha=np.inf, beta=2, c=ones[2])
+    assert_exact(nothing, np.full((m, n), 2.0), "k 0")
 
 
 @transposes
 def test_every_order_is_read_as_it_is(trans_a, trans_b, monkeypatch):
     rng = np.random.default_rng(13)
-    a, b, _, _, exact = case(rng, 65, 40, 33, trans_a, trans_b)
     monkeypatch.setattr(cupy, "ascontiguousarray", lambda x: pytest.fail("copied"))
-    for order_a, order_b, order_d in itertools.product("CF", repeat=3):
-        out = cupy.empty((65, 40), np.float32, order=order_d)
-        ieee(cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b),
-                    trans_a=trans_a, trans_b=trans_b, out=out)  # fmt: skip
-        assert_exact(out, exact, f"{order_a}{order_b}->{order_d}")
+    for m, n, k in ((65, 40, 33), (3, 900, 100), (900, 1, 100), (800, 700, 6)):
+        a, b, _, _, exact = case(rng, m, n, k, trans_a, trans_b)
+        for order_a, order_b, order_d in itertools.product("CF", repeat=3):
+            out = cupy.empty((m, n), np.float32, order=order_d)
+            ieee(cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b),
+                        trans_a=trans_a, trans_b=trans_b, out=out)  # fmt: skip
+            assert_exact(out, exact, f"{order_a}{order_b}->{order_d}")
 
 
 def test_strides_that_no_kernel_walks_are_copied():
@@ -154,25 +160,39 @@ def test_more_batches_than_the_grid_is_deep():
     assert bool((transpose(cupy.broadcast_to(a, (70_001, 2, 3))) == a).all())
 
 
-def test_infinities_and_nans_spread_as_in_ieee():
+@transposes
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 60, 50), (900, 3, 90), (3, 900, 90), (750, 751, 9)])
+def test_infinities_and_nans_spread_as_in_ieee(m, n, k, trans_a, trans_b):
     rng = np.random.default_rng(23)
-    a, b = integers(rng, 40, 50), integers(rng, 50, 60)
-    a[3, 7], a[5, 8], b[9, 11] = np.inf, np.nan, -np.inf
+    a, b = integers(rng, m, k), integers(rng, k, n)
+    a[m // 2, 7], a[1, 8], b[5, n // 2] = np.inf, np.nan, -np.inf
     with np.errstate(invalid="ignore"):
         expected = a.astype(float) @ b.astype(float)
-    np.testing.assert_array_equal(cupy.asnumpy(ieee(cupy.asarray(a), cupy.asarray(b))),
-                                  expected)  # fmt: skip
+    stored = (cupy.asarray(np.ascontiguousarray(x.T if flag else x))
+              for x, flag in ((a, trans_a), (b, trans_b)))  # fmt: skip
+    result = ieee(*stored, trans_a=trans_a, trans_b=trans_b)
+    np.testing.assert_array_equal(cupy.asnumpy(result), expected)
 
 
-def test_subnormals_are_kept():
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 2), (40, 60, 50), (1, 900, 128), (900, 1, 128), (750, 751, 8)]
+)
+def test_subnormals_are_kept(m, n, k):
     # Copied from the host: a kernel of CuPy's that fills an array would flush them.
-    tiny, half, one = (cupy.asarray(np.full((1, 1), x, np.float32)) for x in (2.0**-130, 0.5, 1.0))
+    a, b = np.zeros((m, k), np.float32), np.full((k, n), 0.5, np.float32)
+    a[:, :2] = 2.0**-130
+    tiny, half = cupy.asarray(a), cupy.asarray(b)
+    c, p = (cupy.asarray(np.full((m, n), x, np.float32)) for x in (1, 2.0**-130))
+    one, unit = cupy.asarray(np.ones((m, k), np.float32)), cupy.asarray(b * 0)
+    unit[:1] = 1
+    turned = cupy.asarray(np.ascontiguousarray(a.T))
     for result, expected in (
-        (ieee(tiny, half), 2.0**-131),
-        (ieee(one, one, alpha=2.0**-130), 2.0**-130),
-        (ieee(tiny, half, beta=2.0**-130, c=one, partial=tiny), 2.5 * 2.0**-130),
+        (ieee(tiny, half), 2.0**-130),
+        (ieee(turned, half, trans_a=True), 2.0**-130),
+        (ieee(one, unit, alpha=2.0**-130), 2.0**-130),
+        (ieee(tiny, half, beta=2.0**-131, c=c, partial=p), 2.5 * 2.0**-130),
     ):
-        assert float(cupy.asnumpy(result)[0, 0]) == expected
+        assert (cupy.asnumpy(result) == expected).all()
 
 
 def test_result_of_more_than_2_to_31_elements():
@@ -204,30 +224,13 @@ def test_rows_2_to_31_elements_apart():
         result = ieee(far, far, trans_a=trans, trans_b=not trans)
         assert_exact(result, expected, f"{trans=}")
     assert_exact(transpose(far), near.T, "transpose")
-
-
-@pytest.mark.parametrize("dtype", ["?", "i1", "f2", "i4", "f4", "f8", "c8", "c16"])
-def test_transpose_of_every_element_size(dtype):
-    rng = np.random.default_rng(37)
-    for rows, cols in [(m, n) for m, n, _ in sampled_shapes(2 * len(GRID))]:
-        values = rng.integers(0, 2 if dtype == "?" else 100, (rows, cols)).astype(dtype)
-        x, _ = padded(values, 3, offset=1, fill=1)
-        canvas, whole = padded(np.zeros((cols, rows), dtype), 2, offset=1, fill=1)
-        before = whole.copy()
-        assert transpose(x, out=canvas) is canvas
-        assert_exact(canvas, values.T, f"{dtype} {rows}x{cols}")
-        canvas[...] = 0
-        assert bool((whole == before).all()), (
-            f"{dtype} {rows}x{cols}: written outside of the result"
-        )
-
-
-def test_transpose_of_stacks_orders_and_slices():
-    x = cupy.arange(3 * 4 * 50 * 70, dtype=np.float64).reshape(3, 4, 50, 70)
-    for view in (x, x.swapaxes(-1, -2), x[::2, :, 3:40, 5:], x[..., ::-2], x.transpose(1, 2, 0, 3)):
-        result = transpose(view)
-        assert result.flags.c_contiguous
-        assert bool((result == view.swapaxes(-1, -2)).all())
+    del far
+    far = cupy.zeros((3, 2**31 + 5), np.float32)[:, -2000:]
+    values = integers(rng := np.random.default_rng(29), 3, 2000)
+    far[...] = cupy.asarray(values)
+    near, tall = integers(rng, 2000, 3), integers(rng, 800, 3)
+    assert_exact(ieee(far, cupy.asarray(near)), values.astype(float) @ near, "along k")
+    assert_exact(ieee(cupy.asarray(tall), far), tall.astype(float) @ values, "thin")
 
 
 def test_memory_that_cannot_be_used_is_refused():

@@ -11,11 +11,10 @@ from linked import link, plan_for
 from small import integers
 
 import multimm
-from multimm.gpu.transfer import pinned_copy as copies
 from multimm.graph.label import Kind
 from multimm.graph.tasks import host_offload
 from multimm.io import open_array
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import H200
 
 client = counting_client(2)
 
@@ -53,16 +52,6 @@ def test_each_block_goes_up_once_and_the_result_comes_back_once(client, gone, dt
     assert fetched == [(40, 20)]
 
 
-def test_a_matrix_on_both_sides_goes_up_once_and_all_of_it_together(client, gone, monkeypatch):
-    walks, send = [], copies.all_to_device
-    monkeypatch.setattr(copies, "all_to_device", lambda x: walks.append(len(x)) or send(x))
-    x = integers((40, 40), 8)
-    a = da.from_array(x, chunks=16)
-    np.testing.assert_array_equal(multimm.matmul(a, a).compute(), x @ x)
-    assert sorted(gone[0]) == blocks_of(a)
-    assert walks == [9]
-
-
 @pytest.mark.parametrize("chunks", [-1, 16])
 def test_transposes_symmetric_products_addends_stacks_and_vectors(client, gone, chunks):
     x, y = integers((40, 30), 5), integers((40, 20), 6)
@@ -80,16 +69,6 @@ def test_transposes_symmetric_products_addends_stacks_and_vectors(client, gone, 
         assert len(tasks_of(found)) == 1
         np.testing.assert_array_equal(found.compute(), expected)
     assert len(gone[1]) == len(cases)
-
-
-def test_of_one_array_on_both_sides_one_goes_up(client, gone):
-    x = integers((40, 30), 5)
-    a = da.from_array(x, chunks=16)
-    np.testing.assert_array_equal(multimm.matmul(a.T, a).compute(), x.T @ x)
-    assert sorted(gone[0]) == blocks_of(a)
-    found = multimm.gemm(1.0, a, a, 1.0, da.from_array(x.T @ x, chunks=16), trans_a=True)
-    assert len(tasks_of(found)) == 1
-    np.testing.assert_array_equal(found.compute(), 2 * (x.T @ x))
 
 
 def test_what_lies_on_several_workers(client):
@@ -125,24 +104,3 @@ def test_wrong_blocks_are_named(client):
     wrong = x.map_blocks(lambda block: block[:5], dtype="float32", meta=x._meta)
     with pytest.raises(multimm.errors.ShapeError, match="has shape"):
         multimm.matmul(wrong, x).compute()
-
-
-@pytest.mark.parametrize(
-    ("shapes", "chunks", "in_one"),
-    [
-        (((4096, 4096), (4096, 4096)), 4096, True),
-        (((8192, 8192), (8192, 8192)), 8192, True),
-        (((16384, 16384), (16384, 16384)), 16384, False),
-        (((32768, 32768), (32768, 32768)), 8192, False),
-        (((131072, 512), (512, 64)), 16384, True),
-    ],
-)
-def test_small_products_are_one_task_and_large_ones_are_not(shapes, chunks, in_one):
-    cluster = ClusterSpec.homogeneous(H200, 1)
-    a, b = (da.zeros(shape, chunks=chunks, dtype="float32") for shape in shapes)
-    plan = multimm.plan(a, b, cluster=cluster)
-    assert plan.layout.problem.in_one == in_one
-    assert ("copies to a GPU and back" in str(plan)) == in_one
-    assert not multimm.plan(a, b, cluster=cluster, blocks=4096).layout.problem.in_one
-    on_gpus = (MatrixSpec(shape) for shape in shapes)
-    assert not multimm.plan(*on_gpus, cluster=cluster).layout.problem.in_one

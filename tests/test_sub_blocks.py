@@ -7,37 +7,25 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
 from hypothesis import given
 from hypothesis import strategies as st
+from paper import gpus
 from small import integers
 
-import multimm
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_bands, sub_blocks
+from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_bands
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning import distribution
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
-from multimm.planning.tiling.grid import regular
+from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.rechunk import cuts_of
 
 PLAIN = Step("float32", "float32")
-
-
-def square(size, chunk):
-    sizes = regular(size, chunk)
-    return MatrixSpec((size, size), chunks=(sizes, sizes))
-
-
-def gpus(workers):
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 def spec_of(x, *, turned=False):
@@ -154,16 +142,6 @@ def test_a_wrong_sub_block_is_named():
         multiply_bands(whole, x, banded="a", step=PLAIN)
 
 
-def test_stacks():
-    x, y = integers((3, 8, 8), 6), integers((8, 8), 7)
-    a = da.from_array(x, chunks=((1, 2), 3, 5), name="pieces-stack")
-    b = da.from_array(y, chunks=3, name="pieces-shared")
-    plan = planned(a, b, blocks=4, slabs=4)
-    meta = np.empty((0, 0, 0), "float32")
-    c = build(plan, a, b, None, PLAIN, meta)
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
-
-
 def test_a_block_within_another_is_no_copy():
     x = integers((8, 8), 8)
     cuts = (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),)
@@ -187,27 +165,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
     np.testing.assert_array_equal(found, elements[start:stop])
 
 
-def test_keys_are_those_of_the_array():
-    x = da.ones((6, 6), chunks=(4, 3), name="pieces-keys")
-    part, keys = sub_blocks(lambda at: (x.name, *at), x.chunks, (slice(2, 6), slice(3, 6)))
-    assert keys == [("pieces-keys", 0, 1), ("pieces-keys", 1, 1)]
-    assert part.dependencies == set(keys)
-
-
 # ------------------------------------------------------------------- the plan
-
-
-@pytest.mark.parametrize("chunks", [1000, 2048, 4096])
-@pytest.mark.parametrize("pack", ["float32", "tf32", ""])
-def test_a_lone_worker_cuts_operands_within_its_products(chunks, pack):
-    """One task where there would be one for each block of C, and more to cut the operands."""
-    a, b = (square(8192, chunks) for _ in "ab")
-    plan = plan_matmul(Problem(a, b, pack=pack), gpus(1))
-    assert not plan.layout.cut_once
-    assert plan.tasks == 1
-    assert plan.memory_terms["operands being joined"] == a.nbytes + b.nbytes
-    assert not plan.bytes_received
-    assert not plan.bytes_recut
 
 
 def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
@@ -222,29 +180,3 @@ def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
     c = product(plan, a, b)
     assert all(key[0] != a.name for key in dict(c.dask))
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
-
-
-def test_one_block_is_one_task():
-    for size in (8192, 16384):
-        specs = [MatrixSpec((size, size), chunks=((size,), (size,)), owners=(0,)) for _ in "ab"]
-        assert plan_matmul(Problem(*specs, pack="float32"), gpus(1)).tasks == 1
-
-
-# --------------------------------------------------------------- on a cluster
-
-
-def test_a_worker_multiplies_what_it_has_and_nothing_else_runs():
-    x, y = integers((60, 60), 9), integers((60, 60), 10)
-    with in_threads(1, memory_limit=0) as cluster, Client(cluster) as client:
-        a, b = (da.from_array(z, chunks=7).persist() for z in (x, y))
-        wait([a, b])
-        c = multimm.matmul(a, b, blocks=20, slabs=20)
-        plan = multimm.plan(a, b, blocks=20, slabs=20)
-        assert not plan.layout.cut_once
-        before = set(cluster.scheduler.tasks)
-        result = c.persist()
-        wait(result)
-        made = {str(key[0]) for key in set(cluster.scheduler.tasks) - before}
-        assert all(name.startswith("multimm-") for name in made)
-        np.testing.assert_array_equal(client.gather(client.compute(result)), x @ y)
-        assert multimm.verify(a, b, result)

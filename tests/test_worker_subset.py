@@ -1,8 +1,9 @@
-"""A grid may have fewer places than there are workers, and what lies with the others is fetched."""
+"""A grid may have fewer places than workers: where that is faster, and what is fetched."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from uuid import uuid4
 
 import dask.array as da
@@ -20,17 +21,23 @@ from multimm.graph.array import build
 from multimm.graph.data_location import owners_of
 from multimm.graph.scheduler.install import install
 from multimm.graph.tasks.multiply import Step
+from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import (
+    H200,
+    INFINIBAND,
+    LOCAL_TCP,
+    NVLINK,
+    ClusterSpec,
+    DeviceSpec,
+    MatrixSpec,
+)
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 CPUS = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
-
-
-# Blocks that lie with the others ---------------------------------------------------------
 
 
 # On workers ------------------------------------------------------------------------------
@@ -101,3 +108,35 @@ def test_as_many_as_it_needs_do_it_when_others_came_or_went(there):
         ranks = sorted(cluster.scheduler.workers)
         assert {at for own in client.who_has(done).values() for at in own} == set(ranks[:2])
         np.testing.assert_array_equal(done.compute(), x @ y)
+
+
+#: For two of many workers, in `float32`: measured on four.
+MEDIUM = (12288, 12288, 12288)
+
+
+def gpus(workers, per_node=0):
+    return ClusterSpec((H200,) * workers, NVLINK, per_node=per_node, between=INFINIBAND)
+
+
+def problem(m, k, n, pack="float32", **options):
+    return Problem(MatrixSpec((m, k)), MatrixSpec((k, n)), pack=pack, **options)
+
+
+@pytest.mark.parametrize("workers", [3, 4, 6, 8, 24, 64, 1024])
+def test_a_small_product_takes_no_longer_on_many_workers(workers):
+    two = plan_matmul(problem(*MEDIUM), gpus(2))
+    plan = plan_matmul(problem(*MEDIUM), gpus(workers))
+    assert plan.grid.workers == 2
+    assert plan.seconds == two.seconds
+    assert plan.memory_terms == two.memory_terms
+    assert plan.received == two.received
+    assert plan.bytes_bound == two.bytes_bound
+
+
+def test_fewer_workers_that_lack_memory_are_not_taken():
+    # Each of two would hold half of A and C, one GB, and sums on top.
+    small = replace(H200, memory_bytes=890_000_000, spills=False)
+    cluster = ClusterSpec((small,) * 8, NVLINK)
+    plan = plan_matmul(problem(*MEDIUM), cluster)
+    assert plan.grid.workers > 2
+    assert plan.check()

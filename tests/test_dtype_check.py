@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import multimm
-from multimm.errors import ArrayTypeError, DTypeError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError
 from multimm.failures import told
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
@@ -211,16 +211,3 @@ def test_arrays_from_delayed(call):
             with pytest.raises(error, match=f"a block of an operand is {said}"):
                 lazy.compute(scheduler="sync")
     assert (multimm.gemm(1, right, right, 1, right).compute() == 21).all()
-
-
-def test_shapes_are_looked_at_as_well():
-    own = spoilt((8, 8), lambda block: block[:-1])
-    lazy = product("c", own, (8, 8), 4)
-    with pytest.raises(ShapeError, match="its array's chunks say"):
-        lazy.compute(scheduler="sync")
-
-
-def test_a_transpose_of_nothing():
-    x = da.from_delayed(dask.delayed(None), shape=(2, 2), dtype="float32")
-    with pytest.raises(ArrayTypeError, match="is None"):
-        multimm.transpose(x).compute(scheduler="sync")

@@ -51,7 +51,7 @@ def made(kind, monkeypatch):
     more = {"task_overhead_s": 1e-6, "call_s": 1e-4} if streams else {}
     plan_for(monkeypatch, SMALL if streams else H200, **more)
     (x, a), (y, b), (z, c) = lazy(1), lazy(2), lazy(3)
-    if kind.endswith("Symmetric"):
+    if kind.endswith("symmetric"):
         product, wanted = multimm.matmul(a.T, a, **FIXED), x.T @ x
     elif kind == "gemm":
         product, wanted = multimm.gemm(2, a, b, 3, c, **FIXED), 2 * (x @ y) + 3 * z
@@ -77,11 +77,11 @@ def is_of(kind, label):
         ("plain", Kind.MULTIPLY, 50, True),
         ("plain", Kind.DOWNLOAD, 4, False),
         ("gemm", Kind.UPLOAD, 53, False),  # the last ones bring C
-        ("Symmetric", Kind.MULTIPLY, 25, False),
+        ("symmetric", Kind.MULTIPLY, 25, False),
         ("chain", Kind.MULTIPLY, 160, False),
         ("streamed", Kind.READ, 20, False),
         ("streamed", Kind.MULTIPLY, 50, True),
-        ("streamed Gram", Kind.MULTIPLY, 25, False),
+        ("streamed symmetric", Kind.MULTIPLY, 25, False),
         ("streamed", Kind.DOWNLOAD, 4, False),
     ],
 )
@@ -127,7 +127,7 @@ def wait_for(record, count):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("kind", ["chain", "streamed", "streamed Gram"])
+@pytest.mark.parametrize("kind", ["chain", "streamed", "streamed symmetric"])
 @pytest.mark.filterwarnings("ignore:a product was planned for")
 def test_workers_come_and_go_after_planning(cluster, monkeypatch, kind):
     with Client(cluster) as client:

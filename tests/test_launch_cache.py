@@ -121,14 +121,6 @@ def test_verbs_scalars_and_missing_operands_are_told_apart():
     assert found == [(i, len(operands) + 1) for i, (_, operands, _) in enumerate(calls)]
 
 
-def test_scalars_without_a_hash_are_left_to_others():
-    x = Array((3, 4))
-    for scalar in (np.array(2.0), [2.0]):
-        launch_cache.keep("verb", (x,), None, scalar, result=x, run=lambda _: None)
-        assert launch_cache.again("verb", (x,), None, scalar) is None
-    assert not launch_cache._known
-
-
 BYTES = 4 * 3 * 4
 
 

@@ -1,169 +1,45 @@
-"""Tall matrices in small chunks, multiplied where they lie, and C joined of partial products."""
+"""Products of chunks where they lie: partial products, joined or added to C."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import tracemalloc
 from dataclasses import replace
 
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting_client, received, scattered
+from clusters import counting_client, scattered
 from dask._task_spec import Task, TaskRef
-from distributed import futures_of
+from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
+from paper import gpus
 from small import integers
 
 import multimm
+from multimm.errors import ArrayTypeError, ShapeError
 from multimm.graph.array import build
 from multimm.graph.lowering import owner_computes
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
-from multimm.planning import choice
-from multimm.planning.candidates import in_place
+from multimm.graph.tasks.partial_products import KTile, Recipe, partial_product
 from multimm.planning.candidates import owner_computes as module
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
 from multimm.planning.problem import Problem
-from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 IN_TURN = (0, 1, 2, 3) * 64
-NEARLY = (1, 0, 2, 3, 0, 1, 3, 2) * 32
-BANDS = (0,) * 64 + (2,) * 64 + (1,) * 64 + (3,) * 64
-
-
-def gpus(workers=4):
-    return ClusterSpec.homogeneous(H200, workers)
 
 
 def in_rows(owners, shape=TALL):
     """A matrix in blocks of rows, each on a worker."""
     rows = shape[0] // len(owners)
     return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
-
-
-def times(a, **more):
-    return Problem(a, MatrixSpec(WIDE, owners=(0,)), pack="tf32", **more)
-
-
-# --------------------------------------------------------------------- the plan
-
-
-@pytest.mark.parametrize("owners", [IN_TURN, NEARLY])
-def test_of_chunks_as_dask_makes_them_c_travels_and_in_few_tasks(owners):
-    plan = plan_matmul(times(in_rows(owners)), gpus(), precision="tf32")
-    layout = plan.layout
-    assert layout.in_place is not None
-    assert plan.tasks <= 40
-    assert not plan.bytes_recut
-    of_c = 2**20 * 1024 * 4 * 3 / 4
-    assert plan.bytes_received == of_c + 3 * 8192 * 1024 * 4
-    assert sum(plan.received.values()) == plan.bytes_received == plan.bytes_moved
-    assert layout.sides == ((2**18,) * 4, (1024,))
-    assert layout.result_owners(4) == (0, 1, 2, 3)
-    text = str(plan)
-    assert (
-        "C in 4 of 262144 x 1 of 1024, made in 16 partial products where A lies, and joined" in text
-    )
-    assert "stationary A, because A stays where it lies, and what is made of it travels" in text
-    assert "cut by every product" not in text
-
-
-def test_whose_rows_are_neighbours_makes_blocks_that_need_not_be_joined():
-    plan = plan_matmul(times(in_rows(BANDS)), gpus(), precision="tf32")
-    layout = plan.layout
-    assert layout.in_place is not None
-    assert not layout.in_place.work.joined
-    assert plan.tasks == layout.blocks == len(layout.sides[0])
-    assert layout.result_owners(4)[:: plan.tasks // 4] == (0, 2, 1, 3)
-    assert plan.bytes_moved == 3 * 8192 * 1024 * 4
-    assert plan.time_terms["joining C"] == 0
-    assert "x 1 of 1024, made where A lies, k in k-tiles" in str(plan)
-    assert "joined" not in str(plan).replace("operands being joined", "")
-
-
-def test_columns_of_a_wide_matrix_too():
-    b = in_rows(NEARLY).T
-    problem = Problem(MatrixSpec((1024, 8192), owners=(0,)), b, pack="tf32")
-    plan = plan_matmul(problem, gpus(), precision="tf32")
-    assert plan.layout.in_place is not None
-    assert plan.layout.partial_products.by_columns
-    assert plan.layout.sides == ((1024,), (2**18,) * 4)
-    rows = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
-    assert plan.seconds == rows.seconds
-    assert plan.bytes_moved == rows.bytes_moved
-
-
-@pytest.mark.parametrize("by_columns", [False, True])
-def test_who_has_no_partial_product_receives_nothing(by_columns):
-    a = in_rows((1, 2, 2, 1) * 64)
-    wide = Problem(MatrixSpec((1024, 8192), owners=(0,)), a.T, pack="tf32")
-    problem = wide if by_columns else times(a)
-    plan = plan_matmul(problem, gpus())
-    assert plan.layout.in_place is not None
-    of_c, small = 2**20 * 1024 * 4, 8192 * 1024 * 4
-    assert plan.received.keys() == {1, 2}
-    assert plan.bytes_moved == of_c / 2 + 2 * small
-
-
-def test_large_chunks_are_multiplied_one_by_one_and_c_keeps_them():
-    plan = plan_matmul(times(in_rows(NEARLY[:32])), gpus(), precision="tf32")
-    assert plan.layout.in_place is None
-    assert plan.layout.sides[0] == (2**15,) * 32
-
-
-def test_where_c_is_wider_than_a_the_partial_products_would_be_more_than_a():
-    wide = Problem(in_rows(NEARLY, (2**18, 1024)), MatrixSpec((1024, 2**15), owners=(0,)))
-    plan = plan_matmul(wide, gpus())
-    assert plan.layout.in_place is None
-
-
-def test_what_is_too_large_is_not_taken(monkeypatch):
-    ranked = in_place.ranked
-
-    def judged(*args):
-        return {x: rank._replace(too_large=too_large) for x, rank in ranked(*args).items()}
-
-    monkeypatch.setattr(in_place, "ranked", judged)
-    for too_large in (False, True):
-        choice.plan_matmul.cache_clear()
-        plan = plan_matmul(times(in_rows(NEARLY)), gpus())
-        assert (plan.layout.in_place is None) == too_large
-    choice.plan_matmul.cache_clear()
-
-
-def test_what_is_not_taken_in_partial_products():
-    a = in_rows(NEARLY)
-    for problem in (
-        times(replace(a, owners=())),
-        times(in_rows(NEARLY[:8])),
-        times(a, c=MatrixSpec((2**20, 1024))),
-        times(a, rereadable=(False, True)),
-        Problem(a, MatrixSpec((3, 8192, 16), chunks=((3,), (8192,), (16,)))),
-        Problem(a, a.T, symmetric=True),
-    ):
-        assert not list(in_partial_products(problem, gpus()))
-    assert list(in_partial_products(times(a), gpus()))
-    empty = MatrixSpec((0, 8192), chunks=((0, 0), (8192,)), owners=(0, 1))
-    assert not list(in_partial_products(times(empty), gpus()))
-    for tall in (empty.T, a):
-        no_columns = MatrixSpec((tall.cols, 0), owners=(0,))
-        plan_matmul(Problem(tall, no_columns), gpus()).check()
-    assert not list(in_partial_products(times(in_rows((0,) * 256)), gpus(1)))
-    assert not list(in_partial_products(times(a), gpus(2)))  # some lies beyond
-
-
-def test_memory_counts_partial_products_and_what_is_joined_of_them():
-    plan = plan_matmul(times(in_rows(NEARLY)), gpus(), precision="tf32")
-    of_c = 2**20 * 1024 * 4 / 4  # of each worker
-    assert plan.memory_terms["partial sums"] >= of_c
-    assert plan.memory_terms["partial products received"] == of_c * 3 / 4
-    assert plan.spill_terms["C finished"] == of_c
-    assert plan.memory_terms["operands being joined"] == max(plan.layout.m_blocks) * 8192 * 4
 
 
 # -------------------------------------------------------------------- the graph
@@ -264,9 +140,9 @@ def check_partial_products(partial_products):
         len(partial_products.rows), len(partial_products.columns)
     )
     starts, found = np.cumsum([0, *partial_products.rows]), {}
-    for number, partial_product in partial_products.made.items():
+    for number, made in partial_products.made.items():
         lines = []
-        for rows, k_tiles in partial_product.groups:
+        for rows, k_tiles in made.groups:
             lines += [line for i in rows for line in range(starts[i], starts[i + 1])]
             for i, s in ((i, partial_products.k_tiles[s]) for i in rows for s in k_tiles):
                 assert at[i, s] == number % partial_products.workers
@@ -291,22 +167,78 @@ def check_partial_products(partial_products):
 
 # ------------------------------------------------------------------- on workers
 
-OWNERS = tuple(int(i) for i in np.random.default_rng(0).integers(0, 3, 90))
-
-
 client = counting_client(3)
 
 
-def test_c_lies_where_the_next_product_takes_it_to_lie(client):
-    x, y, z = integers((36000, 512)), integers((512, 64), seed=1), integers((64, 512), seed=2)
-    a = scattered(client, x, 400, OWNERS)
-    b, d = scattered(client, y, 512, (0,)), scattered(client, z, 64, (1,))
-    first = multimm.matmul(a, b)
-    planned = multimm.plan(a, b).layout
-    assert planned.in_place is not None
-    assert multimm.plan(first, d).layout.problem.a.owners == planned.result_owners(3)
-    c, _ = received(client, first)
-    addresses = sorted(client.scheduler_info(-1)["workers"])
-    found = [client.who_has([future])[future.key] for future in futures_of(c)]
-    assert tuple(addresses.index(*where) for where in found) == planned.result_owners(3)
-    np.testing.assert_array_equal(multimm.matmul(c, d).compute(), x @ y @ z)
+def owners_of(rows, columns, seed=0, workers=3):
+    found = np.random.default_rng(seed).integers(0, workers, rows * columns)
+    return tuple(map(int, found))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_partial_products_are_added_before_they_are_rounded(dtype, alpha):
+    x, w = (integers(shape).astype(dtype) for shape in ((60, 8), (8, 5)))
+    x[0, :] = 5000 if dtype == "float16" else 5  # 5000 * 8 * 4 is no float16, the sum may be one
+    w[:4, 0] = 7
+    w[4:] = -w[:4]
+    a, b = da.from_array(x, chunks=(4, 4)), da.from_array(w)
+    wide = "float32" if dtype == "float16" else dtype
+    sizes = {"dtype": dtype, "itemsize": x.itemsize}
+    owners = owners_of(15, 2)
+    large = MatrixSpec(x.shape, chunks=a.chunks, owners=owners, **sizes)
+    problem = Problem(large, MatrixSpec(w.shape, **sizes), dtype, wide)
+    layouts = [
+        layout for layout in in_partial_products(problem, gpus(3)) if layout.in_place.work.adds
+    ]
+    assert layouts
+    precise = alpha * (x.astype(wide) @ w.astype(wide))
+    assert dtype != "float16" or precise[0, 0] == 0
+    for layout in layouts:
+        plan = replace(plan_matmul(problem, gpus(3)), layout=layout)
+        step = Step(wide, dtype, alpha=alpha)
+        c = build(plan, a, b, None, step, np.empty((0, 0), dtype)).compute(scheduler="sync")
+        assert c.dtype == dtype
+        np.testing.assert_array_equal(c, precise.astype(dtype))
+
+
+def test_what_is_joined_for_a_product_is_let_go_before_the_next():
+    chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
+    other = np.ones((400, 4), "float32")
+    where = ((slice(0, 200), slice(0, 4)), (slice(200, 400), slice(0, 4)))
+    k_tiles = tuple(KTile((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
+    recipe = Recipe(k_tiles, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
+    step = Step("float32", "float32")
+    joined = 8000 * 200 * 4
+    tracemalloc.start()
+    try:
+        c = partial_product([other], chunks, recipe=recipe, step=step, inner=step)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert joined <= peak < 1.5 * joined
+    np.testing.assert_array_equal(c, np.full((8000, 4), 400))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "error", "said"),
+    [
+        (lambda x: np.ma.masked_array(x, mask=x > 0), ArrayTypeError, "MaskedArray"),
+        (lambda x: x[1:], ShapeError, "38, 1"),
+    ],
+)
+def test_one_chunk_of_hundreds_that_is_none(client, spoilt, error, said):
+    x, w = integers((36000, 512)), integers((512, 24), seed=1)
+    a, b = scattered(client, x, (400, 256), owners_of(90, 2)), scattered(client, w, 512, (0,))
+    bad = a.map_blocks(_spoil, spoilt, dtype="float32", name=f"spoilt-{said}").persist()
+    wait(bad)
+    assert multimm.plan(bad, b).layout.in_place is not None
+    with pytest.raises(error, match=said) as caught:
+        multimm.matmul(bad, b).compute()
+    (note,) = caught.value.__notes__
+    assert note.startswith("partial product of block (")
+    assert len(note) < 900
+
+
+def _spoil(block, spoilt, block_id=None):
+    return spoilt(block) if block_id == (38, 1) else block

@@ -1,0 +1,283 @@
+"""Symmetric products: one triangle computed, the other mirrored; in plans and on workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paper import cpus
+from small import integers
+
+import multimm
+from multimm.errors import ShapeError
+from multimm.graph.array import build
+from multimm.graph.block_task import BlockTask
+from multimm.graph.label import Kind
+from multimm.graph.lowering import symmetric
+from multimm.graph.lowering.operand import peel
+from multimm.graph.tasks.multiply import Step
+from multimm.io import open_array
+from multimm.planning.choice import plan_matmul
+from multimm.planning.options import Options
+from multimm.planning.problem import Problem
+from multimm.planning.spec import MatrixSpec
+
+SYMMETRIC = Step("float32", "float32", trans_b=True)
+
+
+def symmetric_problem(m, k, batch=(), **options):
+    a = MatrixSpec((*batch, m, k))
+    return Problem(a, a.T, symmetric=True, **options)
+
+
+def block_tasks(array):
+    return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
+
+
+def kinds(made):
+    return Counter(task.label.kind for task in made.values())
+
+
+def product_of(a, plan, step=SYMMETRIC):
+    return build(plan, a, a, None, step, np.empty((0,) * a.ndim, "float32"))
+
+
+# What is recognised ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transposed",
+    [
+        lambda x: x.T,
+        lambda x: x.transpose(),
+        lambda x: x.transpose(1, 0),
+        lambda x: da.swapaxes(x, 0, 1),
+        lambda x: np.swapaxes(x, -1, -2),
+        lambda x: multimm.transpose(x),
+        lambda x: x.T.T.T,
+    ],
+)
+def test_lazy_transposes_are_peeled_off(transposed):
+    x = da.from_array(integers((30, 20)), chunks=(7, 6)) + 1
+    y = transposed(x)
+    base, turned = peel(y)
+    assert turned
+    assert (base.name, base.chunks, base.dtype) == (x.name, x.chunks, x.dtype)
+    np.testing.assert_array_equal(base.compute(), x.compute())
+    assert y.name not in base.dask.layers
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x,
+        lambda x: x.T + 0,
+        lambda x: x[::-1].T[:],
+        lambda x: x.T.persist(scheduler="sync"),
+        lambda x: da.blockwise(np.rot90, "ji", x, "ij", dtype=x.dtype),
+        lambda x: da.blockwise(np.transpose, "ij", x, "ij", dtype=x.dtype, axes=(0, 1)),
+        lambda x: dask.optimize(x.T)[0],
+    ],
+)
+def test_what_is_more_than_a_transpose_stays(other):
+    x = da.from_array(integers((20, 20)), chunks=10)
+    y = other(x)
+    base, _ = peel(y)
+    if base is not y:
+        np.testing.assert_array_equal(base.T.compute(), y.compute())
+    assert base.name != x.name or y is x
+
+
+X = da.from_array(integers((40, 30)), chunks=(9, 7), name="gram-x")
+TWIN = da.from_array(integers((40, 30)), chunks=(9, 7), name="gram-twin")
+STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack")
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: multimm.matmul(X.T, X, blocks=10), True),
+        (lambda: multimm.matmul(X, X.T, blocks=10), True),
+        (lambda: multimm.matmul(multimm.transpose(X), X, blocks=10), True),
+        (lambda: multimm.gemm(2, X, X, trans_a=True, blocks=10), True),
+        (lambda: multimm.gemm(2, X, X, trans_b=True, blocks=10), True),
+        (lambda: multimm.gemm(1, X.T, X, 1, np.ones((30, 30), "f4"), blocks=10), True),
+        (lambda: multimm.gemm(1, X.T, X.T, trans_b=True, blocks=10), True),
+        (lambda: multimm.matmul(STACK, STACK.transpose(0, 2, 1), blocks=8), True),
+        (lambda: multimm.matmul(X.T, TWIN, blocks=10), False),
+        (lambda: multimm.matmul(X.T + 0, X, blocks=10), False),
+        (lambda: multimm.matmul(X.T, X + 0, blocks=10), False),
+        (lambda: multimm.matmul(X[:30].T, X[10:], blocks=10), False),
+        (lambda: multimm.matmul(X[:30], X[:30], blocks=10), False),
+        (lambda: multimm.matmul(STACK, STACK, blocks=8), False),
+        (lambda: multimm.matmul(X.T, X, blocks=(10, 15)), False),
+        (lambda: multimm.matmul(X.T, X, blocks=30), False),
+    ],
+)
+def test_one_array_transposed_on_one_side_is_a_symmetric_product(call, expected):
+    c = call()
+    verbs = [t.kwargs.get("verb", t.func) for t in block_tasks(c).values()]
+    mirrored = [verb for verb in verbs if verb is symmetric.multiply_diagonal]
+    assert bool(mirrored) == expected
+
+
+# Results ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(st.integers(1, 14), st.integers(0, 14)),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_layout_gives_the_product(size, block, k_tile, chunk, p_k, left, batched, with_c):
+    shape = (3, *size) if batched else size
+    x = integers(shape)
+    a = da.from_array(x, chunks=chunk)
+    options = {"blocks": block, "slabs": k_tile, "p_k": p_k}
+    turned = x.swapaxes(-1, -2)
+    right = turned @ x if left else x @ turned
+    if with_c and not batched:
+        c = integers(right.shape, 1)
+        lazy = da.from_array(c, chunks=chunk)
+        flags = {"trans_a": left, "trans_b": not left}
+        result = multimm.gemm(3, a, a, 2, lazy, **flags, **options).compute(scheduler="sync")
+        np.testing.assert_array_equal(result, 3 * right + 2 * c)
+        return
+    flipped = da.swapaxes(a, -1, -2)
+    lazy = multimm.matmul(*((flipped, a) if left else (a, flipped)), **options)
+    result = lazy.compute(scheduler="sync")
+    assert result.shape == right.shape
+    np.testing.assert_array_equal(result, right)
+
+
+@pytest.mark.parametrize("p_k", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64", "int32"])
+def test_bits_are_symmetric(dtype, p_k):
+    x = (np.random.default_rng(1).standard_normal((150, 77)) * 9).astype(dtype)
+    a = da.from_array(x, chunks=40)
+    c = multimm.matmul(a.T, a, blocks=20, slabs=30, p_k=p_k).compute(scheduler="sync")
+    assert c.dtype == (x.T @ x).dtype
+    np.testing.assert_array_equal(c, c.T)
+    np.testing.assert_allclose(
+        c, x.T.astype("c16") @ x, rtol=1e-2 if dtype == "float16" else 1e-3, atol=2
+    )
+
+
+def test_blocks_of_the_result_are_in_c_order_and_of_their_own():
+    a = da.from_array(integers((40, 40)), chunks=10)
+    blocks = multimm.matmul(a, a.T, blocks=10).to_delayed().ravel()
+    done = dask.compute(*blocks, scheduler="sync")
+    assert all(block.flags.c_contiguous for block in done)
+    assert not any(np.shares_memory(x, y) for n, x in enumerate(done) for y in done[:n])
+
+
+def test_beta_c_is_added_after_mirroring():
+    """C is not symmetric: added before, its triangle would be mirrored, too."""
+    x, c = integers((30, 20)), integers((30, 30), 2)
+    a = da.from_array(x, chunks=7)
+    for p_k in (1, 2):
+        lazy = multimm.gemm(0.5, a, a, -2, c, trans_b=True, blocks=8, slabs=6, p_k=p_k)
+        np.testing.assert_array_equal(lazy.compute(), 0.5 * (x @ x.T) - 2 * c)
+        assert kinds(block_tasks(lazy))[Kind.FINISH] == 16
+
+
+def test_alpha_zero_reads_no_operands():
+    x = np.full((20, 20), np.nan, "f4")
+    a, c = da.from_array(x, chunks=5), np.ones((20, 20), "f4")
+    result = multimm.gemm(0, a, a, 3, c, trans_a=True, blocks=5)
+    assert (result.compute() == 3).all()
+    assert (multimm.gemm(0, a, a, trans_a=True, blocks=5).compute() == 0).all()
+
+
+def test_not_a_number_stays_where_it_belongs():
+    x = integers((30, 20))
+    x[3, 4] = np.nan
+    a = da.from_array(x, chunks=7)
+    result = multimm.matmul(a, a.T, blocks=6, slabs=5).compute()
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x @ x.T))
+
+
+#: Prints whether products of an array and of a copy at an odd address are the same.
+MOVED = """
+import numpy as np
+from multimm.graph.lowering.symmetric import multiply_diagonal
+from multimm.graph.tasks.multiply import Step, multiply
+x = np.random.default_rng(5).standard_normal((500, 500), dtype="float32")
+raw = np.empty(x.nbytes + 8, "u1")
+start = -raw.ctypes.data % 4 + 1
+moved = raw[start : start + x.nbytes].view("float32").reshape(x.shape)
+moved[...] = x
+assert x.flags.aligned and not moved.flags.aligned
+step = Step("float32", "float32", trans_b=True)
+for product in (lambda y: multiply(y, y, step=step),
+                lambda y: multiply_diagonal(y, step=step, complete=True)):
+    print(np.array_equal(product(x), product(moved)))
+"""
+
+
+def test_bits_do_not_depend_on_where_memory_begins():
+    """Blocks that come in messages begin anywhere; BLAS has another routine for X X^T of one X.
+
+    OpenBLAS, that is, where it has one thread, as workers often do.
+    """
+    one_thread = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, "-c", MOVED], env=one_thread, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_bits_do_not_depend_on_the_number_of_workers():
+    x = np.random.default_rng(5).standard_normal((200, 300), dtype="float32")
+    a = da.from_array(x, chunks=64)
+    results = []
+    for workers in (1, 2, 3, 6, 16):
+        problem = replace(symmetric_problem(200, 300), a=spec_of(a), b=spec_of(a).T)
+        options = Options(blocks=60, slabs=45, p_k=3)
+        plan = plan_matmul(problem, cpus(workers), options=options)
+        results.append(product_of(a, plan).compute(scheduler="threads"))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+def spec_of(x):
+    return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks)
+
+
+# Layouts ---------------------------------------------------------------------------------
+
+
+# Plans -----------------------------------------------------------------------------------
+
+
+def test_different_matrices_are_no_symmetric_product():
+    with pytest.raises(ShapeError, match="one must be the other transposed"):
+        Problem(MatrixSpec((4, 5)), MatrixSpec((5, 6)), symmetric=True)
+
+
+# Streams, packs, workers -----------------------------------------------------------------
+
+
+def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
+    x = integers((60, 50))
+    np.save(tmp_path / "x.npy", x)
+    a = open_array(tmp_path / "x.npy", chunks=7)
+    c = multimm.matmul(a.T, a, blocks=20, slabs=30)
+    assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
+    assert {task.label.matrix for task in block_tasks(c).values()} == {"A", "C"}
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), x.T @ x)
