@@ -21,7 +21,6 @@ from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, MatrixSpec
 from multimm.planning.tiling.grid import regular
 
 GPUS = ClusterSpec.homogeneous(H200, 8)
-SQUARE = MatrixSpec((3000, 3000))
 
 
 @pytest.mark.alone

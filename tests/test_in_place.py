@@ -25,10 +25,6 @@ from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
-TALL, WIDE = (2**20, 8192), (8192, 1024)
-BANDS, NEARLY = (0,) * 8 + (2,) * 8 + (1,) * 8 + (3,) * 8, (1, 0, 2, 3, 0, 1, 3, 2) * 4
-
-
 # -------------------------------------------------------------------- the graph
 
 

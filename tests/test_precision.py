@@ -18,7 +18,7 @@ from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch_cache
 
 HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
-TURING, ADA = Device(limits_for(75), 40), Device(limits_for(89), 128)
+TURING = Device(limits_for(75), 40)
 SIDE = 48  # stands for a size at which the tensor cores pay
 
 

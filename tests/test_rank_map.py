@@ -22,8 +22,6 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, Link, MatrixSpec
 
-TALL, ROWS = (2**22, 2048), (2**20, 8192)
-
 
 def gpus(workers, per_node=0):
     addresses = tuple(f"ucxx://host:{rank}" for rank in range(workers))
