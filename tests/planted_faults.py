@@ -177,7 +177,7 @@ PLANNING = (
         "planning/tiling/triangle.py",
         "yield SubBlock(slice(middle, end), slice(start, middle))",
         "yield SubBlock(slice(start, end), slice(start, end))",
-        "symmetric_diagonal",
+        "symmetric",
     ),
     Fault(
         "what has no room is taken to be spilled for nothing",

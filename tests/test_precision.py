@@ -18,7 +18,6 @@ from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch_cache
 
 HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
-TURING = Device(limits_for(75), 40)
 SIDE = 48  # stands for a size at which the tensor cores pay
 
 
@@ -117,24 +116,6 @@ def test_all_terms_and_an_output(kernels, turned):
     assert kernels.prepared == 1 + turned  # with a copy of C' nothing is kept
 
 
-def test_of_a_product_with_its_transpose_one_operand_is_packed(kernels):
-    """Only of a lower one, which symmetric products ask for; each kind is kept as its own."""
-    a, _ = operands()
-    ways = {
-        "split float32 gram lower": ((a, a), {"trans_b": True, "lower": True}),
-        "split float32 lower": ((a, a.copy()), {"trans_b": True, "lower": True}),
-        "split float32": ((a, a), {"trans_b": True}),
-    }
-    for _ in range(2):
-        for (left, right), options in ways.values():
-            exact = np.asarray(left) @ np.asarray(right).T
-            np.testing.assert_array_equal(gemm(left, right, **options), exact)
-    assert kernels.ran == [*ways] * 2
-    assert kernels.prepared == 3
-    gemm(a, a, lower=True)
-    assert kernels.ran[-1] == "split float32 lower", "no transpose: two operands"
-
-
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("into", [None, "C", "F"])
 def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
@@ -203,21 +184,6 @@ def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
     assert kernels.ran[1:] == ["ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
     assert launch_cache.product(a, b, "float32") is None, "a promise of what other data may keep"
-
-
-@pytest.mark.parametrize("device", [HOPPER, AMPERE, TURING])
-def test_packed_operands_meet_the_kernel_that_the_gpu_has(kernels, device, monkeypatch):
-    kernels.device = device
-    a, b = operands()
-    kernels.tiles = [np.asarray(x).tolist() for x in (a, b)]
-    tiles, exponents = gpu(np.zeros((2, 64 * 64), "f2")), gpu(np.zeros((1, 128), "i4"))
-    blocks = [
-        PackedBlock(SIDE, SIDE, side, "tf32", tiles.reshape(2, 1, 1, 64, 64), exponents[0])
-        for side in "ab"
-    ]
-    monkeypatch.setattr(PackedBlock, "unpack", lambda block: {"a": a, "b": b}[block.side])
-    np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
-    assert kernels.ran == ["ffma" if device is TURING else "split"]
 
 
 def packed_pair(scheme="float32"):

@@ -13,16 +13,12 @@ from multimm.gpu.arch import Device, limits_for, tiles_of
 from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
     choose_split,
-    slices_of,
-    split_slices,
 )
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch
 from multimm.gpu.simt import split_k
 from multimm.gpu.simt.configs import REGISTRY, entry_named
-
-H200 = Device(limits_for(90), 132)
 
 
 class Kernel(stand_in.Kernel):
@@ -120,39 +116,6 @@ def test_everything_reaches_the_kernel(m, n, k, parts):
                           partial=laid_out(p, "reversed"), out=out)  # fmt: skip
         assert result is out
         np.testing.assert_array_equal(out, 2 * (exact + p) - c, layout)
-
-
-def test_without_memory_for_slices_the_product_is_made_in_one_piece(launches, monkeypatch, caplog):
-    a, b, c, p, exact = case(60, 70, 9000)
-    monkeypatch.setattr(split_k, "workspace", stand_in.no_memory)
-    for _ in range(2):
-        result = gemm(*both(a, b), alpha=2, beta=3, c=gpu(c), partial=gpu(p))
-        np.testing.assert_array_equal(result, 2 * (exact + p) + 3 * c)
-    assert [(kernel.name, args[3]) for kernel, _, _, args in launches] == [("sgemm_split", 0)] * 2
-    count, _ = split_slices(60, 70, 9000, 132)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"no memory is left to sum {count} slices of k in ({count * 60 * 70 * 4} bytes): a product "
-        "runs in one piece, slower and with other bits"
-    ] * 2, "said of each product"
-
-
-@pytest.mark.parametrize("parts", [2, 1])
-@pytest.mark.parametrize(("size", "k"), [(1, 1), (129, 100), (600, 70), (300, 3000)])
-def test_of_a_lower_product_the_tiles_above_the_diagonal_are_left_alone(launches, size, k, parts):
-    a, b, c, p, exact = case(size, size, k)
-    out = gpu(np.full((size, size), 77, np.float32))
-    result = gemm(*both(a, b, parts), alpha=2, beta=3, c=gpu(c),
-                      partial=gpu(p), out=out, lower=True)  # fmt: skip
-    np.testing.assert_array_equal(np.tril(result), np.tril(2 * (exact + p) + 3 * c))
-    slices, _ = slices_of(size, size, k, 3 if parts == 2 else 1, H200, True)
-    assert slices == (5 if k == 3000 else 1)
-    if slices == 1:
-        width = launches[0][0].defines["TILE_N"]
-        assert np.all(np.asarray(out)[~below(size, size, 128, width)] == 77)
-    launches.clear()
-    turned = gpu(np.zeros((size, size), np.float32)).T
-    gemm(*both(a, b, parts), out=turned, lower=True)
-    np.testing.assert_array_equal(turned, exact)  # its rows lie along columns of the product
 
 
 def test_configurations_are_taken_by_value_and_name(launches):

@@ -1,4 +1,4 @@
-"""Symmetric products: one triangle computed, the other mirrored; in plans and on workers."""
+"""Symmetric products: one triangle computed, the other mirrored; graphs, and the diagonal."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
+from multimm.planning.tiling import triangle as sub_blocks
+from multimm.planning.tiling.triangle import computed, triangle
 
 SYMMETRIC = Step("float32", "float32", trans_b=True)
 
@@ -278,3 +280,76 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
     assert all(isinstance(task, BlockTask) for task in dict(c.dask).values())
     assert {task.label.matrix for task in block_tasks(c).values()} == {"A", "C"}
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x.T @ x)
+
+
+@pytest.fixture
+def small_sub_blocks(monkeypatch):
+    """Sub-blocks of 4 and more rows, from even ones on."""
+    _sub_blocks_of(monkeypatch, 4, 2)
+    yield
+    triangle.cache_clear()
+    computed.cache_clear()
+
+
+def _sub_blocks_of(monkeypatch, least, grain):
+    monkeypatch.setattr(
+        sub_blocks, "LEAST_SUB_BLOCK", dict.fromkeys(sub_blocks.LEAST_SUB_BLOCK, least)
+    )
+    monkeypatch.setattr(sub_blocks, "LEAST_OTHER", least)
+    monkeypatch.setattr(sub_blocks, "GRAIN", grain)
+    triangle.cache_clear()
+    computed.cache_clear()
+
+
+# What is computed
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 256), ("float64", 1024)])
+@pytest.mark.parametrize("size", [1, 300, 1000, 2047, 2048, 2049, 2736, 4001, 5000])
+def test_all_below_the_diagonal_is_computed_once(size, dtype, least):
+    times = np.zeros((size, size), np.int8)
+    for rows, columns in triangle(size, dtype):
+        assert rows.start % sub_blocks.GRAIN == columns.start % sub_blocks.GRAIN == 0
+        assert min(rows.stop - rows.start, columns.stop - columns.start) >= min(size, least)
+        times[rows, columns] += 1
+    assert times.max() == 1
+    assert np.tril(times).sum() == size * (size + 1) // 2
+    assert times.sum() == computed(size, dtype)
+
+
+# NumPy
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i8"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(3, 20), (9, 7), (40, 30), (2, 33, 5)])
+def test_what_is_below_the_diagonal_is_the_product(small_sub_blocks, dtype, turned, shape):
+    x, p = integers(shape, dtype=dtype), integers((*shape[:-1], shape[-2]), 1, dtype)
+    step = Step(dtype, dtype, trans_a=turned, trans_b=not turned, alpha=3)
+    stored = np.ascontiguousarray(x.swapaxes(-1, -2)) if turned else x
+    for partial in (None, p):
+        found = symmetric.multiply_diagonal(stored, partial, step=step)
+        exact = 3 * (x @ x.swapaxes(-1, -2) + (0 if partial is None else p))
+        np.testing.assert_array_equal(np.tril(found), np.tril(exact))
+        assert found.dtype == dtype
+    if shape[-2] > 9:
+        assert found[..., 0, -1].ravel()[0] == 0  # not computed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"blocks": 20},
+        {"blocks": 60, "slabs": 10},
+        {"p_k": 2},
+        {"blocks": 20, "slabs": 11, "p_k": 2},
+        {"blocks": 60, "slabs": 11, "p_k": 4},
+    ],
+)
+def test_products_are_whole_and_symmetric(small_sub_blocks, options):
+    x, c0 = integers((50, 44)), integers((50, 50), seed=2)
+    a, c = da.from_array(x, chunks=13), da.from_array(c0, chunks=17)
+    product = multimm.matmul(a, a.T, **options)
+    np.testing.assert_array_equal(product.compute(scheduler="sync"), x @ x.T)
+    added = multimm.gemm(2, a, a, 3, c, trans_b=True, **options)
+    np.testing.assert_array_equal(added.compute(scheduler="sync"), 2 * (x @ x.T) + 3 * c0)

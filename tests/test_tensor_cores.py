@@ -166,31 +166,6 @@ def test_four_launches_without_a_look(kernels, trans, layout):
     assert kernels.defines["sgemm_ffma"] in [dict(job.defines) for job in precompile.wanted(90)]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("odd", [None, 2.0**30, np.nan])
-def test_a_symmetric_product_is_packed_once(kernels, turned, odd):
-    """What was counted holds for both sides; B has the lists of A, too."""
-    x, p = integers(130, 200), integers(130, 130, seed=2)
-    x[7] = 0
-    x[7, :3] = odd or 0, 1, -1
-    a, out = gpu(x.T if turned else x), gpu(np.zeros((130, 130), "f4"))
-    with np.errstate(invalid="ignore"):
-        run(kernels, a, a, out, (turned, not turned), partial=gpu(p), alpha=2.0, lower=True)
-        exact = 2 * (x.astype("f8") @ x.T.astype("f8") + p)
-    refused = odd is np.nan
-    assert kernels.ran == (REFUSED if refused else LAUNCHES) * 2
-    assert kernels.packed == [130] * 2
-    if refused:
-        np.testing.assert_array_equal(out, exact)
-        assert last_choice().reason == "operand a has 1 elements that are not finite"
-    else:
-        assert kernels.lists[0] == kernels.lists[1]
-        assert kernels.counted == [0, 2 if odd else 0] * 2
-        at = np.arange(130) != 7
-        np.testing.assert_array_equal(out[at][:, at], exact[at][:, at])
-        assert last_choice() == CHOICE
-
-
 @pytest.mark.parametrize(("side", "bad"), [("a", np.nan), ("b", np.inf)])
 def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
     x, y = integers(130, 200), integers(200, 70)
@@ -202,17 +177,6 @@ def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
     assert last_choice() == Choice(
         FFMA, "float32", f"operand {side} has 1 elements that are not finite"
     )
-
-
-def test_a_few_are_handed_to_the_launch_that_adds_them(kernels):
-    x, y = integers(130, 200), integers(200, 70)
-    x[7] = 0
-    x[7, :3] = 2.0**30, 1, -1
-    run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
-    assert kernels.ran == LAUNCHES * 2
-    (places, values), _ = kernels.lists
-    assert sorted(memory(places, (2,), (1,), "u8").tolist()) == [7 << 32 | 1, 7 << 32 | 2]
-    assert sorted(memory(values, (2,), (1,), "f4").tolist()) == [-1, 1]
 
 
 @pytest.mark.parametrize("room", [100_000, 32])  # for the head; for what it begins with
