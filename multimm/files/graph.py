@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task, TaskRef
-from dask.array.core import normalize_chunks
+from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
@@ -179,14 +178,9 @@ def writes(matrix: StoredMatrix, array: da.Array, writer: Writer) -> da.Array:
     return da.Array(graph, name, ones, meta=np.empty((0,) * array.ndim, dtype=bool))
 
 
-def _indices(chunks: Chunks) -> list[tuple[tuple[int, ...], Where]]:
+def _indices(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Where]]:
     """Position in the grid of blocks and slices into the matrix, for every block."""
-    slices = []
-    for sizes in chunks:
-        stops = np.cumsum(sizes, dtype=np.int64).tolist()
-        slices.append([slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)])
-    positions = product(*(range(len(sizes)) for sizes in chunks))
-    return list(zip(positions, product(*slices), strict=True))
+    return zip(np.ndindex(*map(len, chunks)), slices_from_chunks(chunks), strict=True)
 
 
 def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:

@@ -211,7 +211,7 @@ def _asked(matrix: StoredMatrix, folder: str, node: Any) -> dict[tuple[int, ...]
         )
         return None
     whole = tuple(slice(0, size) for size in matrix.shape)
-    places = list(product(*_touched(matrix, whole)))
+    places = list(product(*touched(matrix, whole)))
     found = states(_files(folder, node, places))
     return {at: now for at, now in zip(places, found, strict=True) if now != ABSENT}
 
@@ -232,7 +232,7 @@ def part(matrix: StoredMatrix, index: Where) -> StoredMatrix:
     states = matrix.states
     if states is None:
         return matrix
-    ranges = _touched(matrix, index)
+    ranges = touched(matrix, index)
     if math.prod(map(len, ranges)) <= len(states):
         own = {at: states[at] for at in product(*ranges) if at in states}
     else:
@@ -244,7 +244,7 @@ def part(matrix: StoredMatrix, index: Where) -> StoredMatrix:
     return replace(matrix, states=own)
 
 
-def _touched(matrix: StoredMatrix, index: Where) -> list[range]:
+def touched(matrix: StoredMatrix, index: Where) -> list[range]:
     """The chunks that a block lies in, in each dimension."""
     sides = zip(index, matrix.shape, matrix.chunks or (), strict=True)
     spans = ((at.indices(size), chunk) for at, size, chunk in sides)
@@ -287,7 +287,7 @@ def _check_chunks(matrix: StoredMatrix, array: Any, index: Where) -> None:
     """Raise unless each chunk file that a block lies in is as it was, or still missing."""
     if matrix.states is None:
         return
-    places = list(product(*_touched(matrix, index)))
+    places = list(product(*touched(matrix, index)))
     paths = _files(_folder(matrix), array, places)
     for at, path, now in zip(places, paths, states(paths), strict=True):
         before = matrix.states.get(at)

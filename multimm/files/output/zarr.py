@@ -9,7 +9,6 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from multimm.errors import FileFormatError
 from multimm.files.raw import sync_one
 from multimm.files.stored import StoredMatrix, Where, few, package
-from multimm.files.zarr import METADATA
+from multimm.files.zarr import METADATA, touched
 
 #: What a group or an array has besides.
 ATTRIBUTES = (".zattrs", ".zmetadata")
@@ -193,20 +192,13 @@ def sync(matrix: StoredMatrix, index: Where) -> None:
     array = _array(matrix)
     root = Path(matrix.path, matrix.dataset or "")
     folders = {root}
-    for position in _positions(index, array.chunks):
+    for position in product(*touched(matrix, index)):
         path = root / array.metadata.encode_chunk_key(position)
         with suppress(FileNotFoundError):  # a chunk of zeros is none
             sync_one(path)
             folders.update(path.parents[: len(path.relative_to(root).parts)])
     for folder in sorted(folders, reverse=True):
         sync_one(folder)
-
-
-def _positions(index: Where, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    ranges = (
-        range(at.start // size, -(-at.stop // size)) for at, size in zip(index, chunks, strict=True)
-    )
-    return product(*ranges)
 
 
 def consolidate(store: Path, folder: Path) -> None:
