@@ -207,6 +207,14 @@ def test_one_triangle_makes_all_of_it(trans, conj_a, conj_b, rows):
     np.testing.assert_array_equal(found, -3 * (exact + p))
 
 
+def test_stacks_of_triangles():
+    x = gaussian((3, 33, 9))
+    a = gpu(x)
+    found = gemm(a, a, lower=True, trans_b=True, conj_b=True, alpha=2)
+    np.testing.assert_array_equal(found, 2 * (x @ x.conj().swapaxes(-1, -2)))
+    assert len(CALLS) == 6
+
+
 def test_half_of_the_operations():
     a = gpu(gaussian((40, 9)))
     gemm(a, a, lower=True, trans_b=True, conj_b=True)
