@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import dask.array as da
 import numpy as np
 import pytest
+from gpu_arrays import padded
 
 import multimm
 from multimm.gpu import complex_gemm, last_choice
@@ -75,6 +76,35 @@ def test_small_integers_are_exact(kinds, trans_a, trans_b, conj_a, conj_b):
     assert bool((found == 0.5 * (exact + p) - 2 * c).all())
     found = complex_gemm.gemm(x, y, alpha=1 + 2j, beta=1j, partial=p, c=c, **flags)
     assert bool((found == (1 + 2j) * (exact + p) + 1j * c).all())
+
+
+@pytest.mark.parametrize("trans", BOTH)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rows_that_lie_further_apart(trans, offset):
+    a, b, c = gaussian((M, K), 1), gaussian((K, N), 2), gaussian((M, N), 3)
+    x, y = (padded(np.ascontiguousarray(op(z, trans, False)), 3, offset)[0] for z in (a, b))
+    p, (out, whole) = padded(c, 1, offset)[0], padded(np.zeros_like(c), 5, offset)
+    exact = cupy.asarray(a).astype("c16") @ cupy.asarray(b) + cupy.asarray(c)
+    found = complex_gemm.gemm(x, y, trans_a=trans, trans_b=trans, partial=p, out=out)
+    assert found is out
+    assert bool((out == exact).all())
+    assert int(cupy.isnan(whole).sum()) == whole.size - out.size
+    real = padded(b.real.copy(), 3, offset)[0]
+    found = complex_gemm.gemm(x, real, trans_a=trans, partial=p)
+    exact = cupy.asarray(a).astype("c16") @ cupy.asarray(b.real) + cupy.asarray(c)
+    assert bool((found == exact).all())
+
+
+def test_pairs_that_begin_in_the_middle_of_one():
+    a, b = gaussian((M, K), 1), gaussian((K, N), 2)
+    room = cupy.zeros(2 * M * K + 1, "f4")[1:]
+    odd = room.view("c8").reshape(M, K)
+    odd[...] = cupy.asarray(a)
+    assert odd.data.ptr % 8 == 4
+    exact = cupy.asarray(a).astype("c16") @ cupy.asarray(b)
+    assert bool((complex_gemm.gemm(odd, cupy.asarray(b)) == exact).all())
+    assert bool((complex_gemm.gemm(cupy.asarray(b), odd, trans_a=True, trans_b=True)
+                 == exact.T).all())  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", PROMISES)
