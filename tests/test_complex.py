@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from stand_in import LAYOUTS, Device, GPUArray, Kernel, gpu, laid_out, no_memory, standing_in
 
 from multimm.gpu import complex_gemm, library_gemm, product
 from multimm.gpu.complex_gemm import gemm, takes
+from multimm.gpu.dtypes import gemm_dtype
 from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.gpu.runtime import launch
 from multimm.graph.lowering import symmetric
@@ -147,6 +151,8 @@ def test_stacks_are_multiplied_one_by_one():
     found = gemm(gpu(a), gpu(b), alpha=2, beta=1, c=gpu(c))
     np.testing.assert_array_equal(found, 2 * (a @ b) + c)
     assert len(CALLS) == 6
+    found = gemm(gpu(a), gpu(b), alpha=2j, beta=1, c=gpu(c[0, 0]))
+    np.testing.assert_array_equal(found, 2j * (a @ b) + c[0, 0])
 
 
 def test_as_many_operations_as_the_formula_has():
@@ -184,6 +190,9 @@ def test_real_operands_beside_complex_scalars():
     found = gemm(gpu(a), gpu(b), alpha=2j, beta=1 - 1j, c=gpu(c), partial=gpu(p))
     np.testing.assert_array_equal(found, 2j * (a @ b + p) + (1 - 1j) * c)
     assert CALLS == [((4, 6), (6, 5), False, False)]
+    found = gemm(gpu(a), gpu(b), alpha=2 + 0j)  # a complex number all the same
+    np.testing.assert_array_equal(found, 2 * (a @ b))
+    assert found.dtype == np.complex64
 
 
 # One array on both sides -----------------------------------------------------------------
@@ -232,6 +241,74 @@ def test_a_diagonal_block_is_mirrored_once(monkeypatch):
     step = Step("complex64", "complex64", trans_b=True, conj_b=True)
     found = symmetric.link_diagonal(gpu(x), step=step, complete=True)
     np.testing.assert_array_equal(found, x @ x.conj().T)
+
+
+# Tasks -----------------------------------------------------------------------------------
+
+SCALARS = st.sampled_from([1, 2, -1, 1.0, 0.5, 1j, 2 - 1j, 2 + 0j, 0, 0j])
+
+
+@given(
+    kinds=st.tuples(*[st.sampled_from(["f2", "f4", "i1", "c8", "c8"])] * 2),
+    kind_c=st.sampled_from([None, "f4", "c8", "c16", "i2"]),
+    scalars=st.tuples(SCALARS, SCALARS),
+    flags=st.tuples(*[st.booleans()] * 5),
+    layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 2),
+)
+def test_tasks_compute_what_numpy_does(kinds, kind_c, scalars, flags, layouts):
+    """Whatever the dtypes of operands, scalars and C."""
+    (trans_a, trans_b, conj_a, conj_b, partial), (alpha, beta) = flags, scalars
+    a, b = gaussian((4, 6), 1, kinds[0]), gaussian((6, 5), 2, kinds[1])
+    c = None if kind_c is None else gaussian((4, 5), 3, kind_c)
+    held = library_gemm.accumulate_dtype(a.dtype, b.dtype)
+    p = gaussian((4, 5), 4, held) if partial else None
+    dtype = gemm_dtype(alpha, library_gemm.result_dtype(a.dtype, b.dtype), beta,
+                       None if c is None else c.dtype)  # fmt: skip
+    beta = 0 if c is None else beta
+    conj_a, conj_b = conj_a and a.dtype.kind == "c", conj_b and b.dtype.kind == "c"
+    step = Step(str(held), str(dtype), trans_a, trans_b, alpha, beta, conj_a=conj_a, conj_b=conj_b)
+    exact = op(a, False, conj_a).astype("c16") @ op(b, False, conj_b)
+    exact = exact + p if partial else exact
+    exact = alpha * exact + (beta * c if beta != 0 else 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            complex_gemm, "choose_kernel", lambda *_: SimpleNamespace(kernel="sgemm_split")
+        )
+        found = multiply.gemm(
+            stored(a, trans_a, layouts[0]), stored(b, trans_b, layouts[1]),
+            None if p is None else gpu(p), gpu(c) if beta != 0 else None, step=step,
+        )  # fmt: skip
+    if dtype.kind != "i":
+        np.testing.assert_array_equal(found, exact)
+    assert found.dtype == dtype
+
+
+# Sums ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_are_added_by_the_kernel_of_real_numbers(layout, count):
+    parts, c = [gaussian((7, 9), seed) for seed in range(count)], gaussian((7, 9), 9)
+    placed, added = [laid_out(x, layout) for x in parts], laid_out(c, layout)
+    step = Step("complex64", "complex64", alpha=2 + 0j, beta=-1)
+    found = multiply.summed(placed, added, step)
+    np.testing.assert_array_equal(found, 2 * sum(parts) - c)
+    assert found.dtype == np.complex64
+    assert [kernel.name for kernel, *_ in Kernel.launches] == ["add_partials"]
+    found = multiply.summed(placed, None, Step("complex64", "complex64"))
+    np.testing.assert_array_equal(found, sum(parts))
+
+
+def test_what_is_not_real_is_left_to_the_library():
+    parts, c = [gaussian((7, 9), seed) for seed in range(3)], gaussian((7, 9), 9)
+    for alpha, beta, dtype in ((2j, 1, "complex64"), (1, 1j, "complex64"), (2, 1, "complex128")):
+        found = multiply.summed(
+            [*map(gpu, parts)], gpu(c), Step("complex64", dtype, alpha=alpha, beta=beta)
+        )
+        np.testing.assert_array_equal(found, alpha * sum(parts) + beta * c)
+        assert found.dtype == dtype
+    assert Kernel.launches == []
 
 
 # Which products --------------------------------------------------------------------------

@@ -17,12 +17,13 @@ costs bytes alone. `conj` is a change of signs in it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from multimm.gpu import library_gemm, product
-from multimm.gpu.elementwise import complex_parts
+from multimm.gpu.elementwise import complex_parts, reduce
 from multimm.gpu.kernel_selection import SPLIT, choose_kernel
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.launch import device_of
@@ -150,6 +151,38 @@ def gemm(
     return made if out is None else _assigned(out, made)
 
 
+def add_partials(
+    parts: Sequence[Array], *, alpha: complex = 1, beta: complex = 0, c: Array = None,
+    dtype: str = "complex64",
+) -> Array:  # fmt: skip
+    """alpha * (sum of the parts) + beta * C, added pairwise, as our kernel adds real numbers.
+
+    Parameters
+    ----------
+    parts : sequence of cupy.ndarray
+        At least one, equal in shape and dtype.
+    alpha, beta : scalar
+        With numbers that are not real, or other dtypes than complex64, a library adds.
+    c : cupy.ndarray, optional
+        Of the parts' shape.
+    dtype : str
+        Of the result.
+
+    Returns
+    -------
+    cupy.ndarray of `dtype`
+        New memory, in the order of the current stream.
+    """
+    given = [*parts] if c is None else [*parts, c]
+    alike = dtype == "complex64" and all(x.dtype == COMPLEX for x in given)
+    factor, share = _real(alpha), _real(0 if c is None else beta)
+    if not alike or factor is None or share is None or parts[0].ndim < 2:
+        return library_gemm.add_partials(parts, alpha=alpha, beta=beta, c=c, dtype=dtype)
+    reals = [_as_reals(x) for x in given]
+    added = reals.pop() if c is not None else None
+    return reduce.add_partials(reals, alpha=factor, beta=share, c=added).view(COMPLEX)
+
+
 def _gemm(
     a: Array, b: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, dtype: str,
     out: Array,
@@ -159,12 +192,14 @@ def _gemm(
     shape = product_shape(a.shape, b.shape, flags["trans_a"], flags["trans_b"])
     alpha, beta = _real(epilogue["alpha"]), _real(epilogue["beta"])
     reals = {**epilogue, "alpha": alpha, "beta": beta}
-    c_fits = epilogue["c"] is None or b.dtype == COMPLEX
+    pairs = b.dtype == COMPLEX or (a.dtype == COMPLEX and epilogue["c"] is None)
     with cupy.cuda.Device(a.device.id):
-        if alpha is None or beta is None or dtype != "complex64" or not c_fits:
+        if not pairs or alpha is None or beta is None or dtype != "complex64":
             sums = _sums(a, b, conj, flags, epilogue["partial"])
             last = {name: epilogue[name] for name in ("alpha", "beta", "c")}
-            made = library_gemm.add_partials([sums], **last, dtype=dtype)
+            if last["c"] is not None:
+                last["c"] = cupy.broadcast_to(last["c"], sums.shape)
+            made = add_partials([sums], **last, dtype=dtype)
             return made if out is None else _assigned(out, made)
         if shape.batch:
             out = cupy.empty(shape.result, COMPLEX) if out is None else out

@@ -177,6 +177,7 @@ def test_complex_scalars_of_real_operands():
     exact = x.astype("f8") @ y
     assert bool((multimm.gemm(2j, x, y) == 2j * exact).all())
     assert last_choice().kernel == "sgemm_split"
+    assert bool((multimm.gemm(2 + 0j, x, y) == 2 * exact).all())
     assert bool((multimm.gemm(2, x, y, 1 - 1j, c) == 2 * exact + (1 - 1j) * c).all())
 
 

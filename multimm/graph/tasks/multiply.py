@@ -244,7 +244,12 @@ def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
         beta = 0.0 if c is None else step.beta
         sums = add_partials(parts, alpha=step.alpha, beta=beta, c=as_float32(c))
         return sums if step.dtype == "float32" else sums.astype(step.dtype)
-    return library_gemm.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
+    given: dict[str, Any] = {"alpha": step.alpha, "beta": step.beta, "c": c, "dtype": step.dtype}
+    if is_cupy(parts[0]) and parts[0].dtype == "complex64":
+        from multimm.gpu import complex_gemm
+
+        return complex_gemm.add_partials(parts, **given)
+    return library_gemm.add_partials(parts, **given)
 
 
 @named
