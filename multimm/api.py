@@ -92,6 +92,12 @@ def matmul(
         Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
         memory, or 10 million tasks. What merely does not fit, `plan` says.
 
+    Notes
+    -----
+    Lazy transposes and conjugates of Dask arrays, such as ``x.conj().T``, are not made: tasks
+    multiply the blocks below them. Of ``x.T @ x`` and ``x.conj().T @ x`` one half is computed, and
+    the result is symmetric, or Hermitian, bit by bit.
+
     Examples
     --------
     >>> import dask.array as da, numpy as np, multimm
