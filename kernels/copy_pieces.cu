@@ -27,6 +27,7 @@
 #endif
 
 #include "common/index.cuh"
+#include "common/row_walk.cuh"
 
 constexpr int SPAN = THREADS * UNROLL;
 
@@ -45,32 +46,11 @@ struct Pieces {  // by value: the launch carries it, no table in device memory
 static_assert(CAPACITY >= 1 && sizeof(Pieces) + sizeof(index_t) <= 4096,
               "every GPU takes 4096 bytes of parameters");
 
-// 64 bits take three times as long.
-__device__ __forceinline__ index_t quotient(index_t a, index_t b) {
-  return (a | b) >> 32 ? a / b : static_cast<unsigned>(a) / static_cast<unsigned>(b);
-}
-
-// Where a thread is in a piece: it goes on by THREADS words at a time.
-struct Walk {
-  index_t row, col;
-
-  __device__ __forceinline__ Walk(index_t word, index_t cols)
-      : row(quotient(word, cols)), col(word - row * cols) {}
-
-  __device__ __forceinline__ void go_on(index_t cols) {
-    col += THREADS;
-    if (col < cols) return;
-    const index_t rows = quotient(col, cols);
-    row += rows;
-    col -= rows * cols;
-  }
-};
-
 template <typename Word>
 __device__ __forceinline__ void copy(const Piece& piece, index_t block) {
   const index_t cols = piece.cols, word = block * SPAN + threadIdx.x;
   Word words[UNROLL];
-  Walk reading(word, cols), writing = reading;
+  RowWalk<THREADS> reading(word, cols), writing = reading;
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u, reading.go_on(cols)) {
     if (word + u * THREADS >= piece.words) continue;

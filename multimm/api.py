@@ -50,8 +50,8 @@ def matmul(
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
         multiply-adds and nothing else. ``"tf32"``: significands of 11 bits, summed in FP32, on
-        GPUs with kernels for it. Other dtypes follow NumPy; float16 and bfloat16 are summed in
-        float32.
+        GPUs with kernels for it. Of complex64 products it is promised of the real and of the
+        imaginary part. Other dtypes follow NumPy; float16 and bfloat16 are summed in float32.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
     slabs : int, optional
@@ -91,6 +91,12 @@ def matmul(
     MemoryBudgetError
         Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
         memory, or 10 million tasks. What merely does not fit, `plan` says.
+
+    Notes
+    -----
+    Lazy transposes and conjugates of Dask arrays, such as ``x.conj().T``, are not made: tasks
+    multiply the blocks below them. Of ``x.T @ x`` and ``x.conj().T @ x`` one half is computed, and
+    the result is symmetric, or Hermitian, bit by bit.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
 from multimm.graph.lowering.host_downloads import below_download
-from multimm.graph.lowering.operand import peel, reader_of, storage_of
+from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import is_narrow, scheme_of
 from multimm.operands import (
@@ -55,7 +55,7 @@ IN_ONE = 0.9
 class Product(NamedTuple):
     """alpha op(A) op(B) + beta C of operands that fit together: see `checked`."""
 
-    a: Given  #: as stored: lazy transposes are in `step`; of a vector a matrix
+    a: Given  #: as stored: lazy transposes and conjugates are in `step`; of a vector a matrix
     b: Given
     c: Given  #: None where it is not read
     step: multiply.Step
@@ -65,10 +65,14 @@ class Product(NamedTuple):
 
     @property
     def gram(self) -> bool:
-        """op(B) is the transpose of op(A): one array, transposed on one side."""
-        a, b = self.a, self.b
+        """op(B) is the transpose of op(A), conjugated or not: one array, transposed on one side.
+
+        C is then symmetric or Hermitian until C is added; unless alpha leaves it neither.
+        """
+        a, b, step = self.a, self.b, self.step
         alike = a.name == b.name if is_dask(a) and is_dask(b) else a is b
-        return alike and self.step.trans_a != self.step.trans_b
+        kept = not step.hermitian or step.alpha.imag == 0
+        return alike and kept and step.trans_a != step.trans_b
 
     @property
     def _arrays(self) -> list[Array]:
@@ -139,6 +143,7 @@ class Product(NamedTuple):
         step = self.step
         dtypes = (self.a.dtype, self.b.dtype, step.dtype)
         narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
+        narrow |= step.accumulate == "complex64"  # the real numbers in them
         scheme = scheme_of(step.precision, self.a.dtype, self.b.dtype)
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""
@@ -215,9 +220,10 @@ def checked(
     vectors = len(a.shape) == 1, len(b.shape) == 1
     a, b = a[None, :] if vectors[0] else a, b[:, None] if vectors[1] else b
     if lazy:
-        (a, flip_a), (b, flip_b) = _peeled(a), _peeled(b)
-        if flip_a or flip_b:
-            step = replace(step, trans_a=trans_a != flip_a, trans_b=trans_b != flip_b)
+        (a, flip_a, conj_a), (b, flip_b, conj_b) = _peeled(a), _peeled(b)
+        if flip_a or flip_b or conj_a or conj_b:
+            trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
+            step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
     return Product(a, b, c if beta != 0 else None, step, options, wanted, vectors)
 
 
@@ -230,8 +236,8 @@ def _rank(plan: MatmulPlan) -> tuple[bool, float]:
     return plan.peak_bytes > plan.budget_bytes, plan.seconds
 
 
-def _peeled(x: Given) -> tuple[Given, bool]:
-    return peel(x) if is_dask(x) else (x, False)
+def _peeled(x: Given) -> Peeled:
+    return peel(x) if is_dask(x) else Peeled(x, turned=False, conjugated=False)
 
 
 def _spec(x: Given, cluster: ClusterSpec, held: Held) -> MatrixSpec:

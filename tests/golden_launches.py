@@ -7,7 +7,8 @@
 `on` is the compute capability of the GPU (`GPUS`). An array is a shape, and what is not usual about
 it: ``F`` for contiguous columns, ``+3`` for rows that lie so many elements further apart, ``@1``
 for a first element that lies so many behind an aligned one, ``::2`` for every second column,
-``rep`` for rows that are one row in memory, ``f8`` for float64; ``a`` is the same array as `a`.
+``rep`` for rows that are one row in memory, ``f8`` for float64, ``c8`` for complex64; ``a`` is the
+same array as `a`.
 Nothing is computed: arrays have addresses that nobody reads. What was launched stands behind each
 call: memory that is set, copied or taken, and kernels, with grid, block, shared memory and
 arguments. An address is the name of an array and a distance in bytes from its beginning.
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multimm.gpu import kernel_selection, product
+from multimm.gpu import complex_gemm, kernel_selection, product
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated.pack import pack
@@ -214,7 +215,7 @@ def array(text: str, name: str) -> Array:
     """An array as the file describes it."""
     shape_text, *words = text.split()
     shape = tuple(map(int, shape_text.split("x")))
-    dtype = np.dtype(next((word for word in words if word in ("f2", "f8")), "f4"))
+    dtype = np.dtype(next((word for word in words if word in ("f2", "f8", "c8")), "f4"))
     columns, step, at, extra, repeated = "F" in words, 1, 0, 0, "rep" in words
     for word in words:
         if word.startswith("+"):
@@ -265,6 +266,8 @@ def run(call: Call) -> None:
         a, b = named.pop("a"), named.pop("b")
         call |= named
         product.gemm(a, b, **call)
+    elif do == "complex":
+        complex_gemm.gemm(named.pop("a"), named.pop("b"), **named, **call)
     elif do == "pack":
         pack(named["a"], **call)
     elif do == "transpose":
@@ -279,7 +282,7 @@ def launched(call: Call) -> dict[str, Any]:
     with recording(call["on"]) as found:
         run(call)
         does: dict[str, Any] = {"launches": found.events[:]}
-        if call["do"] == "gemm":
+        if call["do"] in ("gemm", "complex"):
             does["choice"] = kernel_selection.last_choice()
         found.events.clear()
         found.names.clear()

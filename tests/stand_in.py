@@ -94,7 +94,7 @@ def below(m: int, n: int, height: int, width: int) -> np.ndarray:
 
 
 class Kernel:
-    """What kernels/transpose*.cu, add_partials.cu and copy_pieces.cu compute, in NumPy."""
+    """What kernels/transpose*.cu, add_partials.cu, copy_pieces.cu, complex_*.cu do, in NumPy."""
 
     launches: list
 
@@ -180,6 +180,47 @@ class Kernel:
             ]
             views[0][...] = views[1]
         assert begins == blocks
+
+    def expand_complex(self, z, blocks, rows, cols, x, ldx, s01, s10, s11, y):
+        values, room = self._pairs(blocks, rows, cols, x, ldx), _floats(y, (rows, 2, cols, 2))
+        room[:, 0, :, 0], room[:, 0, :, 1] = values.real, s01 * values.imag
+        room[:, 1, :, 0], room[:, 1, :, 1] = s10 * values.imag, s11 * values.real
+
+    def split_complex(self, z, blocks, rows, cols, x, ldx, sign, y):
+        values, room = self._pairs(blocks, rows, cols, x, ldx), _floats(y, (rows, 2, cols))
+        room[:, 0], room[:, 1] = values.real, sign * values.imag
+
+    def join_complex(self, z, blocks, rows, cols, y, sign, alpha, p, ldp, d, ldd):
+        parts, room = _floats(y, (rows, 2, cols)), self._pairs(blocks, rows, cols, d, ldd)
+        added = self._pairs(blocks, rows, cols, p, ldp) if p else np.complex64(0)
+        room.real = alpha * (parts[:, 0] + added.real)
+        room.imag = alpha * (sign * parts[:, 1] + added.imag)
+
+    def mirror_complex(self, z, blocks, n, re, s, sign, alpha, p, ldp, d, ldd):
+        tiles = -(-n // self.defines["TILE"])
+        assert blocks == -(-tiles // 2) * (tiles + 1)
+        room, s, below = (
+            memory(d, (n, n), (ldd, 1), "c8"),
+            _floats(s, (n, n)),
+            np.tri(n, dtype=bool),
+        )
+        h = np.empty((n, n), "c8")
+        h.real, h.imag = _floats(re, (n, n)), s + sign * s.T
+        h.real[~below] = 0
+        if p:
+            h += memory(p, (n, n), (ldp, 1), "c8")
+        room.real = alpha * np.where(below, h.real, h.real.T)
+        room.imag = alpha * np.where(below, h.imag, sign * h.imag.T)
+
+    def _pairs(self, blocks, rows, cols, pointer, ld):
+        assert pointer % 8 == 0
+        assert blocks == -(-rows * cols // (self.defines["THREADS"] * self.defines["UNROLL"]))
+        return memory(pointer, (rows, cols), (ld, 1), "c8")
+
+
+def _floats(pointer: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Contiguous ones at an address."""
+    return memory(pointer, (int(np.prod(shape)),), (1,), "f4").reshape(shape)
 
 
 def _rows(pointer: int, rows: int, width: int, pitch: int) -> np.ndarray:

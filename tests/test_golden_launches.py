@@ -26,6 +26,7 @@ def test_golden_launches_are_of_all_kernels():
     assert kernels >= {
         "sgemm_ffma", "sgemm_dot", "sgemm_axpy", "sgemm_outer", "sgemm_split", "sgemm_split_mma",
         "split_pack", "split_residuals", "unpack", "transpose", "transpose_skewed", "add_partials",
+        "expand_complex", "split_complex", "join_complex", "mirror_complex",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import re
 import pytest
 from cuda.bindings import nvrtc
 
-from multimm.gpu.elementwise import batched_copy
+from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.runtime.jit import OPTIONS
@@ -132,6 +132,21 @@ def test_pieces_are_found_where_the_launch_keeps_them():
         report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
         assert usage(report)["spilled"] == 0
         assert "0 bytes stack frame" in report
+
+
+@pytest.mark.parametrize(
+    ("kernel", "defines", "entries"),
+    [
+        ("complex_parts.cu", complex_parts.DEFINES, 3),
+        ("complex_mirror.cu", complex_parts.MIRROR_DEFINES, 1),
+    ],
+)
+def test_what_writes_complex_numbers_as_real_ones_compiles_without_spills(kernel, defines, entries):
+    for arch in architectures():
+        text = kernel_text(kernel, dict(defines))
+        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
+        assert report.count("Function properties") == entries
+        assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill") == entries
 
 
 def test_subnormals_are_kept():

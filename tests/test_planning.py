@@ -259,6 +259,33 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
     assert "give each worker" in text
 
 
+@pytest.mark.parametrize(("a", "b", "products"), [
+    ("complex64", "complex64", 4), ("float32", "complex64", 2), ("complex64", "float16", 2),
+])  # fmt: skip
+def test_complex_products_on_tensor_cores_are_real_ones_in_time_and_memory(a, b, products):
+    cluster = ClusterSpec.homogeneous(H200, 2)
+    sides = {"a": MatrixSpec((16384, 16384), a), "b": MatrixSpec((16384, 16384), b)}
+    sums = {"dtype": "complex64", "accumulate": "complex64", "out_bytes": 8, "sum_bytes": 8}
+    problem = Problem(**sides, **sums, pack="float32")
+    assert problem.real_products == products
+    assert (problem.packable, problem.alone) == (False, True)
+    real = replace(square(16384), pack="float32")
+    assert problem.relative_cost == products * real.relative_cost
+    rated = replace(H200, packed_gflops=(("float32", 2e5),))
+    assert time.product_gflops(problem, rated) == 2e5 / products
+    plan, plain = plan_matmul(problem, cluster), plan_matmul(replace(problem, pack=""), cluster)
+    assert plan.seconds < plain.seconds * 0.6
+    assert plan.layout.operands.packed == ()
+    # Each product packs its blocks: of FP16 parts, and the real numbers that these are made of.
+    written = {"a": 8 * (a == "complex64"), "b": 8 * products // 2 * (b == "complex64")}
+    sides = max(plan.layout.row_sizes), max(plan.layout.n_blocks)
+    least = max(plan.layout.k_tiles) * sum(
+        side * (2 * size or 4) for side, size in zip(sides, written.values(), strict=True)
+    )
+    terms, _ = memory.held(plan.layout, cluster)
+    assert terms["operands being packed"] >= least
+
+
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
 def test_long_doubles_have_no_blas(dtype):
     name = str(np.dtype(dtype))

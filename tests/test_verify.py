@@ -230,6 +230,23 @@ def test_what_was_asked_for_as_tf32_is_held_to_its_own_bound(k, signed):
         assert not verify(a, b, crude, precision="tf32")
 
 
+@pytest.mark.parametrize("k", [16, 300])
+def test_complex_products_have_a_bound_of_their_own_at_tf32(k):
+    """Each part of a complex number is a sum of twice as many real products."""
+    rng = np.random.default_rng(k)
+    a, b = (rng.normal(size=(*shape, 2)).astype("f4") for shape in ((70, k), (k, 90)))
+    right = rounded(a, 11).view("c8")[..., 0] @ rounded(b, 11).view("c8")[..., 0]
+    a, b = a.view("c8")[..., 0], b.view("c8")[..., 0]
+    result = verify(a, b, right, precision="tf32")
+    assert result, str(result)
+    assert not verify(a, b, right)
+    assert verify(a, b, a @ b)
+    wrong = right.copy()
+    wrong[33, 7] += np.complex64(1.5j * result.detects)
+    assert result.detects < (abs(a) @ abs(b)).max() / 4
+    assert not verify(a, b, wrong, precision="tf32")
+
+
 def test_float16_sums_are_not_float16_products():
     a = b = np.ones((4096, 4096), np.float16)[:64]
     b = b.T * np.float16(0.5)

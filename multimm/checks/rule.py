@@ -30,6 +30,8 @@ SHARP = 4.0
 U64 = 2.0**-53
 #: What rounding both operands to 11 bits may cost a product of float32 at "tf32".
 TF32 = 2.0**-9
+#: Dtypes whose products are summed in FP32 numbers, and stay so.
+SINGLE = ("float32", "complex64")
 #: Smallest subnormal of float32, in which float16, bfloat16 and float32 are summed.
 TINY32 = 2.0**-149
 #: Unit roundoff, smallest subnormal and largest value of bfloat16, which numpy.finfo lacks.
@@ -141,14 +143,14 @@ def make_rule(
         return replace(rule, bits=8 * dtype.itemsize)
     u_out, smallest, largest = _format(dtype)
     u = max(U64, min(u_out, 2.0**-24))
-    if kept is not None and kept.name in ("float32", "complex64"):
+    if kept is not None and kept.name in SINGLE:
         u, _, summed = _format(kept)
         rule = replace(rule, summed=summed)
     tiny = smallest + (k + 1) * max(1.0, abs(alpha)) * (smallest if u == U64 else TINY32)
     added = operands[2:] if kept is not None and kept.kind in "biu" else []
     u_added = max([u, *(_format(c0)[0] for c0 in added if rank(c0, "c0") > 1)])
     u_out = max(u_out, U64)
-    if precision == "tf32" and kept is not None and kept.name == dtype.name == "float32":
+    if precision == "tf32" and kept is not None and kept.name == dtype.name in SINGLE:
         u = TF32 / (k + 8) + 2 * u  # errors of both kinds mostly cancel, as `SHARP` has it
     ends = largest if u == U64 else _format(np.dtype("float32"))[2]
     partial = math.inf if kept is not None and kept.kind in "biu" else ends

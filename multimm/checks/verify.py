@@ -131,8 +131,9 @@ def verify(
         it here with ``beta=0`` too: its dtype counts.
     precision : {"float32", "ieee", "tf32"}
         What was asked of the product. ``"tf32"`` allows a product of float32, per element, 2^-9 and
-        twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). It changes nothing where
-        the result has another dtype.
+        twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). Of complex64 it allows
+        three times that, as of all complex numbers, whose parts are sums of 2 k products. It
+        changes nothing where the result has another dtype.
     rounds : int
         Random vectors, all used in one pass.
     seed : int

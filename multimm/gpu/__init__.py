@@ -19,14 +19,16 @@ launch          from addresses into the stream          `runtime.launch`, `runti
 
 `product.gemm` is that line of calls. A `Run` takes addresses alone, so that `launch_cache` keeps it
 for the next product of the kind. `simt` are the FP32 units: sgemm_ffma, and the kernels of skinny
-products. `emulated` are float32 products on the tensor cores: `pack` splits operands into FP16
+products. `complex_gemm` stands above this line: it multiplies complex64 by products of their real
+numbers. `emulated` are float32 products on the tensor cores: `pack` splits operands into FP16
 parts, once for many products (`PackedBlock`), `multiply` multiplies these, and `outliers` adds what
 they do not carry.
 
-Beside products: `elementwise` adds partial results, transposes, and copies blocks; `transfer`
-carries blocks between host memory and a GPU; `library_gemm` is what runs where no kernel of ours
-does; `runtime.kernel_source`, `runtime.jit` and `runtime.file_cache` make machine code of kernels/;
-`arch` has the limits of chips. `last_choice` says what ran.
+Beside products: `elementwise` adds partial results, transposes, copies blocks, and writes complex
+matrices as real ones; `transfer` carries blocks between host memory and a GPU; `library_gemm` is
+what runs where no kernel of ours does; `runtime.kernel_source`, `runtime.jit` and
+`runtime.file_cache` make machine code of kernels/; `arch` has the limits of chips. `last_choice`
+says what ran.
 """
 
 from __future__ import annotations

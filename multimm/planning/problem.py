@@ -27,6 +27,7 @@ _INTEGER_COST = 50.0
 _PACKED_COST = {"float32": 0.29, "tf32": 0.09}
 #: Bytes of a packed element, by precision: two FP16 parts of it, or one.
 _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
+FLOAT32 = 4  # bytes of a real number
 #: Blocks are packed for tensor cores once, where they are kept, if each k-tile is at least so long,
 #: and so are the blocks of C on both sides: shorter ones do not pay for it.
 PACKED_K_TILE, PACKED_SIDE = 256, 1024
@@ -166,12 +167,15 @@ class Problem:
 
     @cached_property
     def packable(self) -> bool:
-        """Whether the product is large enough for blocks that are packed."""
-        return self._large and not self.batch_shape
+        """Whether the product is large enough for blocks that are packed, once or by each product.
+
+        Complex ones are packed by each product alone.
+        """
+        return self._large and not self.batch_shape and self.real_products == 1
 
     @cached_property
     def alone(self) -> bool:
-        """Whether matrices of a stack are so large that tensor cores multiply one after another."""
+        """Whether each product packs its own matrices: large ones of a stack, or complex ones."""
         return self.packs and not self.packable
 
     @cached_property
@@ -190,11 +194,36 @@ class Problem:
         """Bytes of an element once it is packed, 0 where none ever is."""
         return _PACKED_ITEMSIZE.get(self.pack, 0)
 
+    @cached_property
+    def real_products(self) -> int:
+        """Multiplications of real numbers for each one of the product's."""
+        reals = [self.reals(role) for role in ("a", "b")]
+        return prod(reals) if self.accumulate == "complex64" else 1
+
+    def reals(self, role: str) -> int:
+        """Real numbers in an element of an operand."""
+        spec = self.a if role == "a" else self.b
+        return 2 if spec.dtype.startswith("complex") else 1
+
+    def written(self, role: str) -> int:
+        """Bytes that an element of a complex operand is written as before it is packed.
+
+        B's beside a complex A are squares of four numbers (`multimm.gpu.complex_gemm`). A's are
+        not written where its rows are contiguous; nobody knows.
+        """
+        if self.accumulate != "complex64" or self.reals(role) == 1:
+            return 0
+        return FLOAT32 * (self.real_products if role == "b" else self.reals(role))
+
+    def packed_bytes(self, role: str) -> int:
+        """Bytes of an operand's element once it is packed by a product."""
+        return self.packed_itemsize * max(1, self.written(role) // FLOAT32)
+
     @property
     def relative_cost(self) -> float:
         """Time of one multiply-add beside a float32 one on the same device."""
         if self.accumulate.startswith(("int", "uint", "bool")):
             return _INTEGER_COST
         if self.packs:
-            return _PACKED_COST[self.pack]
+            return _PACKED_COST[self.pack] * self.real_products
         return _COST.get(self.accumulate, 1.0)

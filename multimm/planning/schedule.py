@@ -247,7 +247,8 @@ class Schedule:
         """Who computes which block of rows and columns, and when."""
         (p_m, p_n, _), p, per_row_panel = self.grid, self.problem, self.band * self.grid.p_m
         if self.mirrors:
-            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, p.accumulate, per_row_panel)
+            dtype = "float32" if p.packs else p.accumulate  # complex blocks are real products then
+            return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, dtype, per_row_panel)
         shapes = p.a.shape, p.b.shape
         return cyclic(
             p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_row_panel

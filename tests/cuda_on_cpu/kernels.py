@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from cuda_on_cpu import products
+from cuda_on_cpu.complex_parts import mirror_cases, parts_cases
 from cuda_on_cpu.elementwise import add_cases, copy_cases, transpose_cases
 from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
@@ -150,6 +151,18 @@ def copying(capacity: int, threads: int, unroll: int) -> Variant:
     return Variant("copy_pieces.cu", tuple(defines.items()), lambda: copy_cases(defines))
 
 
+def complex_parts(threads: int, unroll: int) -> Variant:
+    """Complex matrices as real ones, and back."""
+    defines = {"THREADS": threads, "UNROLL": unroll}
+    return Variant("complex_parts.cu", tuple(defines.items()), lambda: parts_cases(defines))
+
+
+def complex_mirror(threads: int, tile: int) -> Variant:
+    """A Hermitian or a symmetric matrix of its halves."""
+    defines = {"THREADS": threads, "TILE": tile}
+    return Variant("complex_mirror.cu", tuple(defines.items()), lambda: mirror_cases(defines))
+
+
 def pack(parts: int, arch: int = 900) -> Variant:
     """The split of float32 operands into FP16 parts."""
     defines = {"PARTS": parts, "BLOCKS": 1, "HELD": 3, "CAP": 40}
@@ -233,6 +246,10 @@ TABLE: tuple[Variant, ...] = (
     copying(2, 64, 1),
     copying(5, 32, 3),
     copying(60, 32, 4),
+    complex_parts(64, 1),
+    complex_parts(32, 3),
+    complex_mirror(64, 16),
+    complex_mirror(256, 32),
     pack(1),
     pack(2),
     pack(2, arch=750),

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from multimm.gpu import library_gemm
+from multimm.gpu.elementwise import complex_parts
 from multimm.gpu.elementwise.batched_copy import Move, copy_all
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
@@ -262,8 +263,35 @@ def triangles() -> None:
             assert size < 300 or found[0, -1] == 77
 
 
+def complexes() -> None:
+    """Run complex_parts and complex_mirror."""
+    rng = np.random.default_rng(8)
+    for (rows, cols), extra in itertools.product(((1, 1), (33, 70), (5, 1500)), (0, 3)):
+        x = (rng.integers(-9, 9, (rows, cols)) + 1j * rng.integers(-9, 9, (rows, cols))).astype(
+            "c8"
+        )
+        source, target = uploaded(x, extra), uploaded(np.zeros_like(x), extra)
+        halves = cupy.empty((rows, 2, cols), np.float32)
+        complex_parts.split(source, halves, -1.0)
+        complex_parts.join(halves, target, sign=-1.0, alpha=2.0, partial=source)
+        assert (downloaded(target) == 4 * x).all(), f"{rows}x{cols}"
+        squares = cupy.empty((2 * rows, 2 * cols), np.float32)
+        complex_parts.expand(source, squares, complex_parts.signs(False, False, False))
+        whole = downloaded(squares).reshape(rows, 2, cols, 2)
+        assert (whole[:, 0] == x.view("f4").reshape(rows, cols, 2)).all()
+        assert (whole[:, 1, :, 0] == -x.imag).all()
+    for n, sign in itertools.product((1, 32, 77), (-1.0, 1.0)):
+        re, s = (rng.integers(-9, 9, (n, n)).astype("f4") for _ in "rs")
+        made = uploaded(np.zeros((n, n), "c8"), 1)
+        halves = cupy.asarray(re), cupy.asarray(s)
+        complex_parts.mirror(*halves, made, sign=sign, alpha=1.0, partial=None)
+        lower = np.tril(re) + 1j * np.tril(s + sign * s.T)
+        upper = np.tril(lower, -1).T
+        assert (downloaded(made) == lower + (upper.conj() if sign < 0 else upper)).all(), n
+
+
 KERNELS: tuple[Callable[[], None], ...] = (
-    products, sums, transposes, copies, packed, guarded, triangles,
+    products, sums, transposes, copies, packed, guarded, triangles, complexes,
 )  # fmt: skip
 
 
@@ -295,7 +323,10 @@ def sanitized(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_are_clean(tool):
     done = sanitized(tool)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-    assert "checked: products, sums, transposes, copies, packed, guarded" in done.stdout
+    assert (
+        "checked: products, sums, transposes, copies, packed, guarded, triangles, complexes"
+        in done.stdout
+    )
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout
     assert set(found) == {"0"}, done.stdout[-6000:]

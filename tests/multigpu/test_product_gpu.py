@@ -77,6 +77,22 @@ def test_parts_of_k_on_two_gpus_have_the_bits_of_one():
 
 
 @pytest.mark.multigpu(2)
+@pytest.mark.parametrize("blocks", [None, 1024])
+def test_complex_products_on_two_gpus(blocks):
+    with multimm.cluster.start(gpus=2, rmm_pool=POOL):
+        x = (matrix(7, 1024) + 1j * matrix(8, 1024)).persist()
+        assert x.dtype == "complex64"
+        c = multimm.matmul(x.conj(), x, blocks=blocks).persist()
+        assert multimm.verify(x.conj(), x, c)
+        plan = multimm.plan(x.conj().T, x, blocks=blocks)
+        assert "on tensor cores" in str(plan)
+        h = multimm.matmul(x.conj().T, x, blocks=blocks).persist()
+        assert multimm.verify(x.conj().T, x, h)
+        if plan.layout.mirrors:
+            assert bool((h == h.conj().T).all().compute())
+
+
+@pytest.mark.multigpu(2)
 def test_a_killed_gpu_worker_does_not_change_the_product():
     with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
         a, b = integers(5), integers(6)

@@ -12,6 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from multimm.gpu.arch import IF_REFUSED, LOWER, UNLESS_REFUSED, ArchLimits, limits_for
+from multimm.gpu.elementwise import complex_parts
 from multimm.gpu.elementwise.batched_copy import DEFINES
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.elementwise.reduce import config_for as sum_config
@@ -57,6 +58,9 @@ def wanted(capability: int) -> Iterator[Wanted]:
         yield from _packed(limits_for(capability), paying, turns)
     # What takes some tenths of a second each comes last.
     yield Wanted("copy_pieces.cu", DEFINES)
+    if paying:
+        yield Wanted("complex_parts.cu", complex_parts.DEFINES)
+        yield Wanted("complex_mirror.cu", complex_parts.MIRROR_DEFINES)
     turn = transpose_config(4, 16, _LARGE_SIDE, _LARGE_SIDE)
     yield Wanted(f"{turn.entry}.cu", tuple(turn.defines().items()))
     guards = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)

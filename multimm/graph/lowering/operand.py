@@ -2,7 +2,7 @@
 
 One that comes from a file or a generator is read from there in exactly the plan's blocks.
 
-A lazy transpose is peeled off: the product takes the blocks below it as stored transposed.
+A lazy transpose or conjugate is peeled off: the product takes the blocks below it, and is told so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
+from dask._task_spec import TaskRef
 from dask.blockwise import Blockwise
 
 from multimm.graph.block_task import Block, Key
@@ -57,42 +58,77 @@ def storage_of(array: Any) -> Storage | None:
     return storage
 
 
-def peel(array: da.Array) -> tuple[da.Array, bool]:
-    """The array below lazy transposes of the last two axes, and whether it is transposed.
+class Peeled(NamedTuple):
+    """An array below lazy transposes and conjugates, and what these made of it."""
 
-    Only what is nothing but a transpose is taken off: the topmost layer must be Dask's own for
-    ``x.T``, ``x.transpose``, ``x.swapaxes`` or ours for `multimm.transpose`, and read every
-    block of one array once.
+    array: da.Array
+    turned: bool  #: its last two axes are swapped
+    conjugated: bool  #: never of real numbers, which that does not change
+
+
+def peel(array: da.Array) -> Peeled:
+    """The array below lazy transposes of the last two axes, and lazy conjugates.
+
+    Only what is nothing but a transpose or a conjugate is taken off: the topmost layer must be
+    Dask's own for ``x.T``, ``x.transpose``, ``x.swapaxes``, ``x.conj``, ``np.conj`` or ours for
+    `multimm.transpose`, and read every block of one array once.
 
     >>> x = da.ones((2, 3), chunks=1)
     >>> peel(x.T)[0] is x, peel(x.T)[0].name == x.name, peel(x.T)[1]
     (False, True, True)
     """
-    turned = False
-    while (below := _below_transpose(array)) is not None:
-        array, turned = below, not turned
-    return array, turned
+    turned = conjugated = False
+    while True:
+        if (below := _below(array, _swaps_last_axes, swapped=True)) is not None:
+            turned = not turned
+        elif (below := _below(array, _conjugates, swapped=False)) is not None:
+            conjugated = not conjugated
+        else:
+            return Peeled(array, turned, conjugated and array.dtype.kind == "c")
+        array = below
 
 
-def _below_transpose(array: da.Array) -> da.Array | None:
-    """The array that this one is the transpose of, if that is all that it is."""
+def _below(
+    array: da.Array, does: Callable[[Blockwise, Sequence[str], da.Array], bool], *, swapped: bool
+) -> da.Array | None:
+    """The array that this one is made of by nothing but what the topmost layer does to blocks."""
     layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, Blockwise) or not _swaps_last_axes(layer, array.ndim):
+    if not isinstance(layer, Blockwise) or len(layer.indices) != 1:
         return None
-    name = str(layer.indices[0][0])
-    chunks = (*array.chunks[:-2], array.chunks[-1], array.chunks[-2])
+    (name, before), *_ = layer.indices
+    if layer.new_axes or layer.io_deps or layer.annotations or before is None:
+        return None
+    if not does(layer, before, array):
+        return None
+    name = str(name)
+    chunks, meta = array.chunks, array._meta
+    if swapped:
+        chunks, meta = (*chunks[:-2], chunks[-1], chunks[-2]), meta.swapaxes(-1, -2)
     if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
         return None
-    graph = array.dask.cull_layers([name])
-    return da.Array(graph, name, chunks, meta=array._meta.swapaxes(-1, -2))
+    return da.Array(array.dask.cull_layers([name]), name, chunks, meta=meta)
 
 
-def _swaps_last_axes(layer: Blockwise, ndim: int) -> bool:
-    """Whether a layer does nothing but exchange the last two axes of one array's blocks."""
-    if len(layer.indices) != 1 or layer.new_axes or layer.io_deps or layer.annotations:
-        return False
-    before = layer.indices[0][1]
-    if before is None or ndim < 2 or len(before) != ndim:
+def _conjugates(layer: Blockwise, before: Sequence[str], array: da.Array) -> bool:
+    """Whether a layer does nothing but conjugate floating-point or complex blocks.
+
+    (Booleans become integers.)
+    """
+    task = layer.task
+    return (
+        getattr(task, "func", None) is np.conjugate
+        and array.dtype.kind in "fc"
+        and not task.kwargs
+        and len(task.args) == 1
+        and isinstance(task.args[0], TaskRef)
+        and tuple(layer.output_indices) == tuple(before)
+    )
+
+
+def _swaps_last_axes(layer: Blockwise, before: Sequence[str], array: da.Array) -> bool:
+    """Whether a layer does nothing but exchange the last two axes of blocks."""
+    ndim = array.ndim
+    if ndim < 2 or len(before) != ndim:
         return False
     if tuple(layer.output_indices) != (*before[:-2], before[-1], before[-2]):
         return False

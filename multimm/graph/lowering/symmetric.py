@@ -13,6 +13,7 @@ from multimm.graph.block_task import Block
 from multimm.graph.tasks.multiply import (
     Step,
     add,
+    by_real_products,
     declared,
     finished,
     gemm,
@@ -47,17 +48,19 @@ def multiply_diagonal(
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
     """`multiply_diagonal` in the order of the current stream."""
     a = declared(a, step.dtype_a)
+    if is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
+        return gemm(a, a, partial, step=step, tuned=False, lower=True)  # mirrored, too
     if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:
         sums = _in_sub_blocks(a, partial, step)
-    return _mirrored(sums) if complete else sums
+    return _mirrored(sums, step) if complete else sums
 
 
 def add_diagonal(*parts: Block, step: Step) -> Block:
     """The complete sum of the parts of k of a block on the diagonal."""
     with stream_for(parts[0]):
-        return finished(_mirrored(summed(parts, None, step)))
+        return finished(_mirrored(summed(parts, None, step), step))
 
 
 def _in_sub_blocks(a: Block, partial: Block, step: Step) -> Block:
@@ -79,13 +82,28 @@ def _as_right(block: Block) -> Block:
     return replace(block, side="b", raw=None if block.raw is None else block.raw.T)
 
 
-def _mirrored(block: Block) -> Block:
-    """The triangle below the diagonal copied to the one above: symmetric bit by bit."""
+def _mirrored(block: Block, step: Step) -> Block:
+    """The triangle below the diagonal copied to the one above: symmetric bit by bit, or Hermitian.
+
+    Of the latter the diagonal is real, as in BLAS's herk; but what is NaN stays so.
+    """
     xp = module_of(block=block)
-    lower = xp.tri(block.shape[-1], dtype=bool)
-    return xp.ascontiguousarray(xp.where(lower, block, block.swapaxes(-1, -2)))
+    lower, turned = xp.tri(block.shape[-1], dtype=bool), block.swapaxes(-1, -2)
+    if step.hermitian:
+        turned = turned.conj()
+    whole = xp.ascontiguousarray(xp.where(lower, block, turned))
+    if step.hermitian:
+        diagonal = xp.arange(block.shape[-1])
+        whole.imag[..., diagonal, diagonal] -= whole.imag[..., diagonal, diagonal]
+    return whole
 
 
 def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
-    """alpha S + beta C, or alpha S^T + beta C if `turned`, of a complete sum S."""
-    return add(block.swapaxes(-1, -2) if turned else block, c=c, step=step)
+    """alpha S + beta C of a complete sum S, or of its transpose if `turned`, conjugated if that is.
+
+    A Hermitian S is so bit by bit: what is turned is what the other place has.
+    """
+    if turned:
+        block = block.swapaxes(-1, -2)
+        block = block.conj() if step.hermitian else block
+    return add(block, c=c, step=step)

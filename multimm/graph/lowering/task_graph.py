@@ -24,7 +24,7 @@ from multimm.graph.lowering.symmetric import (
     scale,
 )
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.multiply import Step, add, in_turn, link, multiply, transpose
+from multimm.graph.tasks.multiply import Step, add, adjoint, in_turn, link, multiply, transpose
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
 
@@ -162,7 +162,8 @@ class Builder:
         elif i != j:
             key = (name, *batch, j, i)
             label = self._label(Kind.FINISH, batch, j, i)
-            self.made[key] = BlockTask(key, transpose, source, label=label, place=place)
+            turn = adjoint if self.step.hermitian else transpose
+            self.made[key] = BlockTask(key, turn, source, label=label, place=place)
 
     def _label(self, kind: Kind, batch: Index, i: int, j: int, **more: Any) -> Label:
         """What a task does for a block of C."""

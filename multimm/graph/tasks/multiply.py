@@ -16,6 +16,7 @@ from multimm.failures import named
 from multimm.gpu import library_gemm
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
+from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
@@ -34,6 +35,8 @@ class Step:
         Blocks are stored transposed.
     alpha, beta : scalar
     precision : str
+    conj_a, conj_b : bool
+        op conjugates complex blocks as well.
     dtype_a, dtype_b, dtype_c : dtype, optional
         That the arrays of A, B and C declare, None: nothing. With one of C there has to be a C.
     """
@@ -45,6 +48,8 @@ class Step:
     alpha: Any = 1
     beta: Any = 0
     precision: str = "float32"
+    conj_a: bool = False
+    conj_b: bool = False
     dtype_a: DType = None
     dtype_b: DType = None
     dtype_c: DType = None
@@ -53,6 +58,11 @@ class Step:
     def inner(self) -> Step:
         """Of products that only add up, before the last one: P <- op(A) op(B) + P."""
         return replace(self, alpha=1, beta=0, dtype=self.accumulate, dtype_c=None)
+
+    @property
+    def hermitian(self) -> bool:
+        """Whether a product of one array on both sides, transposed on one, is conjugated on one."""
+        return self.conj_a != self.conj_b
 
 
 def is_packed(block: Block) -> bool:
@@ -109,7 +119,7 @@ def gemm(
         Use what `multimm tune` found on this GPU.
     lower : bool
         m and n are equal, and what is above the diagonal is not asked for: our own kernels may
-        leave there whatever memory held.
+        leave there whatever memory held. Of complex blocks `a` is `b`, and all is computed.
     out : array of shape (..., m, n), dtype ``step.dtype``, optional
         Written to and returned; rows contiguous, overlapping no operand.
 
@@ -139,9 +149,27 @@ def gemm(
         if step.dtype == "float32":
             return result
         result = result if out is not None else result.astype(step.dtype)
+    elif is_cupy(a) and by_real_products(a, b, step):
+        from multimm.gpu import complex_gemm
+
+        return complex_gemm.gemm(
+            a,
+            b,
+            precision=scheme_of(step.precision, a.dtype, b.dtype),
+            conj_a=step.conj_a,
+            conj_b=step.conj_b,
+            c=c,
+            partial=partial,
+            dtype=step.dtype,
+            tuned=tuned,
+            lower=lower,
+            out=out,
+            **same,
+        )
     else:
         same |= {"accumulate": step.accumulate, "dtype": step.dtype}
-        result = library_gemm.gemm(a, b, c=c, partial=partial, **same)
+        left, right = a.conj() if step.conj_a else a, b.conj() if step.conj_b else b
+        result = library_gemm.gemm(left, right, c=c, partial=partial, **same)
     if out is None:
         return result
     out[...] = result
@@ -186,6 +214,22 @@ def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     )
 
 
+def by_real_products(a: Block, b: Block, step: Step) -> bool:
+    """Whether complex blocks on a GPU are multiplied as real ones, on its tensor cores."""
+    from multimm.gpu import complex_gemm
+
+    return complex_gemm.takes(
+        a,
+        b,
+        accumulate=step.accumulate,
+        dtype=step.dtype,
+        precision=scheme_of(step.precision, a.dtype, b.dtype),
+        alpha=step.alpha,
+        trans_a=step.trans_a,
+        trans_b=step.trans_b,
+    )
+
+
 def add(*parts: Block, c: Block = None, step: Step) -> Block:
     """alpha ((P0 + P1) + ...) + beta C: an addition of the tree over the parts of k."""
     with stream_for(parts[0]):
@@ -200,7 +244,12 @@ def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
         beta = 0.0 if c is None else step.beta
         sums = add_partials(parts, alpha=step.alpha, beta=beta, c=as_float32(c))
         return sums if step.dtype == "float32" else sums.astype(step.dtype)
-    return library_gemm.add_partials(parts, alpha=step.alpha, beta=step.beta, c=c, dtype=step.dtype)
+    given: dict[str, Any] = {"alpha": step.alpha, "beta": step.beta, "c": c, "dtype": step.dtype}
+    if is_cupy(parts[0]) and parts[0].dtype == "complex64":
+        from multimm.gpu import complex_gemm
+
+        return complex_gemm.add_partials(parts, **given)
+    return library_gemm.add_partials(parts, **given)
 
 
 @named
@@ -209,6 +258,13 @@ def transpose(block: Block) -> Block:
     block = plain(block)
     with stream_for(block):
         return finished(swap_axes(block))
+
+
+def adjoint(block: Block) -> Block:
+    """`transpose` of a conjugated block."""
+    with stream_for(block):
+        turned = swap_axes(block)
+        return finished(module_of(block=turned).conjugate(turned, out=turned))
 
 
 def swap_axes(block: Block) -> Block:

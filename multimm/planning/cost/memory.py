@@ -20,7 +20,6 @@ AT_ONCE = 2
 #: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most, or
 #: as many as one for so many elements of its operands takes; and how many slices there are.
 SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
-FLOAT32 = 4  # bytes of a sum of theirs
 
 
 def held(layout: Schedule, cluster: ClusterSpec) -> Held:
@@ -82,8 +81,11 @@ def _block(layout: Schedule) -> int:
 def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """The sums of a row panel of one worker, and those that its threads are making."""
     p, block = layout.problem, _block(layout)
+    complex_packed = p.packs and p.real_products > 1
     made = block * (p.sum_bytes + p.out_bytes)
-    made += _sliced(layout) * p.packable
+    made += _sliced(layout) * (p.packable or complex_packed)
+    if complex_packed and (layout.mirrors or p.reals("b") == 1):
+        made += block * p.sum_bytes  # real and imaginary parts, before they are joined
     made += block * layout.mirrors  # a mask of the triangle
     return {
         "partial sums": _sums_at_once(layout, cluster)
@@ -106,8 +108,9 @@ def _sums_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
 def _sliced(layout: Schedule) -> int:
     """Bytes of sums of slices of k, of a product that cuts k for itself."""
     sides = max(layout.m_blocks) + max(layout.n_blocks)
-    block = _block(layout) * FLOAT32
-    slices = max(layout.k_tiles) * sides // SLICED_SHARE * FLOAT32 // block
+    itemsize = layout.problem.sum_bytes
+    block = _block(layout) * itemsize
+    slices = max(layout.k_tiles) * sides // SLICED_SHARE * itemsize // block
     return max(SLICED, min(SLICES, slices) * block * (slices > 1))
 
 
@@ -165,10 +168,11 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     if layout.operands.sums_in_bands:  # those of a sub-block are read, the next one's written
         terms["sums of sub-blocks"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
     if p.packs:  # of a stack one matrix at a time
-        sides = sum(at_once.values()) * p.packed_itemsize
+        sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
         terms["operands being packed"] = cluster.threads * k_tile * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
-    other = [role for role in edges if layout.spec(role).dtype != p.accumulate]
+    held = {p.accumulate, "float32"} if p.packs and p.real_products > 1 else {p.accumulate}
+    other = [role for role in edges if layout.spec(role).dtype not in held]
     if other:
         sides = sum(edges[role] for role in other) * p.sum_bytes
         terms["operands being converted"] = cluster.threads * k_tile * sides

@@ -17,7 +17,7 @@ from multimm.planning.cost.reading import seconds as reading_seconds
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.problem import Problem
+from multimm.planning.problem import FLOAT32, Problem
 from multimm.planning.schedule import PACKED_ROWS, Schedule
 from multimm.planning.tiling.grid import ceil_div
 
@@ -219,12 +219,12 @@ def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
 def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of the busiest worker: blocks packed once by owners, others in every product."""
     p = layout.problem
-    if not p.packable:
+    if not (p.packable or (p.packs and p.real_products > 1)):
         return 0.0
     seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
     if layout.in_place is not None:
         packed = layout.in_place.packed_by_products.items()
-        return sum(_packed_within(p, layout.spec(role)) * n for role, n in packed) / rate
+        return sum(_packed_within(p, layout.spec(role), role) * n for role, n in packed) / rate
     sides = {"a": (layout.row_sizes, p.a), "b": (layout.n_blocks, p.b)}
     for role in layout.roles:
         edges, spec = sides[role]
@@ -239,17 +239,19 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
         ):  # each block anew for every sub-block of the other one
             bands = len(layout.tiles.across_k(layout.operands.banded))
             within *= ceil_div(bands, len(sides[layout.operands.banded][0]))
-        seconds += _most(within, layout, cluster) * _packed_within(p, spec) * elements / rate
+        seconds += _most(within, layout, cluster) * _packed_within(p, spec, role) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements
         seconds += _most(alone, layout, cluster) * (PACK_S * once + moved / rate)
     return seconds
 
 
-def _packed_within(problem: Problem, spec: MatrixSpec) -> float:
+def _packed_within(problem: Problem, spec: MatrixSpec, role: str) -> float:
     """Bytes that packing an element within a product takes as long as."""
-    widened = 2 * problem.sum_bytes if spec.itemsize < problem.sum_bytes else 0  # written and read
-    return WITHIN_BYTES * (spec.itemsize + problem.packed_itemsize + widened)
+    real = problem.reals(role) * FLOAT32
+    widened = 2 * real if spec.itemsize < real else 0  # written and read
+    widened += 2 * problem.written(role)
+    return WITHIN_BYTES * (spec.itemsize + problem.packed_bytes(role) + widened)
 
 
 def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
@@ -277,7 +279,9 @@ def _filled_up(layout: Schedule) -> float:
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
     measured = dict(device.packed_gflops).get(problem.pack) if problem.packs else None
-    return measured or device.gflops / problem.relative_cost
+    if measured:
+        return measured / problem.real_products
+    return device.gflops / problem.relative_cost
 
 
 def _many_chunks(problem: Problem) -> int:
