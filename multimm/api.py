@@ -95,8 +95,9 @@ def matmul(
     Notes
     -----
     Lazy transposes and conjugates of Dask arrays, such as ``x.conj().T``, are not made: tasks
-    multiply the blocks below them. Of ``x.T @ x`` and ``x.conj().T @ x`` one half is computed, and
-    the result is symmetric, or Hermitian, bit by bit.
+    multiply the blocks below them. Of ``x.T @ x`` and ``x.conj().T @ x`` one half is computed
+    where that saves something, which the plan says, and the result is symmetric, or Hermitian, bit
+    by bit.
 
     Examples
     --------
