@@ -27,7 +27,7 @@ from multimm.gpu.elementwise import complex_parts, reduce
 from multimm.gpu.kernel_selection import SPLIT, choose_kernel
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.runtime.workspace import copied, workspace
+from multimm.gpu.runtime.workspace import workspace
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.validate import product_shape
 
@@ -341,17 +341,26 @@ def _of_itself(
 def _by_rows(x: Array, trans: bool = False) -> tuple[Array, bool]:
     """A matrix whose rows are contiguous and pairs, and whether it is the transpose of op(X)."""
     array, stack = walkable(operand(x))
-    if array.data.ptr % complex_parts.PAIR:
-        array, stack = walkable(operand(copied(array)))
-    return (array.swapaxes(-1, -2), not trans) if stack.transposed else (array, trans)
+    if stack.transposed:
+        return _aligned(array.swapaxes(-1, -2)), not trans
+    return _aligned(array), trans
 
 
 def _with_rows(x: Array) -> Array:
     """C or P, if there is one, of complex64 and with contiguous rows of pairs."""
     if x is None:
         return None
-    array, _ = walkable(operand(x.astype(COMPLEX, copy=False)), by_rows=True)
-    return copied(array) if array.data.ptr % complex_parts.PAIR else array
+    return _aligned(walkable(operand(x.astype(COMPLEX, copy=False)), by_rows=True)[0])
+
+
+def _aligned(rows: Array) -> Array:
+    """The same numbers, each of which begins where pairs do; a view of float32 may begin between.
+
+    CuPy's own kernels would read pairs there, too, so they are copied as float32.
+    """
+    if rows.data.ptr % complex_parts.PAIR == 0:
+        return rows
+    return rows.view(FLOAT32).copy().view(COMPLEX)
 
 
 def _as_reals(x: Array) -> Array:
