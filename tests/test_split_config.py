@@ -113,7 +113,11 @@ def test_slices_of_long_products_cover_k_and_need_what_plans_reckon_with(m, n, k
         sums = slices * rows * cols * (slices > 1)
         assert sums <= max(MAX_SUMS, (rows + cols) * k / SUMS_SHARE)
         layout = SimpleNamespace(
-            m_blocks=(rows,), row_sizes=(rows,), n_blocks=(cols,), k_tiles=(k,)
+            m_blocks=(rows,),
+            row_sizes=(rows,),
+            n_blocks=(cols,),
+            k_tiles=(k,),
+            problem=SimpleNamespace(sum_bytes=4),
         )
         assert 4 * sums <= memory._sliced(layout)
 
