@@ -11,7 +11,7 @@ from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
 from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.emulated import pack
+from multimm.gpu.emulated import pack, serialization
 from multimm.gpu.emulated.configs import cut_for
 from multimm.gpu.emulated.pack import prepared, source_of
 
@@ -214,3 +214,32 @@ def test_the_callers_stream_is_used():
             big += 1  # the stream is busy when packing is launched
         given[...] = cupy.asarray(x)
         assert_packed(pack_tiles(given, side="a"), x, "float32")
+
+
+def test_repeated_elements_are_copied():
+    row = np.random.default_rng(17).standard_normal((1, 70)).astype(np.float32)
+    block = pack_tiles(cupy.broadcast_to(cupy.asarray(row), (40, 70)), side="a")
+    assert_packed(block, np.ascontiguousarray(np.broadcast_to(row, (40, 70))), "float32")
+
+
+@pytest.mark.parametrize("family", ["cuda", "dask", "pickle"])
+@pytest.mark.parametrize("kind", ["normal", "wide", "not finite"])
+def test_blocks_travel_as_dask_sends_them(kind, family):
+    from distributed.protocol import deserialize, serialize
+
+    serialization.register()
+    x = numbers("wide" if kind == "wide" else "normal", 70, 90, np.random.default_rng(16))
+    if kind == "not finite":
+        x[3, 4] = np.inf
+    block = pack_tiles(cupy.asfortranarray(cupy.asarray(x)), side="a")
+    assert (block.raw is not None) == (kind == "not finite")
+    header, frames = serialize(block, serializers=(family,), on_error="raise")
+    assert header["serializer"] == family
+    if family == "cuda":
+        assert all(isinstance(frame, cupy.ndarray) for frame in frames)
+    found = deserialize(header, frames)
+    cupy.testing.assert_array_equal(found.unpack(), block.unpack())
+    assert found.arrays().keys() == block.arrays().keys()
+    if family != "pickle":  # which gives C order
+        for name, array in block.arrays().items():
+            assert found.arrays()[name].strides == array.strides
