@@ -162,18 +162,6 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike, device: int | None =
         raise ArrayTypeError(f"operands lie on several devices ({devices}): move them to one")
 
 
-def check_packable(x: Array, side: str) -> None:
-    """Check an array that is to be packed for a side of a product.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArrayTypeError
-    """
-    check_arrays({side: x}, np.float32)
-    if x.ndim != 2:
-        raise ShapeError(f"{side} has shape {x.shape}: one matrix is packed at a time")
-
-
 def check_beta(beta: complex, c: Any) -> None:
     """Raise `OptionError` for a beta of a C that was not given."""
     if beta != 0 and c is None:

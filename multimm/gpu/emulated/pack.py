@@ -33,7 +33,7 @@ from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.strides import Stack
-from multimm.gpu.validate import check_packable
+from multimm.gpu.validate import check_arrays
 from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,9 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
         raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
     if side not in ("a", "b"):
         raise OptionError(f'side is {side!r}: it must be "a" or "b"')
-    check_packable(a, side)
+    check_arrays({side: a}, np.float32)
+    if a.ndim != 2:
+        raise ShapeError(f"{side} has shape {a.shape}: one matrix is packed at a time")
     import cupy
 
     register_with_dask()

@@ -65,11 +65,6 @@ class TileConfig:
         return FEW_LANES if self.thread_m >= self.thread_n else MANY_LANES
 
     @property
-    def lanes_n(self) -> int:
-        """Lanes of a warp along n."""
-        return FEW_LANES * MANY_LANES // self.lanes_m
-
-    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.block_m // self.thread_m * (self.block_n // self.thread_n)
