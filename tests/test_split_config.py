@@ -140,3 +140,12 @@ def test_slices_of_long_products_cover_k_and_need_what_plans_reckon_with(m, n, k
 def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):
     assert stretch_of(m, n, k) == length
     assert length in (k, -(-length // GRAIN) * GRAIN)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "slices"),
+    [(8192, 8192, 8192, 1), (1024, 1024, 1024, 1), (128, 128, 262_144, 63), (512, 512, 4096, 4),
+     (512, 512, 512, 1), (64, 64, 1_048_576, 63), (0, 5, 4096, 1), (2000, 1, 100_000, 8)],
+)  # fmt: skip
+def test_slices(m, n, k, slices):
+    assert split_slices(m, n, k, 132)[0] == slices
