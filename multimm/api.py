@@ -6,9 +6,10 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from numpy.typing import DTypeLike
 
-from multimm.errors import OptionError, ShapeError
-from multimm.gpu import library_gemm
+from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.emulated.packed import check_promise
 from multimm.gpu.kernel_selection import check_precision
 from multimm.gpu.runtime import launch_cache
@@ -26,6 +27,7 @@ def matmul(
     a: Array,
     b: Array,
     *,
+    dtype: DTypeLike = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -46,6 +48,13 @@ def matmul(
         sliced, such as an `h5py.Dataset` or a `zarr.Array`, is read block by block. NumPy arrays
         of more than 16 MiB, and those that map a file, are not copied either: leave them as they
         are until the product is computed. Without a Dask array all is computed at once.
+    dtype : dtype, optional
+        Of the result and of its sums. Default: NumPy's for the operands' dtypes. Operands are cast
+        by NumPy's rule "same_kind": integers to floats, but no float to an integer. bool, int8,
+        uint8, int16 and uint16 are multiplied exactly, in whatever is fast for their numbers: the
+        result is exact wherever `dtype` holds it. An integer result that its dtype cannot hold
+        wraps around, as in NumPy, also on the way to float16 and float32 no sum is rounded. Blocks
+        are cast where they are multiplied: int8 travels as int8.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -109,12 +118,15 @@ def matmul(
     """
     check_precision(precision)
     fixed = options(blocks, slabs, p_k)
-    nothing_fixed = fixed is NOTHING_FIXED and chunks is AUTO
+    nothing_fixed = fixed is NOTHING_FIXED and chunks is AUTO and dtype is None
     if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
     if check_promise(a, b, precision):
+        _check_packed_dtype(dtype)
         return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))
-    product = checked(a, b, stacks=True, precision=precision, options=fixed, chunks=chunks)
+    product = checked(
+        a, b, stacks=True, precision=precision, options=fixed, chunks=chunks, dtype=dtype
+    )
     return product.result()
 
 
@@ -127,6 +139,7 @@ def gemm(
     *,
     trans_a: bool = False,
     trans_b: bool = False,
+    dtype: DTypeLike = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -175,12 +188,18 @@ def gemm(
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     fixed = options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
+        _check_packed_dtype(dtype)
         return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
     product = checked(
         a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
-        stacks=False, precision=precision, options=fixed, chunks=chunks,
+        stacks=False, precision=precision, options=fixed, chunks=chunks, dtype=dtype,
     )  # fmt: skip
     return product.result()
+
+
+def _check_packed_dtype(dtype: DTypeLike) -> None:
+    if dtype is not None and requested_dtype.named(dtype) != np.float32:
+        raise DTypeError(f"dtype={dtype}: products of packed operands are float32; pass the arrays")
 
 
 def _packed_gemm(
@@ -239,6 +258,7 @@ def plan(
     c: Array | MatrixSpec | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
+    dtype: DTypeLike = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -285,6 +305,6 @@ def plan(
     as_gemm = trans_a or trans_b or alpha != 1 or c is not None
     product = checked(
         a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
-        stacks=not as_gemm, precision=precision, options=fixed, chunks=chunks,
+        stacks=not as_gemm, precision=precision, options=fixed, chunks=chunks, dtype=dtype,
     )  # fmt: skip
     return product.plan(cluster)

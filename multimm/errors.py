@@ -54,6 +54,10 @@ class KernelError(MultimmError, RuntimeError):
     """A CUDA kernel that cannot be built or launched as asked."""
 
 
+class IntegerOverflowWarning(RuntimeWarning):
+    """A product of narrow integers whose sums can leave the dtype of the result."""
+
+
 def integer(value: Any) -> int | None:
     """An argument as Python's int if it is an integer of any library, and no bool; else None."""
     try:

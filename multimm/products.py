@@ -13,7 +13,7 @@ from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
 from multimm.errors import OptionError, ShapeError
-from multimm.gpu import library_gemm
+from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.dtypes import gemm_dtype, on_devices
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
@@ -22,6 +22,7 @@ from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import is_narrow, scheme_of
+from multimm.integer_sums import warn_of_overflow
 from multimm.operands import (
     Array,
     arrays,
@@ -62,6 +63,7 @@ class Product(NamedTuple):
     options: Options
     chunks: tuple[Blocks, ...]  #: that the result is to come in; empty: those of the plan
     vectors: tuple[bool, bool]  #: A is a vector, B is one: the result has a dimension less
+    asked: bool  #: the dtype of the result was asked for
 
     @property
     def gram(self) -> bool:
@@ -80,6 +82,8 @@ class Product(NamedTuple):
 
     def result(self) -> Array:
         """Lazy if one operand is, else computed."""
+        k = self.a.shape[-2 if self.step.trans_a else -1]
+        warn_of_overflow(self.a.dtype, self.b.dtype, k, self.step.dtype, self.asked)
         if is_dask(self.a):
             made = self._lazy()
         else:
@@ -188,6 +192,7 @@ def checked(
     precision: str,
     options: Options,
     chunks: Any,
+    dtype: Any = None,
 ) -> Product:
     """What `matmul` (with vectors and `stacks`), `gemm` and `plan` were asked for, or an error."""
     check_beta(beta, c)
@@ -210,9 +215,16 @@ def checked(
         check_same_device(**made)
     dtypes = [_dtype(x) for x in (a, b)]
     added = None if c is None else _dtype(c)
-    dtype = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
-    wanted = asked_for(chunks, a, b, dtype, trans_a, trans_b)
-    step = _step(*dtypes, dtype, precision, trans_a, trans_b, alpha, beta)
+    if dtype is None:
+        sums = library_gemm.accumulate_dtype(*dtypes)
+        out = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
+    else:
+        out = requested_dtype.named(dtype)
+        requested_dtype.check(*dtypes, alpha, beta, added, out)
+        sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
+        alpha, beta = requested_dtype.scalars(alpha, beta, out)
+    wanted = asked_for(chunks, a, b, out, trans_a, trans_b)
+    step = _step(sums, out, precision, trans_a, trans_b, alpha, beta)
     if lazy:
         same = a is b
         a, b, c = (as_dask(x) if n in made else x for n, x in zip("abc", (a, b, c), strict=True))
@@ -224,7 +236,8 @@ def checked(
         if flip_a or flip_b or conj_a or conj_b:
             trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
             step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
-    return Product(a, b, c if beta != 0 else None, step, options, wanted, vectors)
+    added = c if beta != 0 else None
+    return Product(a, b, added, step, options, wanted, vectors, dtype is not None)
 
 
 def _dtype(x: Given) -> np.dtype[Any]:
@@ -266,18 +279,16 @@ def _rereadable(x: Given) -> bool:
 # Typed, because 2 and 2.0 are the same key and, to integers, different scalars.
 @lru_cache(maxsize=1024, typed=True)
 def _step(
-    dtype_a: np.dtype[Any],
-    dtype_b: np.dtype[Any],
+    sums: np.dtype[Any],
     dtype: np.dtype[Any],
     precision: str,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    alpha: Scalar = 1,
-    beta: Scalar = 0,
+    trans_a: bool,
+    trans_b: bool,
+    alpha: Scalar,
+    beta: Scalar,
 ) -> multiply.Step:
-    """What each task does, for operands and a result of these dtypes."""
-    accumulate = str(library_gemm.accumulate_dtype(dtype_a, dtype_b))
-    return multiply.Step(accumulate, str(dtype), trans_a, trans_b, alpha, beta, precision)
+    """What each task does, for sums and a result of these dtypes."""
+    return multiply.Step(str(sums), str(dtype), trans_a, trans_b, alpha, beta, precision)
 
 
 def _workers(cluster: ClusterSpec | None, arrays: list[Array]) -> tuple[ClusterSpec | None, Held]:

@@ -19,6 +19,7 @@ from multimm.blocks import ALIKE
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
+from multimm.gpu.integers import gemm as integers
 from multimm.gpu.validate import check_addend, product_shape
 
 Array = Any
@@ -80,9 +81,7 @@ def gemm(
         total = None
     else:
         a, b = aligned(a, b)
-        total = _product(xp, a, b, trans_a, trans_b, held, shape.result)
-        if partial is not None:
-            total += partial.astype(held, copy=False)
+        total = _product(xp, a, b, (trans_a, trans_b), held, shape.result, partial)
     out = np.dtype(_widened(out, alpha, beta) if dtype is None else dtype)
     return _scaled(xp, total, alpha, beta, c, shape.result, held, out)
 
@@ -203,17 +202,24 @@ def _product(
     xp: ModuleType,
     a: Array,
     b: Array,
-    trans_a: bool,
-    trans_b: bool,
+    trans: tuple[bool, bool],
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
+    partial: Array,
 ) -> Array:
-    """op(A) @ op(B) in `dtype`, as an array that nobody else holds."""
-    left = (a.swapaxes(-1, -2) if trans_a else a).astype(dtype, copy=False)
-    right = (b.swapaxes(-1, -2) if trans_b else b).astype(dtype, copy=False)
-    if 0 in (*shape, left.shape[-1]):
-        return xp.zeros(shape, dtype)
-    return xp.matmul(left, right).astype(dtype, copy=False)
+    """op(A) @ op(B) + P in `dtype`, as an array that nobody else holds."""
+    k = a.shape[-2 if trans[0] else -1]
+    if 0 in (*shape, k):
+        total = xp.zeros(shape, dtype)
+    elif integers.takes(a.dtype, b.dtype, dtype):
+        return integers.product(xp, a, b, trans, shape, dtype, partial=partial)
+    else:
+        left = (a.swapaxes(-1, -2) if trans[0] else a).astype(dtype, copy=False)
+        right = (b.swapaxes(-1, -2) if trans[1] else b).astype(dtype, copy=False)
+        total = xp.matmul(left, right).astype(dtype, copy=False)
+    if partial is not None:
+        total += partial.astype(dtype, copy=False)
+    return total
 
 
 def _tree(parts: Sequence[Array]) -> Array:
