@@ -27,7 +27,7 @@ def matmul(
     a: Array,
     b: Array,
     *,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -51,10 +51,10 @@ def matmul(
     dtype : dtype, optional
         Of the result and of its sums. Default: NumPy's for the operands' dtypes. Operands are cast
         by NumPy's rule "same_kind": integers to floats, but no float to an integer. bool, int8,
-        uint8, int16 and uint16 are multiplied exactly, in whatever is fast for their numbers: the
-        result is exact wherever `dtype` holds it. An integer result that its dtype cannot hold
-        wraps around, as in NumPy, also on the way to float16 and float32 no sum is rounded. Blocks
-        are cast where they are multiplied: int8 travels as int8.
+        uint8, int16 and uint16 are multiplied exactly, by whatever is fast for their numbers: an
+        element that `dtype` holds is exact, one that a float dtype does not hold is rounded once,
+        and one that an integer dtype does not hold wraps around, as in NumPy. Nothing is converted
+        before it is multiplied: int8 travels as int8.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -88,7 +88,8 @@ def matmul(
         Shapes that do not fit, 0-d operands, unknown chunk sizes; from tasks, of a block that is
         not what its array's chunks say.
     DTypeError
-        Dtypes without a matrix product, such as object and strings; from tasks, of a block that
+        Dtypes without a matrix product, such as object and strings; a `dtype` that operands are not
+        cast to; from tasks, of a block that
         its array's dtype cannot hold.
     ArrayTypeError
         Sparse or masked blocks and other subclasses of an ndarray, but for np.matrix, np.recarray
@@ -100,6 +101,12 @@ def matmul(
     MemoryBudgetError
         Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
         memory, or 10 million tasks. What merely does not fit, `plan` says.
+
+    Warns
+    -----
+    IntegerOverflowWarning
+        Once, where sums of narrow integers can leave the dtype of the result: of int8 NumPy's is
+        int8. Not if that `dtype` was asked for.
 
     Notes
     -----
@@ -139,7 +146,7 @@ def gemm(
     *,
     trans_a: bool = False,
     trans_b: bool = False,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -161,6 +168,9 @@ def gemm(
         NumPy, CuPy or Dask arrays, or packed operands, as for `matmul`.
     trans_a, trans_b : bool
         op(X) is the transpose of X; nothing is copied for it.
+    dtype : dtype, optional
+        As for `matmul`; `c` is cast likewise, and neither it nor alpha and beta may ask for more:
+        0.5 with int32, say, would. Whole numbers count as floats where `dtype` is one.
     precision, blocks, k-tiles, p_k, chunks
         As for `matmul`; those of the operands are rows as in op(A) and columns as in op(B).
 
@@ -197,7 +207,7 @@ def gemm(
     return product.result()
 
 
-def _check_packed_dtype(dtype: DTypeLike) -> None:
+def _check_packed_dtype(dtype: DTypeLike | None) -> None:
     if dtype is not None and requested_dtype.named(dtype) != np.float32:
         raise DTypeError(f"dtype={dtype}: products of packed operands are float32; pass the arrays")
 
@@ -258,7 +268,7 @@ def plan(
     c: Array | MatrixSpec | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     precision: str = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
@@ -275,7 +285,7 @@ def plan(
         NumPy and CuPy arrays are planned in the blocks that `matmul` cuts them into. Without one
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
-    alpha, beta, c, trans_a, trans_b, precision, blocks, k-tiles, p_k, chunks
+    alpha, beta, c, trans_a, trans_b, dtype, precision, blocks, k-tiles, p_k, chunks
         As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional

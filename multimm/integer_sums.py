@@ -16,9 +16,7 @@ from multimm.gpu.integers.bounds import is_narrow, sums_fit
 _warned: set[tuple[str, str, str]] = set()
 
 
-def warn_of_overflow(
-    a: np.dtype[Any], b: np.dtype[Any], k: int, dtype: str, asked: bool
-) -> None:
+def warn_of_overflow(a: np.dtype[Any], b: np.dtype[Any], k: int, dtype: str, asked: bool) -> None:
     """Warn, once for these dtypes, of a product of k terms of narrow integers.
 
     Not where `dtype` was asked for and is the one that NumPy's rule gives: then it is meant.

@@ -15,13 +15,14 @@ from multimm.cluster.local import local
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.dtypes import gemm_dtype, on_devices
+from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
 from multimm.graph.tasks import multiply
-from multimm.graph.tasks.half_precision import is_narrow, scheme_of
+from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
 from multimm.integer_sums import warn_of_overflow
 from multimm.operands import (
     Array,
@@ -118,8 +119,9 @@ class Product(NamedTuple):
         on = found or local(gpu=gpu)
         # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
         hosted = self._hosted(on)
-        pack = self._pack_scheme(on, gpu or hosted or not self._arrays)
-        problem = self._problem(pack, on, held, hosted=hosted)
+        on_gpus = gpu or hosted or not self._arrays
+        pack, exact = self._pack_scheme(on, on_gpus), self._exact(on, on_gpus)
+        problem = self._problem(pack, exact, on, held, hosted=hosted)
         plan = partial(plan_matmul, cluster=on, precision=self.step.precision, options=self.options)
         made = [plan(problem)]
         if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
@@ -146,13 +148,21 @@ class Product(NamedTuple):
         """The precision for which operand blocks are packed, empty where they never are."""
         step = self.step
         dtypes = (self.a.dtype, self.b.dtype, step.dtype)
-        narrow = step.accumulate == "float32" and all(map(is_narrow, dtypes))
+        narrow = step.accumulate == "float32" and all(map(becomes_float32, dtypes))
         narrow |= step.accumulate == "complex64"  # the real numbers in them
         scheme = scheme_of(step.precision, self.a.dtype, self.b.dtype)
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""
 
-    def _problem(self, pack: str, cluster: ClusterSpec, held: Held, *, hosted: bool) -> Problem:
+    def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
+        """The format that narrow integers are multiplied in, empty for other operands."""
+        able = gpu and all(TENSOR_CORES in device.packs for device in cluster.devices)
+        k = self.a.shape[-2 if self.step.trans_a else -1]
+        return format_of(_dtype(self.a), _dtype(self.b), k, named_dtype(self.step.accumulate), able)
+
+    def _problem(
+        self, pack: str, exact: str, cluster: ClusterSpec, held: Held, *, hosted: bool
+    ) -> Problem:
         a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
         given = {"a": self.a, "b": self.b, "c": self.c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
@@ -166,6 +176,7 @@ class Product(NamedTuple):
             c=None if self.c is None else _spec(self.c, cluster, held),
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
+            exact=exact,
             symmetric=self.gram,
             awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),

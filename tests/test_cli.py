@@ -120,6 +120,32 @@ def test_an_alpha_that_does_not_fit_starts_no_workers(tmp_path, cli, monkeypatch
     assert_one_line(cli(*args), 2, "300 does not fit int8")
 
 
+def test_the_dtype_of_the_result(tmp_path, cli, address):
+    a, b = (np.full((9, 9), 100, np.int8) for _ in "ab")
+    files = put(tmp_path / "a.npy", a), put(tmp_path / "b.npy", b)
+    output = tmp_path / "c.npy"
+    result = cli("matmul", *files, "-o", output, "--scheduler", address, "--dtype", "int32")
+    assert result.exit_code == 0, result.output
+    assert "-> int32, exact" in result.stdout
+    assert "all integers agree" in result.stdout
+    np.testing.assert_array_equal(get(output), np.full((9, 9), 90_000, np.int32), strict=True)
+
+
+def test_a_dtype_that_operands_are_not_cast_to_starts_no_workers(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr(multimm.cluster, "start", None)
+    path = put(tmp_path / "a.npy", np.ones((4, 4)))
+    args = ("matmul", path, path, "-o", tmp_path / "c.npy", "--dtype", "int32")
+    assert_one_line(cli(*args), 2, "a has dtype float64, whose fractions would be lost")
+
+
+def test_plan_of_narrow_elements(cli):
+    result = cli("plan", "30x40", "30x50", "--trans-a", "--dtype", "int16")
+    assert "40 x 30 @ 30 x 50 -> int16" in result.stdout
+    result = cli("plan", "4000x3000", "3000x5000", "--elements", "int8", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert "4000 x 3000 @ 3000 x 5000 -> float32, exact on tensor cores" in result.stdout
+
+
 def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
     output = put(tmp_path / "c.npy", integers((2, 2)))
     args = ("matmul", *operands, "-o", output, "--scheduler", address)
@@ -429,6 +455,8 @@ def test_the_command_starts_its_own_workers(tmp_path):
         (["3x4", "4x5", "--gpus", "-1"], ["--gpus -1: at least 0"]),
         (["3x4", "4x5", "--dtype", "cat"], ["there is no dtype 'cat'"]),
         (["3x4", "4x5", "--dtype", "object"], ["object"]),
+        (["3x4", "4x5", "--elements", "cat"], ["there is no dtype 'cat'"]),
+        (["3x4", "4x5", "--elements", "complex64", "--dtype", "int8"], ["imaginary parts"]),
         (["3x4", "4x5", "--chunks", "0"], ["--chunks 0"]),
         (["3x4", "4x5", "--memory-limit", "2GB"], ["--workers"]),
         (["3x4", "4x5", "--precision", "half"], ["'half'"]),

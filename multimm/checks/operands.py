@@ -12,8 +12,10 @@ import numpy as np
 from multimm.blocks import plain
 from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
 from multimm.cluster.describe import describe
-from multimm.errors import MultimmError, OptionError, ShapeError, integer
+from multimm.errors import DTypeError, MultimmError, OptionError, ShapeError, integer
+from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
+from multimm.gpu.integers.bounds import is_narrow
 from multimm.operands import (
     as_array,
     check_same_device,
@@ -54,6 +56,7 @@ def prepare(
     scale: tuple[Any, Any],
     rounds: int,
     precision: str = "float32",
+    dtype: Any = None,
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
     alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
@@ -69,14 +72,19 @@ def prepare(
     check_same_device(a=a, b=b, c=c, c0=c0)
     axes = (..., *(None if vector else slice(None) for vector in vectors))
     given = [x.dtype for x in (a, b, c0) if x is not None]
-    whole = _whole(a.dtype, b.dtype, added if c0 is None else c0.dtype, scale)
-    explained = whole is not None and whole.name == c.dtype.name  # by alpha and C0
-    kept = accumulate_dtype(a.dtype, b.dtype) if explained else None
-    k = a.shape[-1]
+    k, of_c0 = a.shape[-1], added if c0 is None else c0.dtype
+    whole, kept, exact = None, None, False
+    if dtype is not None:
+        kept, exact = _requested(dtype, a.dtype, b.dtype, c.dtype, of_c0, scale, k)
+        given[:2] = c.dtype, c.dtype
+    else:
+        whole = _whole(a.dtype, b.dtype, of_c0, scale)
+        if whole is not None and whole.name == c.dtype.name:  # alpha and C0 explain it
+            kept = accumulate_dtype(a.dtype, b.dtype)
     sizes = math.prod((*batch, m)), n, k
     scale = alpha if k else 0, beta
-    rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision)
-    rows = row_rule(rule, kept, c.dtype, scale)
+    rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision, exact)
+    rows = rule if dtype is not None else row_rule(rule, kept, c.dtype, scale)
     hosted = lazy and _hosted(c, *given)
     hint = _hint(given, c.dtype, whole)
     return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows, hosted, hint)
@@ -88,6 +96,28 @@ def _whole(a: DType, b: DType, c0: DType | None, scale: tuple[complex, complex])
         return gemm_dtype(scale[0], result_dtype(a, b), scale[1], c0)
     except MultimmError:
         return None  # what is wrong is said later, with what C allows
+
+
+def _requested(
+    dtype: Any,
+    a: DType,
+    b: DType,
+    c: DType,
+    c0: DType | None,
+    scale: tuple[complex, complex],
+    k: int,
+) -> tuple[DType | None, bool]:
+    """What a product with ``dtype=`` is summed in, and whether no sum of it is rounded."""
+    requested = requested_dtype.named(dtype)
+    requested_dtype.check(a, b, *scale, c0, requested)
+    if requested.name != c.name:
+        raise DTypeError(
+            f"c has dtype {c}, which no product with dtype={requested} has: check it before it is "
+            "converted, or leave dtype out"
+        )
+    sums = requested_dtype.sums(a, b, k, requested)
+    exact = is_narrow(a) and is_narrow(b) and requested.kind == "f"
+    return (None if exact else sums), exact
 
 
 def _hint(given: list[DType], c: DType, whole: DType | None) -> str:

@@ -124,12 +124,13 @@ def make_rule(
     rounds: int,
     kept: np.dtype[Any] | None = None,
     precision: str = "float32",
+    exact: bool = False,
 ) -> Rule:
     """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k.
 
     `scale` are alpha and beta, Python's own numbers; `operands` are the dtypes of A, B and, where
     there is one, C0; `kept` is what A B is summed in, where alpha and C0 explain C's dtype;
-    `precision` is what was promised of it.
+    `precision` is what was promised of it, and `exact` that no sum of A B is rounded.
     """
     rows, n, k = sizes
     height = rank(dtype, "c")
@@ -142,7 +143,7 @@ def make_rule(
     if height < 2:
         return replace(rule, bits=8 * dtype.itemsize)
     u_out, smallest, largest = _format(dtype)
-    u = max(U64, min(u_out, 2.0**-24))
+    u = U64 if exact else max(U64, min(u_out, 2.0**-24))
     if kept is not None and kept.name in SINGLE:
         u, _, summed = _format(kept)
         rule = replace(rule, summed=summed)

@@ -103,6 +103,7 @@ def verify(
     alpha: Any = 1,
     beta: Any = 0,
     c0: Any = None,
+    dtype: Any = None,
     precision: str = "float32",
     rounds: int = 20,
     seed: int = 0,
@@ -129,6 +130,9 @@ def verify(
     c0 : array_like, optional
         What was added; its shape broadcasts to the one of `c`. Where `gemm` was given a `c`, give
         it here with ``beta=0`` too: its dtype counts.
+    dtype : dtype, optional
+        The ``dtype=`` that the product was asked for with, which is that of `c`. Of integer
+        operands no sum is rounded then: a float `c` is held to the rounding of its own elements.
     precision : {"float32", "ieee", "tf32"}
         What was asked of the product. ``"tf32"`` allows a product of float32, per element, 2^-9 and
         twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). Of complex64 it allows
@@ -179,8 +183,9 @@ def verify(
     have wrapped around: in rows where nothing else explains `c`. If more than 16 rows are such,
     these and 64 random ones are recomputed and the others counted in `Verification.unchecked`.
 
-    If it is wider for neither, `c` is held to its own dtype, which a float32 product that was cast
-    to float64 does not keep; the reason says so. Check it before casting, or cast `a` and `b`.
+    If it is wider for neither, and `dtype` does not say why, `c` is held to its own dtype, which a
+    float32 product that was cast to float64 does not keep; the reason says so. Check it before
+    casting, cast `a` and `b`, or give the product a `dtype`.
 
     Examples
     --------
@@ -194,7 +199,7 @@ def verify(
     lazy = any(map(is_lazy, (a, b, c, c0)))
     if lazy:
         check_waits("verify", "multimm.verify, a, b, c")
-    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision)
+    job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision, dtype)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
     quiet = np.errstate(all="ignore")  # overflow and underflow are looked at, whatever NumPy does

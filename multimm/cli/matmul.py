@@ -95,7 +95,7 @@ def matmul(
     say(f"written   {printable(target.path)}")
 
 
-PRODUCT_NAMES = ("alpha", "precision", "trans_a", "trans_b", "blocks", "slabs", "p_k")
+PRODUCT_NAMES = ("alpha", "dtype", "precision", "trans_a", "trans_b", "blocks", "slabs", "p_k")
 
 
 class InputFiles:
@@ -188,7 +188,8 @@ def multiply(
     rate = plan.flops / seconds / 1e9
     say(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
-        said = {name: product[name] for name in ("alpha", "precision", "trans_a", "trans_b")}
+        names = ("alpha", "dtype", "precision", "trans_a", "trans_b")
+        said = {name: product[name] for name in names}
         with failed_run(client), dask.config.set({"array.chunk-size": block_bytes(memory)}):
             result = multimm.verify(a, b, target.open(), **said)
         if not result:

@@ -41,6 +41,11 @@ DEBUG = click.option(
 )
 PRODUCT = (
     click.option(
+        "--dtype",
+        metavar="NAME",
+        help="Of C and of its sums, such as int32 for files of int8. Default: as NumPy has it.",
+    ),
+    click.option(
         "--precision",
         default="float32",
         show_default=True,

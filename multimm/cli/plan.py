@@ -29,13 +29,15 @@ MOST_BLOCKS = 10**6
 @click.option("--gram", is_flag=True, help="B is A transposed; with --trans-a, A^T A. Leave B out.")
 @click.option("--per-node", type=int, metavar="N", help="Workers of one node. Default: all.")
 @click.option("--node-link", type=float, metavar="GB/S", help="Rate of a worker to other nodes.")
-@click.option("--dtype", default="float32", show_default=True, help="Elements of MxK and KxN.")
+@click.option(
+    "--elements", metavar="NAME", help="Dtype of MxK and KxN. Default: --dtype, or float32."
+)
 @DEBUG
 def plan(
     a: str,
     b: str | None,
     chunks: int | None,
-    dtype: str,
+    elements: str | None,
     host: bool,
     gram: bool,
     per_node: int | None,
@@ -55,8 +57,9 @@ def plan(
         raise OptionError("give A and B, or A and --gram for A times its own transpose")
     names = ("gpus", "workers", "memory_limit", "threads")
     workers = Workers(**{name: options.pop(name) for name in names})
-    left = operand(a, chunks, dtype, host)
-    right = left if b is None else operand(b, chunks, dtype, host)
+    held = elements or options["dtype"] or "float32"
+    left = operand(a, chunks, held, host)
+    right = left if b is None else operand(b, chunks, held, host)
     if gram:
         options["trans_b"] = not options["trans_a"]
     paper = store.applied(workers.on_paper(), store.stored())

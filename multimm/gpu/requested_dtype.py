@@ -43,9 +43,7 @@ def named(dtype: DTypeLike) -> DType:
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def check(
-    a: DType, b: DType, alpha: complex, beta: complex, c: DType | None, dtype: DType
-) -> None:
+def check(a: DType, b: DType, alpha: complex, beta: complex, c: DType | None, dtype: DType) -> None:
     """Check that NumPy casts A, B, and what alpha, beta and C make of their product, to `dtype`.
 
     It casts by its rule "same_kind": to more or fewer bits, and integers to floats, but no float to

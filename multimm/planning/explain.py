@@ -55,9 +55,10 @@ def _product_line(plan: MatmulPlan) -> str:
     batch = f"{problem.batch} times " if problem.batch > 1 else ""
     where = " on tensor cores" if plan.layout.on_tensor_cores else ""
     half = f" of {problem.flops:.4g}" if plan.layout.mirrors else ""
+    promised = "exact" if problem.exact else f"precision {plan.precision}"
     return (
         f"{batch}{plan.m} x {plan.k} @ {plan.k} x {plan.n} -> {problem.dtype}, "
-        f"precision {plan.precision}{where}, {plan.flops:.4g}{half} flop"
+        f"{promised}{where}, {plan.flops:.4g}{half} flop"
     )
 
 

@@ -21,8 +21,14 @@ _COST = {
     "complex128": 8.0,
     **dict.fromkeys(("float96", "float128", "complex192", "complex256"), 550.0),
 }
-#: Integers have none either: 34 (int8) to 130 (int64) on the same core.
+#: Wide integers have none either, unless their numbers are small, which no plan knows: 34 (int8) to
+#: 130 (int64) on the same core.
 _INTEGER_COST = 50.0
+#: Narrow integers go to units of floats (`multimm.gpu.integers`), by their format: converting and
+#: adding included, 1.1 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores).
+_EXACT_COST = {"tf32": 0.1, "float32": 1.25, "float64": 2.5}
+#: Of these, those of tensor cores, whose operands each product packs for itself.
+ON_TENSOR_CORES = "tf32"
 #: The same of packed blocks, by precision (H200: 184 and 597 TFLOP/s).
 _PACKED_COST = {"float32": 0.29, "tf32": 0.09}
 #: Bytes of a packed element, by precision: two FP16 parts of it, or one.
@@ -60,6 +66,9 @@ class Problem:
     pack : str
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
+    exact : str
+        The format in which narrow integers are multiplied exactly, ``"tf32"`` on tensor cores;
+        empty for all other operands.
     symmetric : bool
         B is the transpose of A itself: the same values, not just the same shape.
     awaited : bool
@@ -92,6 +101,7 @@ class Problem:
     c: MatrixSpec | None = None
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
+    exact: str = ""
     symmetric: bool = False
     awaited: bool = False
     order: tuple[int, ...] = ()
@@ -181,6 +191,8 @@ class Problem:
     @cached_property
     def packs(self) -> bool:
         """Whether block products are expected to run on operands packed for tensor cores."""
+        if self.exact:
+            return self.exact == ON_TENSOR_CORES
         return self._large and (not self.batch_shape or self.m * self.n * self.k >= ALONE)
 
     @property
@@ -192,7 +204,12 @@ class Problem:
     @cached_property
     def packed_itemsize(self) -> int:
         """Bytes of an element once it is packed, 0 where none ever is."""
-        return _PACKED_ITEMSIZE.get(self.pack, 0)
+        return _PACKED_ITEMSIZE.get(self.scheme, 0)
+
+    @property
+    def scheme(self) -> str:
+        """The precision that a block product packs its operands for, empty if it never does."""
+        return self.pack or (self.exact if self.exact == ON_TENSOR_CORES else "")
 
     @cached_property
     def real_products(self) -> int:
@@ -222,6 +239,8 @@ class Problem:
     @property
     def relative_cost(self) -> float:
         """Time of one multiply-add beside a float32 one on the same device."""
+        if self.exact:
+            return _EXACT_COST[self.exact]
         if self.accumulate.startswith(("int", "uint", "bool")):
             return _INTEGER_COST
         if self.packs:

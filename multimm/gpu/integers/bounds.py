@@ -14,6 +14,8 @@ DType = np.dtype[Any]
 
 #: The integer up to which a format holds all of them.
 HELD = {"float32": 2**24, "float64": 2**53}
+#: The same of the FP16 numbers that tensor cores multiply.
+FP16 = 2**11
 #: Bytes of an integer, at most, that counts as narrow: its products fit 32 bits.
 NARROW_BYTES = 2
 
@@ -60,11 +62,11 @@ def sums_fit(a: DType, b: DType, k: int, dtype: DType) -> bool:
     if dtype.kind in "iu":
         least = -most if "i" in (a.kind, b.kind) else 0
         info = np.iinfo(dtype)
-        return int(info.min) <= least and most <= int(info.max)
+        return bool(info.min <= least and most <= info.max)
     if dtype.kind == "b":
         return False
     precision = np.finfo(dtype).nmant + 1 if dtype.name != "bfloat16" else 8
-    return most <= 2 ** int(precision)
+    return most <= 1 << int(precision)
 
 
 def sums_dtype(a: DType, b: DType, k: int, dtype: DType) -> DType:

@@ -12,15 +12,34 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu.integers import float_blas
-from multimm.gpu.integers.bounds import is_integer
+from multimm.gpu.integers.bounds import FP16, is_integer, is_narrow, magnitude
 
 Array = Any
 DType = np.dtype[Any]
+
+#: The precision of `multimm.gpu.emulated` whose one product of FP16 numbers integers use.
+TENSOR_CORES = "tf32"
 
 
 def takes(a: DType, b: DType, sums: DType) -> bool:
     """Whether it is a product of integers that are added: of bool as bool they are not."""
     return is_integer(a) and is_integer(b) and sums.kind in "iuf"
+
+
+def format_of(a: DType, b: DType, k: int, sums: DType, tensor_cores: bool) -> str:
+    """The format that narrow integers are multiplied in, as far as dtypes tell; empty for others.
+
+    >>> int8, int16 = np.dtype("int8"), np.dtype("int16")
+    >>> format_of(int8, int8, 9000, int8, True), format_of(int8, int16, 9000, int8, False)
+    ('tf32', 'float64')
+    """
+    if not (is_narrow(a) and is_narrow(b) and takes(a, b, sums)):
+        return ""
+    most = magnitude(a), magnitude(b)
+    if tensor_cores and max(most) <= FP16:
+        return TENSOR_CORES
+    cut = float_blas.stretches(*most, k)
+    return "" if cut is None else cut[0]
 
 
 def product(

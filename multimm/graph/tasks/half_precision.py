@@ -22,8 +22,16 @@ def is_narrow(dtype: Any) -> bool:
     return dtype == FLOAT32 or str(dtype) in HALVES
 
 
+def becomes_float32(dtype: Any) -> bool:
+    """Whether our kernels take a dtype as float32: `is_narrow`, or float64, for ``dtype=float32``.
+
+    Without it nothing that float64 is part of is summed in float32.
+    """
+    return is_narrow(dtype) or str(dtype) == "float64"
+
+
 def as_float32(block: Block) -> Block:
-    """A block of a narrower dtype converted; None and what is packed stay what they are."""
+    """A block of another dtype converted; None and what is packed stay what they are."""
     dtype = getattr(block, "dtype", FLOAT32)
     return block if dtype == FLOAT32 else block.astype(FLOAT32)
 

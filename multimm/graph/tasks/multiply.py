@@ -20,7 +20,7 @@ from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
-from multimm.graph.tasks.half_precision import as_float32, is_narrow, scheme_of
+from multimm.graph.tasks.half_precision import as_float32, becomes_float32, is_narrow, scheme_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,9 @@ def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     return (
         step.accumulate == "float32"
         and is_narrow(step.dtype)
-        and is_narrow(a.dtype)
-        and is_narrow(b.dtype)
-        and (c is None or is_narrow(c.dtype))
+        and becomes_float32(a.dtype)
+        and becomes_float32(b.dtype)
+        and (c is None or becomes_float32(c.dtype))
         and a.ndim >= 2
         and b.ndim >= 2
         and not isinstance(step.alpha, complex)

@@ -20,6 +20,9 @@ AT_ONCE = 2
 #: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most, or
 #: as many as one for so many elements of its operands takes; and how many slices there are.
 SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
+#: Of an exact product of integers: bytes of an element, and of a sum, of the format that it is
+#: computed in; and how much of k is converted at a time (`multimm.gpu.integers.float_blas.MOST`).
+EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8}, 4096
 
 
 def held(layout: Schedule, cluster: ClusterSpec) -> Held:
@@ -87,6 +90,7 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
     if complex_packed and (layout.mirrors or p.reals("b") == 1):
         made += block * p.sum_bytes  # real and imaginary parts, before they are joined
     made += block * layout.mirrors  # a mask of the triangle
+    made += block * EXACT_BYTES.get(p.exact, 0)
     return {
         "partial sums": _sums_at_once(layout, cluster)
         * layout.work.most_in_row_panel
@@ -173,7 +177,10 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     held = {p.accumulate, "float32"} if p.packs and p.real_products > 1 else {p.accumulate}
     other = [role for role in edges if layout.spec(role).dtype not in held]
-    if other:
+    if p.exact and not p.packs:
+        sides = sum(edges.values()) * EXACT_BYTES[p.exact]
+        terms["operands being converted"] = cluster.threads * min(k_tile, EXACT_K) * sides
+    elif other and not p.exact:
         sides = sum(edges[role] for role in other) * p.sum_bytes
         terms["operands being converted"] = cluster.threads * k_tile * sides
     cut = [role for role in layout.operands.cut_within if role != layout.operands.banded]

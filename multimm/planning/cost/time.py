@@ -219,7 +219,7 @@ def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
 def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of the busiest worker: blocks packed once by owners, others in every product."""
     p = layout.problem
-    if not (p.packable or (p.packs and p.real_products > 1)):
+    if not (p.packable or (p.packs and (p.exact or p.real_products > 1))):
         return 0.0
     seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
     if layout.in_place is not None:
@@ -249,7 +249,8 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
 def _packed_within(problem: Problem, spec: MatrixSpec, role: str) -> float:
     """Bytes that packing an element within a product takes as long as."""
     real = problem.reals(role) * FLOAT32
-    widened = 2 * real if spec.itemsize < real else 0  # written and read
+    narrow = spec.itemsize < real and not problem.exact
+    widened = 2 * real if narrow else 0  # written and read
     widened += 2 * problem.written(role)
     return WITHIN_BYTES * (spec.itemsize + problem.packed_bytes(role) + widened)
 
@@ -278,7 +279,7 @@ def _filled_up(layout: Schedule) -> float:
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
-    measured = dict(device.packed_gflops).get(problem.pack) if problem.packs else None
+    measured = dict(device.packed_gflops).get(problem.scheme) if problem.packs else None
     if measured:
         return measured / problem.real_products
     return device.gflops / problem.relative_cost

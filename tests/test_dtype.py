@@ -1,0 +1,407 @@
+"""`dtype=` of products, as `numpy.matmul` has it, and exact products of narrow integers."""
+
+from __future__ import annotations
+
+import warnings
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting
+from distributed import wait
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import multimm
+from multimm import integer_sums
+from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm.errors import DTypeError, IntegerOverflowWarning, OptionError
+from multimm.gpu.integers import float_blas
+from multimm.gpu.integers.bounds import magnitude, sums_fit
+from multimm.gpu.integers.gemm import format_of
+from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
+
+NARROW = ("bool", "int8", "uint8", "int16", "uint16")
+ASKED = ("int32", "int64", "float32", "float64")
+
+
+def numbers(rng, shape, dtype, extreme=False):
+    """Of all that the dtype holds, or its ends alone."""
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if extreme:
+        return rng.choice(np.array([low, high], dtype), shape)
+    return rng.integers(low, high, shape, dtype, endpoint=True)
+
+
+def exact(a, b, dtype="float64"):
+    """The product in Python's integers, then as NumPy casts it."""
+    whole = np.matmul(a.astype(object), b.astype(object))
+    if np.dtype(dtype).kind in "iu":
+        bits = 8 * np.dtype(dtype).itemsize
+        low = -(2 ** (bits - 1)) if np.dtype(dtype).kind == "i" else 0
+        return np.vectorize(lambda x: (x - low) % 2**bits + low, otypes=[object])(whole).astype(
+            dtype
+        )
+    return whole.astype(np.float64).astype(dtype)  # below 2^53 rounded once
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ASKED)
+@pytest.mark.parametrize("a", NARROW)
+@pytest.mark.parametrize("b", NARROW)
+def test_products_of_narrow_integers_are_exact(a, b, dtype):
+    rng = np.random.default_rng(3)
+    x, y = numbers(rng, (7, 2100), a), numbers(rng, (2100, 5), b)
+    wanted = exact(x, y, dtype)
+    same(multimm.matmul(x, y, dtype=dtype), wanted)
+    lazy = multimm.matmul(da.from_array(x, chunks=(4, 700)), y, dtype=dtype)
+    assert lazy.dtype == lazy._meta.dtype == np.dtype(dtype)
+    same(lazy.compute(), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(NARROW), st.sampled_from(NARROW), st.sampled_from(ASKED),
+    st.tuples(*[st.integers(0, 40)] * 2), st.integers(0, 3000), st.booleans(),
+    st.tuples(st.booleans(), st.booleans()), st.integers(0, 9),
+)  # fmt: skip
+def test_any_dtypes_and_shapes(a, b, dtype, sides, k, extreme, trans, seed):
+    rng = np.random.default_rng(seed)
+    m, n = sides
+    x, y = numbers(rng, (m, k), a, extreme), numbers(rng, (k, n), b, extreme)
+    stored = [z.T.copy() if flag else z for z, flag in zip((x, y), trans, strict=True)]
+    wide = x.astype("i8") @ y.astype("i8")  # no sum of these leaves 64 bits
+    found = multimm.gemm(1, *stored, trans_a=trans[0], trans_b=trans[1], dtype=dtype)
+    same(found, wide.astype(dtype))
+    if m and n and k:
+        chunked = [da.from_array(z, chunks=[max(1, s // 2) for s in z.shape]) for z in stored]
+        lazy = multimm.gemm(1, *chunked, trans_a=trans[0], trans_b=trans[1], dtype=dtype, slabs=k)
+        same(lazy.compute(), wide.astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "k"), [("int8", "int8", 1025), ("uint8", "uint8", 259), ("int8", "uint8", 515),
+                      ("int16", "int16", 300), ("uint16", "uint16", 9000)],
+)  # fmt: skip
+def test_sums_beyond_2_24_and_2_31(a, b, k):
+    """Each element is as large as it can be: sums go beyond what float32, then int32, hold."""
+    x = np.full((3, k), np.iinfo(a).min or np.iinfo(a).max, a)
+    y = np.full((k, 2), np.iinfo(b).min or np.iinfo(b).max, b)
+    whole = int(x[0, 0]) * int(y[0, 0]) * k
+    assert abs(whole) > 2**24
+    for dtype in ("int64", "float64"):
+        assert (multimm.matmul(x, y, dtype=dtype) == whole).all()
+    same(multimm.matmul(x, y, dtype="float32"), np.full((3, 2), whole, "f8").astype("f4"))
+    same(multimm.matmul(x, y, dtype="int32"), np.full((3, 2), whole, "i8").astype("i4"))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
+def test_sums_beyond_2_31_in_chunks(dtype):
+    """131072 products of -128 and -128 are 2^31: one more than int32 holds."""
+    k = 2**17 + 3
+    x, y = np.full((2, k), -128, "i1"), np.full((k, 2), -128, "i1")
+    lazy = multimm.matmul(da.from_array(x, chunks=(2, 40000)), da.from_array(y, chunks=(50000, 2)),
+                          dtype=dtype)  # fmt: skip
+    same(lazy.compute(), np.full((2, 2), k * 2**14, "f8").astype(dtype))
+
+
+def test_rounding_is_that_of_the_result_alone():
+    """2^24 + 1 - 1: sums that float32 rounds on the way come back."""
+    x = np.full((1, 1026), 127, "i1")
+    y = np.full((1026, 1), 127, "i1")
+    y[1024:] = [[1], [-1]]
+    x[0, :1024], y[:1024, 0] = -128, -128  # 2^24 so far
+    same(multimm.matmul(x, y, dtype="float32"), np.array([[2**24]], "f4"))
+    y[1025] = 1
+    same(multimm.matmul(x, y, dtype="float32"), np.array([[2**24 + 254]], "f4"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "int32", "uint32", "int64", "uint64"])
+def test_numpys_own_rule_wraps_around_as_before(dtype):
+    rng = np.random.default_rng(1)
+    x, y = numbers(rng, (40, 300), dtype), numbers(rng, (300, 30), dtype)
+    same(multimm.matmul(x, y), x @ y)
+    small = (x % 5, y % 7)
+    same(multimm.matmul(*small), small[0] @ small[1])
+
+
+@pytest.mark.parametrize("asked", ["float32", "float64", "complex64", "complex128", "float16"])
+@pytest.mark.parametrize("own", ["float32", "float64", "int64", "int8"])
+def test_all_other_dtypes_follow_numpy(own, asked):
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(-3, 4, (20, 9)).astype(own), rng.integers(-3, 4, (9, 8)).astype(own)
+    same(multimm.matmul(x, y, dtype=asked), np.matmul(x, y, dtype=asked))
+    same(multimm.matmul(da.from_array(x, chunks=6), y, dtype=asked).compute(),
+         np.matmul(x, y, dtype=asked))  # fmt: skip
+
+
+def test_float32_is_summed_in_float64_if_asked():
+    x, y = np.array([[1.0, 2.0**-30]], "f4"), np.array([[1.0], [2.0**-30]], "f4")
+    found = multimm.matmul(x, y, dtype="float64")
+    assert found.dtype == np.float64
+    assert found[0, 0] == 1 + 2.0**-60 == 1 or found[0, 0] == np.float64(1) + 2.0**-60
+    y = np.array([[1.0], [1.0]], "f4")
+    assert multimm.matmul(x, y, dtype="float64")[0, 0] == 1 + 2.0**-30
+    assert multimm.matmul(x, y)[0, 0] == 1
+
+
+def test_gemm_with_scalars_and_c():
+    rng = np.random.default_rng(4)
+    x, y = numbers(rng, (30, 1100), "int8"), numbers(rng, (1100, 20), "int8")
+    c = rng.integers(-9, 10, (30, 20))
+    whole = x.astype("i8") @ y.astype("i8")
+    for kind, alpha, beta in (("i1", 1, 1), ("i4", -3, 2), ("i8", 2, -1)):
+        same(multimm.gemm(alpha, x, y, beta, c.astype(kind), dtype="int32"),
+             (alpha * whole + beta * c).astype("i4"))  # fmt: skip
+    for dtype in ("float32", "float64"):
+        for kind in ("i4", "f4", "f8"):
+            wanted = (0.5 * whole - 1.5 * c).astype(dtype)
+            same(multimm.gemm(0.5, x, y, -1.5, c.astype(kind), dtype=dtype), wanted)
+            lazy = multimm.gemm(0.5, da.from_array(x, chunks=(9, 500)), y, -1.5,
+                                da.from_array(c.astype(kind), chunks=7), dtype=dtype)  # fmt: skip
+            same(lazy.compute(), wanted)
+
+
+def test_whole_scalars_do_not_wrap_a_float_result():
+    """The sums are int32; twice as much would leave it."""
+    k = 100_000
+    x, y = np.full((2, k), -128, "i1"), np.full((k, 2), -128, "i1")
+    c = np.full((2, 2), 2**31 - 1, "i4")
+    assert (multimm.gemm(2, x, y, dtype="float64") == 2 * k * 2**14).all()
+    same(multimm.gemm(2, x, y, dtype="float32"), np.full((2, 2), 2 * k * 2**14, "f8").astype("f4"))
+    same(multimm.gemm(1, x, y, 1, c, dtype="float32"),
+         np.full((2, 2), k * 2**14 + 2**31 - 1, "f8").astype("f4"))  # fmt: skip
+
+
+def test_stacks_vectors_and_slices():
+    rng = np.random.default_rng(5)
+    x, y = numbers(rng, (3, 1, 20, 1500), "uint8"), numbers(rng, (2, 1500, 9), "int8")
+    whole = x.astype("i8") @ y.astype("i8")
+    same(multimm.matmul(x, y, dtype="int32"), whole.astype("i4"))
+    lazy = multimm.matmul(da.from_array(x, chunks=(1, 1, 8, 600)), y, dtype="float32")
+    same(lazy.compute(), whole.astype("f4"))
+    same(lazy[1:, 0, 3:7].compute(), whole[1:, 0, 3:7].astype("f4"))
+    assert multimm.matmul(x[0, 0, 0], y[0, :, 0], dtype="int64") == whole[0, 0, 0, 0]
+    strided = numbers(rng, (80, 1500), "int8")[::2, ::-1]
+    same(multimm.matmul(strided, y[1], dtype="int32"),
+         (strided.astype("i8") @ y[1].astype("i8")).astype("i4"))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_symmetric_product(dtype):
+    x = numbers(np.random.default_rng(6), (1300, 90), "int8")
+    lazy = da.from_array(x, chunks=(500, 40))
+    found = multimm.matmul(lazy.T, lazy, dtype=dtype).compute()
+    same(found, (x.T.astype("i8") @ x.astype("i8")).astype(dtype))
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_big_endian_operands():
+    x = numbers(np.random.default_rng(7), (5, 40), "int16").astype(">i2")
+    same(multimm.matmul(x, x.T, dtype="int64"), x.astype("i8") @ x.T.astype("i8"))
+    assert multimm.matmul(x, x.T, dtype=">i8").dtype == np.dtype("int64")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "words"),
+    [
+        ("f8", "f8", "int32", "a has dtype float64, whose fractions would be lost"),
+        ("i1", "f4", "int32", "b has dtype float32, whose fractions would be lost"),
+        ("c8", "f4", "float32", "a has dtype complex64, whose imaginary parts would be lost"),
+        ("i1", "i1", "uint32", "a has dtype int8, whose negative numbers would be lost"),
+        ("i1", "i1", "bool", "a has dtype int8, which is more"),
+        ("i1", "i1", "object", "dtype=object: allowed are"),
+        ("i1", "i1", "U3", "dtype=<U3: allowed are"),
+        ("i1", "i1", "cat", "dtype='cat': there is no such dtype"),
+        ("O", "i1", "int32", "a has dtype object"),
+    ],
+)
+@pytest.mark.parametrize("call", [multimm.matmul, multimm.plan])
+def test_what_cannot_be_cast_is_refused_in_one_line(call, a, b, dtype, words):
+    x = da.from_array(np.ones((3, 4), a), chunks=2)
+    with pytest.raises(DTypeError, match=words) as caught:
+        call(x, np.ones((4, 3), b), dtype=dtype)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"alpha": 0.5}, DTypeError, "dtype=int32: alpha=0.5 makes the result float64"),
+        ({"alpha": 1j, "dtype": "float32"}, DTypeError, "makes the result complex64"),
+        ({"alpha": 1, "beta": 1, "c": np.ones((2, 2))}, DTypeError, "and a c of float64 make the"),
+        ({"alpha": 2**40}, OptionError, "does not fit int32"),
+    ],
+)
+def test_scalars_and_c_that_the_dtype_cannot_hold(options, error, words):
+    x = np.ones((2, 2), "i1")
+    with pytest.raises(error, match=words):
+        multimm.gemm(a=x, b=x, **{"dtype": "int32"} | options)
+
+
+def test_a_warning_once_where_sums_can_leave_the_dtype(monkeypatch):
+    monkeypatch.setattr(integer_sums, "_warned", set())
+    x = np.ones((3, 4), "i1")
+    with pytest.warns(
+        IntegerOverflowWarning, match="int8 with k = 4 is int8.*dtype='int32' holds"
+    ) as found:
+        multimm.matmul(x, x.T)
+    assert found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multimm.matmul(x, x.T)  # said once
+        multimm.matmul(x, x.T, dtype="int8")  # meant
+        multimm.matmul(x, x.T, dtype="int32")  # cannot
+        multimm.matmul(x.astype(bool), x.T.astype(bool))
+        multimm.matmul(x.astype("i4"), x.T.astype("i4"))  # not narrow
+        multimm.plan(x.astype("u1"), x.T.astype("u1"))  # nothing is computed
+        with pytest.raises(IntegerOverflowWarning):
+            multimm.gemm(1, x.astype("i2"), x, trans_b=True)
+    long = np.zeros((1, 2**17), "i1")
+    with pytest.warns(IntegerOverflowWarning, match="k = 131072 is int32.*dtype='int64' holds"):
+        multimm.matmul(long, long.T, dtype="int32")
+
+
+def test_plans_count_narrow_elements_and_a_wide_result():
+    a = MatrixSpec((8192, 8192), "int8", chunks=((4096,) * 2,) * 2)
+    cluster = ClusterSpec.homogeneous(H200, 4)
+    plans = {}
+    for name in ("int8", "float32"):
+        spec = MatrixSpec(a.shape, name, chunks=a.chunks)
+        plans[name] = multimm.plan(spec, spec, dtype="float32", cluster=cluster, blocks=4096)
+    narrow, wide = plans["int8"], plans["float32"]
+    assert narrow.layout.problem.result_bytes == wide.layout.problem.result_bytes == 4 * 8192**2
+    assert 4 * narrow.bytes_moved == wide.bytes_moved > 0
+    assert narrow.seconds < wide.seconds
+    assert "-> float32, exact on tensor cores" in str(narrow)
+    assert "operands being packed" in str(narrow)
+
+
+def test_plans_of_cpu_workers_know_that_blas_multiplies():
+    plans = {
+        name: multimm.plan(*[MatrixSpec((4000, 4000), name)] * 2, dtype="int64",
+                           cluster=multimm.cluster.local())
+        for name in ("int8", "int64")
+    }  # fmt: skip
+    assert 20 * plans["int8"].seconds < plans["int64"].seconds
+    assert "-> int64, exact," in str(plans["int8"])
+
+
+def test_formats_by_dtype():
+    int8, int16, bool_ = map(np.dtype, ("int8", "int16", "bool"))
+    assert format_of(int8, int8, 9000, int8, True) == "tf32"
+    assert format_of(int8, int16, 9000, int8, True) == "float64"
+    assert format_of(bool_, bool_, 9000, bool_, True) == ""
+    assert format_of(int8, np.dtype("int32"), 9000, np.dtype("int32"), True) == ""
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 10**6))
+def test_stretches_are_exact(most_a, most_b, k):
+    cut = float_blas.stretches(most_a, most_b, k)
+    if cut is not None:
+        name, length = cut
+        assert 1 <= length <= k
+        assert (
+            max(most_a, most_b, length * most_a * most_b)
+            <= {"float32": 2**24, "float64": 2**53}[name]
+        )
+
+
+@given(st.sampled_from(NARROW), st.sampled_from(NARROW), st.integers(1, 10**6),
+       st.sampled_from([*ASKED, "int8", "uint32", "float16"]))  # fmt: skip
+def test_sums_that_fit(a, b, k, dtype):
+    ends = [[0, 1] if x == "bool" else [int(np.iinfo(x).min), int(np.iinfo(x).max)] for x in (a, b)]
+    sums = [k * x * y for x in ends[0] for y in ends[1]]
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        limits = [-(2 ** (np.finfo(kind).nmant + 1)), 2 ** (np.finfo(kind).nmant + 1)]
+    else:
+        limits = [np.iinfo(kind).min, np.iinfo(kind).max]
+    fits = sums_fit(np.dtype(a), np.dtype(b), k, kind)
+    assert not fits or (limits[0] <= min(sums) and max(sums) <= limits[1])
+    assert magnitude(np.dtype(a)) == max(map(abs, ends[0]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
+def test_verify_knows_the_dtype(dtype):
+    rng = np.random.default_rng(8)
+    x, y = numbers(rng, (60, 2000), "int8"), numbers(rng, (2000, 50), "int8")
+    c = multimm.matmul(x, y, dtype=dtype)
+    assert multimm.verify(x, y, c, dtype=dtype)
+    wrong = c.copy()
+    wrong[3, 4] = np.nextafter(c[3, 4], np.inf) if dtype == "float64" else c[3, 4] + 2
+    wrong[3, 4] = c[3, 4] + 1 if dtype != "float32" else wrong[3, 4]
+    assert not multimm.verify(x, y, wrong, dtype=dtype)
+    other = "float64" if dtype != "float64" else "float32"
+    with pytest.raises(
+        DTypeError, match=f"c has dtype {dtype}, which no product with dtype={other}"
+    ):
+        multimm.verify(x, y, c, dtype=other)
+
+
+def test_verify_holds_a_float_product_to_its_sums():
+    rng = np.random.default_rng(9)
+    x, y = rng.standard_normal((60, 900)).astype("f4"), rng.standard_normal((900, 50)).astype("f4")
+    assert multimm.verify(x, y, multimm.matmul(x, y, dtype="float64"), dtype="float64")
+    assert not multimm.verify(x, y, (x @ y).astype("f8"), dtype="float64")
+    z = x.astype("f8") + 2.0**-26
+    assert multimm.verify(z, y, multimm.matmul(z, y, dtype="float32"), dtype="float32")
+
+
+def test_verify_with_scalars_and_c0():
+    rng = np.random.default_rng(10)
+    x, y, c0 = (
+        numbers(rng, (60, 900), "int8"),
+        numbers(rng, (900, 50), "uint8"),
+        rng.random((60, 50)),
+    )
+    given_ = {"alpha": 0.25, "beta": -2.0, "dtype": "float32"}
+    c = multimm.gemm(a=x, b=y, c=c0, **given_)
+    assert multimm.verify(x, y, c, c0=c0, **given_)
+    c[5, 6] = np.nextafter(np.nextafter(c[5, 6], np.float32(9e9)), np.float32(9e9)) + 4
+    assert not multimm.verify(x, y, c, c0=c0, **given_)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with counting(2) as client:
+        yield client
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(NARROW), st.sampled_from(NARROW), st.sampled_from(ASKED),
+    st.tuples(*[st.integers(1, 60)] * 2), st.integers(1, 3000), st.booleans(), st.integers(0, 9),
+)  # fmt: skip
+def test_any_dtypes_on_workers(client, a, b, dtype, sides, k, extreme, seed):
+    rng = np.random.default_rng(seed)
+    m, n = sides
+    x, y = numbers(rng, (m, k), a, extreme), numbers(rng, (k, n), b, extreme)
+    lazy = [da.from_array(z, chunks=[max(1, s // 2) for s in z.shape]) for z in (x, y)]
+    found = multimm.matmul(*lazy, dtype=dtype, p_k=2 if k > 1 else 1)
+    same(found.compute(), (x.astype("i8") @ y.astype("i8")).astype(dtype))
+
+
+def test_a_byte_an_element_travels(client):
+    """As planned, and a quarter of what float32 moves."""
+    moved = {}
+    for name in ("int8", "float32"):
+        numbers_ = np.random.default_rng(0).integers(-9, 10, (2, 512, 512)).astype(name)
+        a, b = (da.from_array(z, chunks=128).persist() for z in numbers_)
+        wait([a, b])
+        options = {"dtype": "float32", "blocks": 128, "slabs": 128}
+        plan = multimm.plan(a, b, **options)
+        reset_received_bytes(client)
+        c = multimm.matmul(a, b, **options).persist()
+        wait(c)
+        moved[name] = sum(received_bytes(client).values())
+        assert moved[name] == plan.bytes_moved
+        same(c.compute(), (numbers_[0].astype("f8") @ numbers_[1].astype("f8")).astype("f4"))
+        assert multimm.verify(a, b, c, dtype="float32")
+    assert 4 * moved["int8"] == moved["float32"]
