@@ -43,6 +43,13 @@
 // So truncation adds up over PROMOTE slabs only, to 0.1 u of the sum per k where all products have
 // one sign, however long k is. The tensor cores wait 1400 clocks for it, a slab's time and more.
 //
+// With INTEGER defined, too, operands are integers as FP16 numbers (integer_pack.cu), without
+// exponents, and D = A * B' + P is of int32, modulo 2^32; or of float32 if `as_float`, rounded once.
+// What the tensor cores have summed is added to integers every `promote` slabs, so few that no sum
+// can leave those that float32 holds (common/split_integer.cuh):
+//
+//   every promote    sums += total;  total = 0
+//
 // One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other. One
 // thread copies whole tiles of the operands through a ring of SLOTS slots in shared memory; two
 // warpgroups multiply, each its 64 rows by the same TILE_N columns. A slot has one part of a slab:
@@ -88,6 +95,7 @@
 #include "common/refused.cuh"
 #include "common/split_aside.cuh"
 #include "common/split_finish.cuh"
+#include "common/split_integer.cuh"
 #include "common/split_tiles.cuh"
 #include "common/wgmma.cuh"
 
@@ -248,9 +256,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sgemm_split(index_t m, index_t n, index_t slabs, index_t slab_step, float alpha, float beta,
                 const char* __restrict__ a_tiles, const int* __restrict__ ea,
                 const char* __restrict__ b_tiles, const int* __restrict__ eb,
-                const float* __restrict__ c, index_t ldc, const float* __restrict__ p, index_t ldp,
-                float* __restrict__ d, index_t ldd, index_t stride_d,
-                const unsigned long long* __restrict__ counts) {
+                const float* __restrict__ c, index_t ldc, const sum_t* __restrict__ p, index_t ldp,
+                sum_t* __restrict__ d, index_t ldd, index_t stride_d,
+                const unsigned long long* __restrict__ counts
+#ifdef INTEGER
+                , index_t promote, int as_float
+#endif
+    ) {
   if (refused(counts, CAP)) return;
   extern __shared__ char memory[];
   const shared_t start = (shared_address(memory) + 1023) / 1024 * 1024;  // what the swizzle needs
@@ -285,6 +297,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const index_t row =
           tile.row * TILE_M + role * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
       const index_t col = tile.col * TILE_N + thread % 4 * 2;
+#ifdef INTEGER
+      return FinishIntegers<SUMS>{p ? p + row * ldp + col : nullptr,
+                                  d + work.slice(item) * stride_d + row * ldd + col,
+                                  ldp,
+                                  ldd,
+                                  clip(m - row, TILE_M),
+                                  clip(n - col, TILE_N),
+                                  as_float != 0};
+#else
       const bool read = alpha != 0.0f;
       return Finish<SUMS>{read ? ea + row : nullptr,
                           read ? eb + col : nullptr,
@@ -298,11 +319,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                           clip(n - col, TILE_N),
                           alpha,
                           beta};
+#endif
     };
     Place place{0, 0};
 #pragma unroll 1
     for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
       float total[SUMS] = {};
+#ifdef INTEGER
+      int sums[SUMS] = {};
+#pragma unroll 1
+      for (index_t left = work.slab_count(item); left > 0; left -= promote) {
+        multiply_slabs(total, ring, place, static_cast<int>(left < promote ? left : promote), role);
+        take_integers(sums, total);
+      }
+      finish_of(item).store(sums);
+#else
 #if PARTS == 1
       unsigned aside[SUMS / 2] = {};
 #pragma unroll 1
@@ -334,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       } else {
         finish_of(item).store<true>(total);
       }
+#endif
     }
   }
 }

@@ -15,6 +15,8 @@
 //      +---+---+---+---+       p ^ (r / 2 % 4) would, so that eight rows' pieces meet no bank twice.
 //       WARP_N
 //
+// With INTEGER defined sums are integers, as there.
+//
 // One barrier for each stage: behind it the stage that is multiplied next has landed, and all warps
 // have read the one before, whose place the copies of SLOTS - 1 stages later may take. They are
 // issued while the tensor cores are busy, and run ahead into the next tile of D while this one is
@@ -48,6 +50,7 @@
 #include "common/refused.cuh"
 #include "common/split_aside.cuh"
 #include "common/split_finish.cuh"
+#include "common/split_integer.cuh"
 #include "common/split_tiles.cuh"
 
 constexpr int DEPTH = 32, ROW_BYTES = DEPTH * 2;  // k of a stage, and bytes of a row of it
@@ -254,9 +257,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sgemm_split_mma(index_t m, index_t n, index_t slabs, index_t slab_step, float alpha, float beta,
                     const char* __restrict__ a_tiles, const int* __restrict__ ea,
                     const char* __restrict__ b_tiles, const int* __restrict__ eb,
-                    const float* __restrict__ c, index_t ldc, const float* __restrict__ p,
-                    index_t ldp, float* __restrict__ d, index_t ldd, index_t stride_d,
-                    const unsigned long long* __restrict__ counts) {
+                    const float* __restrict__ c, index_t ldc, const sum_t* __restrict__ p,
+                    index_t ldp, sum_t* __restrict__ d, index_t ldd, index_t stride_d,
+                    const unsigned long long* __restrict__ counts
+#ifdef INTEGER
+                    , index_t promote, int as_float
+#endif
+    ) {
   if (refused(counts, CAP)) return;
   extern __shared__ __align__(128) char memory[];
   if (beta == 0.0f) c = nullptr;
@@ -273,6 +280,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const index_t row = tile.row * TILE_M + warp / WARPS_N * WARP_M + i * 16 + lane / 4;
     const index_t col = tile.col * TILE_N + warp % WARPS_N * WARP_N + lane % 4 * 2;
+#ifdef INTEGER
+    return FinishIntegers<SUMS>{p ? p + row * ldp + col : nullptr,
+                                d + work.slice(item) * stride_d + row * ldd + col,
+                                ldp,
+                                ldd,
+                                clip(m - row, TILE_M),
+                                clip(n - col, WARP_N),
+                                as_float != 0};
+#else
     const bool read = alpha != 0.0f;
     return Finish<SUMS>{read ? ea + row : nullptr,
                         read ? eb + col : nullptr,
@@ -286,11 +302,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         clip(n - col, WARP_N),
                         alpha,
                         beta};
+#endif
   };
 
 #pragma unroll 1
   for (unsigned item = blockIdx.x; item < work.count(); item += gridDim.x) {
     float total[M_TILES][SUMS] = {};
+#ifdef INTEGER
+    int sums[M_TILES][SUMS] = {};
+#pragma unroll 1
+    for (index_t left = slabs_of(work, item); left > 0; left -= promote) {
+#pragma unroll 1
+      for (int i = 2 * static_cast<int>(left < promote ? left : promote); i > 0;
+           --i, stages.leave()) {
+        stages.enter();
+        multiply_stage(total, stages);
+      }
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) take_integers(sums[i], total[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) finish_of(item, i).store(sums[i]);
+#else
 #if PARTS == 1
     unsigned aside[M_TILES][SUMS / 2] = {};
 #pragma unroll 1
@@ -344,5 +377,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         finish_of(item, i).template store<true>(total[i]);
       }
     }
+#endif
   }
 }

@@ -149,7 +149,8 @@ class Product(NamedTuple):
         step = self.step
         dtypes = (self.a.dtype, self.b.dtype, step.dtype)
         narrow = step.accumulate == "float32" and all(map(becomes_float32, dtypes))
-        narrow |= step.accumulate == "complex64"  # the real numbers in them
+        # The real numbers in them.
+        narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
         scheme = scheme_of(step.precision, self.a.dtype, self.b.dtype)
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""

@@ -21,6 +21,7 @@ from multimm.gpu.emulated.configs import (
     pack_defines,
     residual_defines,
 )
+from multimm.gpu.integers.tensor_cores import MMA_CONFIGS, WGMMA_CONFIGS
 from multimm.gpu.runtime import file_cache, launch, nvrtc
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -79,6 +80,8 @@ MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
     [
         *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
         (SplitConfig(1, 192, 5, 8, True), {}),
+        *((config, {"INTEGER": 1}) for config in WGMMA_CONFIGS),
+        (WGMMA_CONFIGS[0], {"INTEGER": 1, "LOWER": 1}),
     ],
     ids=str,
 )
@@ -101,6 +104,8 @@ def test_split_products_never_spill_nor_wait_for_each_other(config, more):
         (MMA[1], "sm_80", {"LOWER": 1}),
         (MMA[1], "sm_90", {}),
         (MMA[3], "sm_120", {}),
+        *((config, "sm_80", {"INTEGER": 1}) for config in MMA_CONFIGS),
+        (MMA_CONFIGS[0], "sm_120", {"INTEGER": 1, "LOWER": 1}),
     ],
     ids=str,
 )
@@ -123,6 +128,15 @@ def test_packing_and_what_reads_packed_operands_compile_for_old_chips_too(capabi
     ):
         made = compiling.compile_text(kernel_text(file, dict(defines)), f"sm_{capability}")
         assert made.usage[entry].spilled == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("signed", [0, 1])
+def test_packing_of_integers_compiles_without_spills(size, signed):
+    for target in ("sm_80", "sm_90", "sm_120"):
+        text = kernel_text("integer_pack.cu", {"BYTES": size, "SIGNED": signed})
+        assert compiling.compile_text(text, target).usage["integer_pack"].spilled == 0
 
 
 def test_rules_of_split_products_hold_in_the_kernel_too():

@@ -405,3 +405,13 @@ def test_a_byte_an_element_travels(client):
         same(c.compute(), (numbers_[0].astype("f8") @ numbers_[1].astype("f8")).astype("f4"))
         assert multimm.verify(a, b, c, dtype="float32")
     assert 4 * moved["int8"] == moved["float32"]
+
+
+@pytest.mark.parametrize("a", ["complex128", "complex64", "float64", "int32", "int8", "bfloat16"])
+@pytest.mark.parametrize("b", ["complex128", "complex64"])
+def test_what_is_asked_for_in_complex64(a, b):
+    rng = np.random.default_rng(11)
+    x, y = rng.integers(-3, 4, (20, 9)).astype(a), (rng.integers(-3, 4, (9, 8)) * 1j).astype(b)
+    wanted = (x.astype("c16") @ y.astype("c16")).astype("c8")
+    same(multimm.matmul(x, y, dtype="complex64"), wanted)
+    same(multimm.matmul(da.from_array(x, chunks=6), y, dtype="complex64").compute(), wanted)

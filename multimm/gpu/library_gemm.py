@@ -40,6 +40,7 @@ def gemm(
     partial: Array = None,
     accumulate: DTypeLike | None = None,
     dtype: DTypeLike | None = None,
+    lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C.
 
@@ -57,6 +58,8 @@ def gemm(
         Of op(A) @ op(B) + P; by default `accumulate_dtype`.
     dtype : dtype, optional
         Of the result; by default `result_dtype`, widened by alpha and beta where they need it.
+    lower : bool, optional
+        What is above the diagonal of D is not asked for: it may be anything.
 
     Returns
     -------
@@ -76,13 +79,14 @@ def gemm(
     out = result_dtype(a.dtype, b.dtype)
     held = accumulate_dtype(a.dtype, b.dtype) if accumulate is None else np.dtype(accumulate)
     alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
-
+    out = np.dtype(_widened(out, alpha, beta) if dtype is None else dtype)
     if alpha == 0 or (shape.k == 0 and partial is None):
         total = None
     else:
         a, b = aligned(a, b)
-        total = _product(xp, a, b, (trans_a, trans_b), held, shape.result, partial)
-    out = np.dtype(_widened(out, alpha, beta) if dtype is None else dtype)
+        more = {"partial": partial, "lower": lower}
+        more |= {"final": out} if alpha == 1 and beta == 0 else {}
+        total = _product(xp, a, b, (trans_a, trans_b), held, shape.result, more)
     return _scaled(xp, total, alpha, beta, c, shape.result, held, out)
 
 
@@ -205,20 +209,23 @@ def _product(
     trans: tuple[bool, bool],
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
-    partial: Array,
+    more: dict[str, Any],
 ) -> Array:
-    """op(A) @ op(B) + P in `dtype`, as an array that nobody else holds."""
+    """op(A) @ op(B) + P in `dtype`, as an array that nobody else holds.
+
+    `more` is what `integers.product` takes, P among it.
+    """
     k = a.shape[-2 if trans[0] else -1]
     if 0 in (*shape, k):
         total = xp.zeros(shape, dtype)
     elif integers.takes(a.dtype, b.dtype, dtype):
-        return integers.product(xp, a, b, trans, shape, dtype, partial=partial)
+        return integers.product(xp, a, b, trans, shape, dtype, **more)
     else:
         left = (a.swapaxes(-1, -2) if trans[0] else a).astype(dtype, copy=False)
         right = (b.swapaxes(-1, -2) if trans[1] else b).astype(dtype, copy=False)
         total = xp.matmul(left, right).astype(dtype, copy=False)
-    if partial is not None:
-        total += partial.astype(dtype, copy=False)
+    if more["partial"] is not None:
+        total += more["partial"].astype(dtype, copy=False)
     return total
 
 

@@ -220,6 +220,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned from) {
     picked |= static_cast<unsigned>(both >> (from >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return picked;
 }
+inline int __float2int_rn(float a) { return static_cast<int>(__builtin_rintf(a)); }
+inline float __int2float_rn(int a) { return static_cast<float>(a); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

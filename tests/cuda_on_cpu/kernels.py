@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from cuda_on_cpu import products
 from cuda_on_cpu.complex_parts import mirror_cases, parts_cases
 from cuda_on_cpu.elementwise import add_cases, copy_cases, transpose_cases
+from cuda_on_cpu.integers import integer_cases, integer_pack_cases
 from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
@@ -186,6 +187,19 @@ def split_mma(parts: int, tile_n: int, slots: int, **more: int) -> Variant:
     return Variant("sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines))
 
 
+def integers_mma(tile_n: int, slots: int, **more: int) -> Variant:
+    """The product of packed integers by tensor cores that read registers."""
+    defines = {"PARTS": 1, "TILE_N": tile_n, "SLOTS": slots, "BAND": 8, "CAP": 9, "INTEGER": 1}
+    defines |= more
+    return Variant("sgemm_split_mma.cu", tuple(defines.items()), lambda: integer_cases(defines))
+
+
+def integer_pack(bytes_: int, signed: int) -> Variant:
+    """Narrow integers as FP16 numbers."""
+    defines = {"BYTES": bytes_, "SIGNED": signed}
+    return Variant("integer_pack.cu", tuple(defines.items()), lambda: integer_pack_cases(defines))
+
+
 _WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
          "THREAD_N": 4, "MIN_BLOCKS": 1}  # fmt: skip
 _COLUMNS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 8, "THREAD_M": 4}
@@ -260,6 +274,11 @@ TABLE: tuple[Variant, ...] = (
     split_mma(1, 256, 2),
     split_mma(2, 64, 3),
     split_mma(2, 64, 2, LOWER=1),
+    integers_mma(128, 2),
+    integers_mma(64, 3, LOWER=1),
+    integer_pack(1, 1),
+    integer_pack(1, 0),
+    integer_pack(2, 1),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),

@@ -32,6 +32,7 @@ from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated import pack
 from multimm.gpu.emulated.configs import PARTS, SPLIT_REGISTRY, entries_for
 from multimm.gpu.emulated.gemm import prepared
+from multimm.gpu.integers import tensor_cores
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime.jit import compile_text, target_for
@@ -290,8 +291,28 @@ def complexes() -> None:
         assert (downloaded(made) == lower + (upper.conj() if sign < 0 else upper)).all(), n
 
 
+def integers() -> None:
+    """Run integer_pack and products of integers: ragged, in slices of k, of every slab alone."""
+    if not entries_for(device_of(0).limits):
+        return
+    rng = np.random.default_rng(7)
+    for (m, n, k), extra in itertools.product(((1, 1, 1), (130, 200, 300), (64, 70, 2000)), (0, 3)):
+        for dtype, sums in (("i1", "i4"), ("u1", "i8"), ("i2", "f8")):
+            a, b = (rng.integers(0, 128, shape).astype(dtype) for shape in ((m, k), (n, k)))
+            given = uploaded(a, extra), uploaded(b, extra)
+            exact = a.astype("i8") @ b.T.astype("i8")
+            p = uploaded(np.ones((m, n), sums), extra)
+            made = tensor_cores.product(*given, (False, True), (m, n), np.dtype(sums), partial=p)
+            assert (downloaded(made) == exact + 1).all(), f"{dtype} {m}x{n}x{k}"
+    x = rng.integers(-128, 128, (300, 90)).astype("i1")
+    made = tensor_cores.product(
+        given := uploaded(x, 1), given, (False, True), (300, 300), np.dtype("i4"), lower=True
+    )
+    assert (np.tril(downloaded(made)) == np.tril(x.astype("i8") @ x.T.astype("i8"))).all()
+
+
 KERNELS: tuple[Callable[[], None], ...] = (
-    products, sums, transposes, copies, packed, guarded, triangles, complexes,
+    products, sums, transposes, copies, packed, guarded, triangles, complexes, integers,
 )  # fmt: skip
 
 

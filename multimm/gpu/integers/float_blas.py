@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.gpu.integers.bounds import HELD, terms
+from multimm.gpu.integers.bounds import HELD, magnitude, terms
 
 Array = Any
 DType = np.dtype[Any]
@@ -65,6 +65,11 @@ def largest(x: Array) -> int:
     return max(int(x.max()), -int(x.min()))
 
 
+def most(xp: ModuleType, x: Array) -> int:
+    """The largest absolute value that there is, or, of a byte on a GPU, could be: nobody waits."""
+    return largest(x) if xp is np or x.dtype.itemsize > 1 else magnitude(x.dtype)
+
+
 def product(
     xp: ModuleType, left: Array, right: Array, shape: tuple[int, ...], dtype: DType
 ) -> Array:
@@ -83,7 +88,7 @@ def product(
     """
     k, cut = left.shape[-1], None
     if shape[-2] * shape[-1] * k > SMALL and dtype.kind != "c":
-        cut = stretches(largest(left), largest(right), k)
+        cut = stretches(most(xp, left), most(xp, right), k)
     if cut is None:
         left, right = left.astype(dtype, copy=False), right.astype(dtype, copy=False)
         return xp.matmul(left, right).astype(dtype, copy=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from multimm.gpu.arrays import is_cupy
 from multimm.gpu.integers import float_blas
 from multimm.gpu.integers.bounds import FP16, is_integer, is_narrow, magnitude
 
@@ -51,6 +52,8 @@ def product(
     sums: DType,
     *,
     partial: Array = None,
+    final: DType | None = None,
+    lower: bool = False,
 ) -> Array:
     """op(A) op(B) + P, as an array that nobody else holds.
 
@@ -67,10 +70,32 @@ def product(
     sums : dtype
         Of the result: integers, modulo 2^bits, or floats.
     partial : array of `shape` and dtype `sums`, optional
+    final : dtype, optional
+        That the result is converted to next, if it is nothing else: it may be that already.
+    lower : bool, optional
+        What is above the diagonal is not asked for: it may be anything.
     """
+    if xp is not np:
+        from multimm.gpu.integers import tensor_cores
+
+        if tensor_cores.able(a, b):
+            made = tensor_cores.product(
+                a, b, trans, shape, sums, partial=partial, final=final, lower=lower
+            )
+            if made is not None:
+                return made
     left = a.swapaxes(-1, -2) if trans[0] else a
     right = b.swapaxes(-1, -2) if trans[1] else b
     total = float_blas.product(xp, left, right, shape, sums)
     if partial is not None:
         total += partial.astype(sums, copy=False)
     return total
+
+
+def leaves_out(a: Array, sums: DType) -> bool:
+    """Whether a product of an array and its transpose is computed below the diagonal alone."""
+    if not (is_cupy(a) and takes(a.dtype, a.dtype, sums)):
+        return False
+    from multimm.gpu.integers import tensor_cores
+
+    return tensor_cores.able(a, a)

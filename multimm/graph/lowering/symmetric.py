@@ -14,12 +14,12 @@ from multimm.graph.tasks.multiply import (
     Step,
     add,
     by_real_products,
+    computes_triangles,
     declared,
     finished,
     gemm,
     is_packed,
     link,
-    own_kernel,
     stream_for,
     summed,
 )
@@ -50,7 +50,7 @@ def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool
     a = declared(a, step.dtype_a)
     if is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
         return gemm(a, a, partial, step=step, tuned=False, lower=True)  # mirrored, too
-    if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
+    if computes_triangles(a, step):
         sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
     else:
         sums = _in_sub_blocks(a, partial, step)

@@ -36,6 +36,11 @@ def as_float32(block: Block) -> Block:
     return block if dtype == FLOAT32 else block.astype(FLOAT32)
 
 
+def as_complex64(block: Block) -> Block:
+    """A block of a wider complex dtype converted; real ones stay what they are."""
+    return block.astype("complex64", copy=False) if block.dtype.kind == "c" else block
+
+
 def scheme_of(precision: str, a: Any, b: Any) -> str:
     """What operands of these dtypes are packed for, to keep a promise.
 

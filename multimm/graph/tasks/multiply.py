@@ -11,16 +11,25 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu import library_gemm
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
+from multimm.gpu.integers import gemm as integers
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
-from multimm.graph.tasks.half_precision import as_float32, becomes_float32, is_narrow, scheme_of
+from multimm.graph.tasks.half_precision import (
+    as_complex64,
+    as_float32,
+    becomes_float32,
+    is_narrow,
+    scheme_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,8 @@ def gemm(
         Use what `multimm tune` found on this GPU.
     lower : bool
         m and n are equal, and what is above the diagonal is not asked for: our own kernels may
-        leave there whatever memory held. Of complex blocks `a` is `b`, and all is computed.
+        leave there whatever memory held (`computes_triangles`). Of complex blocks `a` is `b`, and
+        all is computed.
     out : array of shape (..., m, n), dtype ``step.dtype``, optional
         Written to and returned; rows contiguous, overlapping no operand.
 
@@ -131,6 +141,9 @@ def gemm(
     same: dict[str, Any] = {
         name: getattr(step, name) for name in ("trans_a", "trans_b", "alpha", "beta")
     }
+    if step.accumulate == "complex64":  # asked for with dtype=, operands may have more
+        narrow = as_complex64(a)
+        a, b = narrow, narrow if b is a else as_complex64(b)
     if is_packed(a) or is_packed(b) or (is_cupy(a) and own_kernel(a, b, c, step)):
         from multimm.gpu import product
 
@@ -167,7 +180,7 @@ def gemm(
             **same,
         )
     else:
-        same |= {"accumulate": step.accumulate, "dtype": step.dtype}
+        same |= {"accumulate": step.accumulate, "dtype": step.dtype, "lower": lower}
         left, right = a.conj() if step.conj_a else a, b.conj() if step.conj_b else b
         result = library_gemm.gemm(left, right, c=c, partial=partial, **same)
     if out is None:
@@ -228,6 +241,13 @@ def by_real_products(a: Block, b: Block, step: Step) -> bool:
         trans_a=step.trans_a,
         trans_b=step.trans_b,
     )
+
+
+def computes_triangles(a: Block, step: Step) -> bool:
+    """Whether products of a block and its transpose leave out what is above the diagonal."""
+    if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
+        return True
+    return integers.leaves_out(a, np.dtype(step.accumulate))
 
 
 def add(*parts: Block, c: Block = None, step: Step) -> Block:

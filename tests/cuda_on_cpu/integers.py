@@ -1,0 +1,148 @@
+"""Cases for integer_pack.cu, and for sgemm_split_mma.cu with INTEGER, whose sums are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_on_cpu.operands import placed
+from cuda_on_cpu.products import Case
+from cuda_on_cpu.program import Buffer, Launch, Pointer
+from multimm.gpu.arch import tiles_of
+
+THREADS, TILE_M, SLAB = 256, 128, 64
+
+
+def integer_tiles(x: np.ndarray) -> np.ndarray:
+    """Rows along k as the kernels read them: FP16 tiles of 64 x 64, swizzled; rows are padded."""
+    rows, k = x.shape
+    padded = np.zeros((-(-rows // TILE_M) * TILE_M, -(-k // SLAB) * SLAB), np.float16)
+    padded[:rows, :k] = x
+    tiles = padded.reshape(padded.shape[0] // SLAB, SLAB, -1, 8, 8).transpose(0, 2, 1, 3, 4)
+    row, piece = np.ogrid[:SLAB, :8]
+    swizzled = np.empty_like(tiles)
+    swizzled[:, :, row, piece ^ row % 8] = tiles[:, :, row, piece]
+    return swizzled.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of packed integers, and how it is launched."""
+
+    m: int
+    n: int
+    k: int
+    most: int = 128
+    promote: int = 16
+    p: bool = False
+    as_float: bool = False
+    step: int = 0
+    blocks: int = 3
+    extra: int = 0
+    offset: int = 0
+    extreme: bool = False  #: all elements are as large as they can be
+
+
+def _products(tile_n: int) -> tuple[Product, ...]:
+    m, n = TILE_M, tile_n
+    return (
+        Product(1, 1, 1),
+        Product(m, n, 64, p=True),
+        Product(2 * m + 1, n + 1, 130, p=True, extra=3, offset=1),
+        Product(70, 3 * n - 1, 200, extra=1, blocks=2, as_float=True),
+        Product(m + 5, n - 3, 64 * 5, promote=1, most=512, blocks=1, extra=2, offset=3, p=True),
+        Product(9, n, 64 * 33 + 5, extreme=True),  # 2^24 in the tensor cores, beyond it in all
+        Product(9, 20, 64 * 9, most=255, promote=4, extreme=True, p=True, as_float=True),
+        Product(100, n, 64 * 5 - 9, step=2, blocks=2),
+        Product(9 * m, 2, 64, blocks=4),
+    )
+
+
+def integer_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Products that meet every edge of a tile; of squares the lower tiles alone."""
+    made = _products(defines["TILE_N"])
+    if "LOWER" in defines:
+        made = (Product(1, 1, 1), Product(300, 300, 70, p=True, extra=1),
+                Product(140, 140, 64 * 5, step=2, blocks=2))  # fmt: skip
+    for seed, product in enumerate(made):
+        yield _case(product, seed, defines)
+
+
+def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
+    rng = np.random.default_rng(seed)
+    a, b = (
+        np.full((rows, x.k), -x.most) if x.extreme else rng.integers(-x.most, x.most, (rows, x.k))
+        for rows in (x.m, x.n)
+    )
+    slabs = -(-x.k // SLAB)
+    slices = -(-slabs // x.step) if x.step else 1
+    assert x.promote * SLAB * x.most**2 <= 2**24
+    buffers = [Buffer.of(integer_tiles(z).view(np.uint16)) for z in (a, b)]
+    d = placed((slices, x.m, x.n), "i4", extra=x.extra, offset=x.offset, gap=5)
+    p = placed((1, x.m, x.n), "i4", extra=x.extra, offset=x.offset)
+    p = p.holding(rng.integers(-(2**31), 2**31, (1, x.m, x.n)).astype(np.int32))
+    buffers += [d.buffer, p.buffer]
+    to_p, ldp, _ = p.arguments(3)
+    to_d, ldd, stride = d.arguments(2)
+    arguments: list[object] = [
+        x.m, x.n, slabs, x.step, 1.0, 0.0, Pointer(0), None, Pointer(1), None, None, 0,
+        to_p if x.p else None, ldp if x.p else 0, to_d, ldd, stride if x.step else 0, None,
+        x.promote, int(x.as_float),
+    ]  # fmt: skip
+    tiles = tiles_of(x.m, x.n, TILE_M, defines["TILE_N"], "LOWER" in defines) * slices
+    launch = Launch(
+        "sgemm_split_mma", (min(tiles, x.blocks), 1, 1), THREADS, arguments, buffers,
+        defines["SLOTS"] * (TILE_M + defines["TILE_N"]) * 64, seed, what=f"sgemm_split_mma {x}",
+    )  # fmt: skip
+    expected = list(buffers)
+    expected[2] = d.holding(_result(x, a, b, d.view, p.view, defines)).buffer
+    return Case(launch, expected)
+
+
+def _result(
+    x: Product, a: np.ndarray, b: np.ndarray, before: np.ndarray, p: np.ndarray,
+    defines: Mapping[str, int],
+) -> np.ndarray:  # fmt: skip
+    """In 64 bits, then modulo 2^32; the bits of a float32; tiles above the diagonal as before."""
+    length = x.step * SLAB or x.k
+    sums = np.stack([
+        a[:, start : start + length] @ b[:, start : start + length].T
+        for start in range(0, x.k, length)
+    ])  # fmt: skip
+    made = (sums + p if x.p else sums).astype(np.int32)
+    if x.as_float:
+        made = made.astype(np.float32).view(np.int32)
+    if "LOWER" in defines:
+        last_row = np.arange(x.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
+        reached = np.arange(x.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
+        made = np.where(reached, made, before)
+    return made
+
+
+def integer_pack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
+    """Rows and columns, at any address; what FP16 carries of the dtype."""
+    dtype = np.dtype(f"{'i' if defines['SIGNED'] else 'u'}{defines['BYTES']}")
+    info = np.iinfo(dtype)
+    low, high = max(-2048, int(info.min)), min(2048, int(info.max))
+    shapes = ((1, 1, 0, 0), (64, 64, 0, 0), (130, 201, 3, 1), (65, 64, 0, 4), (3, 132, 4, 2),
+              (200, 7, 1, 0))  # fmt: skip
+    for seed, (rows, k, extra, offset) in enumerate(shapes):
+        for along_k in (True, False):
+            rng = np.random.default_rng(seed)
+            x = rng.integers(low, high, (rows, k), endpoint=True).astype(dtype)
+            lines = x if along_k else x.T
+            stored = placed((1, *lines.shape), dtype.str[1:], extra=extra, offset=offset)
+            stored = stored.holding(lines[None])
+            aligned = offset * dtype.itemsize % (4 * dtype.itemsize) == 0
+            wide = aligned and stored.ld % 4 == 0
+            tiles = integer_tiles(x).view(np.uint16)
+            before = [stored.buffer, Buffer.of(np.full_like(tiles, 0x7BCD))]
+            pointer, ld, _ = stored.arguments(0)
+            launch = Launch(
+                "integer_pack", (tiles.size // SLAB**2, 1, 1), THREADS,
+                [pointer, ld, rows, k, int(along_k), int(wide), Pointer(1)], before,
+                what=f"integer_pack {rows} x {k} of {dtype}, {along_k=}, {wide=}",
+            )  # fmt: skip
+            yield Case(launch, [stored.buffer, Buffer.of(tiles)])

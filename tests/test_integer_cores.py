@@ -1,0 +1,268 @@
+"""Integers on the tensor cores: what is launched, on kernels that do the same in NumPy."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from math import ceil
+
+import numpy as np
+import pytest
+from cuda_on_cpu.integers import integer_tiles
+from stand_in import LAYOUTS, below, gpu, laid_out, memory, standing_in
+
+from multimm.gpu import last_choice
+from multimm.gpu.arch import ARCHITECTURES, limits_for, tiles_of
+from multimm.gpu.integers import tensor_cores
+from multimm.gpu.integers.tensor_cores import config_for, plan_for
+from multimm.graph.lowering.symmetric import link_diagonal
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
+
+SLAB = 64
+
+
+class Emulated:
+    """integer_pack.cu, and sgemm_split.cu with INTEGER."""
+
+    launches: list
+
+    def __init__(self, device, file, entry, defines, *, shared_bytes=0, specific=False):
+        assert device == 0
+        self.entry, self.defines, self.shared_bytes = entry, dict(defines), shared_bytes
+        assert specific == (entry == "sgemm_split")
+
+    def __call__(self, grid, block, args, *, shared_mem=0):
+        assert shared_mem == self.shared_bytes
+        assert 1 <= grid[0] < 2**31
+        Emulated.launches.append((self.entry, grid, args))
+        getattr(self, self.entry)(grid[0], *args)
+
+    def integer_pack(self, blocks, pointer, ld, rows, k, along_k, wide, tiles):
+        kind = f"{'i' if self.defines['SIGNED'] else 'u'}{self.defines['BYTES']}"
+        item = np.dtype(kind).itemsize
+        lines = rows if along_k else k
+        aligned = pointer % (4 * item) == 0 and (lines == 1 or ld % 4 == 0)
+        assert aligned if wide else True
+        steps = (ld, 1) if along_k else (1, ld)
+        packed = integer_tiles(memory(pointer, (rows, k), steps, kind))
+        assert blocks == packed.size // SLAB**2
+        memory(tiles, packed.shape, (1,), "f2")[...] = packed
+
+    def sgemm_split(self, blocks, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d,
+                    ldd, stride, counts, promote, as_float):  # fmt: skip
+        assert (alpha, beta, ea, eb, c, ldc, counts) == (1, 0, 0, 0, 0, 0, 0)
+        left, right = (_unpacked(at, rows, slabs) for at, rows in ((a, m), (b, n)))
+        lower, tile_n = "LOWER" in self.defines, self.defines["TILE_N"]
+        slices = ceil(slabs / step) if step else 1
+        assert blocks <= min(132, tiles_of(m, n, 128, tile_n, lower) * slices)
+        for i in range(slices):
+            first, last = (i * step, min(slabs, (i + 1) * step)) if step else (0, slabs)
+            total = np.zeros((m, n), np.int64)
+            for at in range(first, last, promote):
+                k = slice(at * SLAB, min(last, at + promote) * SLAB)
+                assert (np.abs(left[:, k]) @ np.abs(right[:, k]).T).max() <= 2**24
+                total += (left[:, k] @ right[:, k].T).astype(np.int64)
+            if p:
+                total += memory(p, (m, n), (ldp, 1), "i4")
+            total = total.astype(np.int32)
+            to = memory(d + i * stride * 4, (m, n), (ldd, 1), "f4" if as_float else "i4")
+            where = below(m, n, 128, tile_n) if lower else True
+            np.copyto(to, total.astype(to.dtype), where=where)
+
+
+def _unpacked(tiles, rows, slabs):
+    """Rows along k, from the tiles at an address."""
+    panels = -(-rows // 128) * 2
+    held = memory(tiles, (panels * slabs * SLAB * SLAB,), (1,), "f2")
+    held = held.reshape(panels, slabs, SLAB, 8, 8)
+    row, piece = np.ogrid[:SLAB, :8]
+    plain = held[:, :, row, piece ^ row % 8]
+    return plain.transpose(0, 2, 1, 3, 4).reshape(panels * SLAB, -1)[:rows].astype(np.float64)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    Emulated.launches = []
+    with standing_in():
+        cupy = sys.modules["cupy"]
+        for name in ("add", "tri", "where", "zeros", "matmul"):
+            monkeypatch.setattr(cupy, name, getattr(np, name), raising=False)
+        monkeypatch.setattr(
+            cupy, "broadcast_to", partial(np.broadcast_to, subok=True), raising=False
+        )
+        monkeypatch.setattr(tensor_cores, "kernel_for", Emulated)
+        yield
+
+
+def of(entry):
+    return [args for name, _, args in Emulated.launches if name == entry]
+
+
+def numbers(shape, dtype, seed=0, most=None):
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    info = np.iinfo(dtype)
+    low, high = (
+        (info.min, info.max) if most is None else (max(info.min, -most), min(info.max, most))
+    )
+    return rng.integers(low, high, shape, dtype, endpoint=True)
+
+
+def product(x, y, *, sums="int32", dtype=None, trans=(False, False), layout="C", **more):
+    stored = [z.swapaxes(-1, -2) if flag else z for z, flag in zip((x, y), trans, strict=True)]
+    step = Step(sums, dtype or sums, *trans)
+    return multiply.gemm(*(laid_out(z, layout) for z in stored), step=step, **more)
+
+
+def same(found, expected, dtype):
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(np.asarray(found), expected.astype(dtype))
+
+
+@pytest.mark.parametrize("a", ["bool", "int8", "uint8"])
+@pytest.mark.parametrize("b", ["bool", "int8", "uint8"])
+@pytest.mark.parametrize("sums", ["int8", "int32", "uint32", "int64", "uint64", "float64"])
+def test_products_are_exact(a, b, sums):
+    x, y = numbers((150, 700), a), numbers((700, 70), b, 1)
+    same(product(x, y, sums=sums), x.astype("i8") @ y.astype("i8"), sums)
+    assert last_choice().precision == "exact"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_operands_as_they_lie(layout, trans, dtype):
+    x, y = numbers((40, 130), dtype, most=500), numbers((130, 33), dtype, 1, most=500)
+    found = product(x, y, trans=trans, layout=layout)
+    same(found, x.astype("i8") @ y.astype("i8"), "i4")
+    assert len(of("integer_pack")) == 2
+
+
+@pytest.mark.parametrize(
+    ("sums", "dtype", "rounded"),
+    [("int32", "float32", True), ("int32", "int32", False), ("float64", "float32", False)],
+)
+def test_the_kernel_rounds_what_is_to_be_float32(sums, dtype, rounded):
+    x, y = numbers((1000, 3000), "uint8"), numbers((3000, 700), "uint8", 1)
+    whole = x.astype("i8") @ y.astype("i8")
+    assert whole.max() > 2**24
+    same(product(x, y, sums=sums, dtype=dtype), whole, dtype)
+    assert [bool(args[-1]) for args in of("sgemm_split")] == [rounded]
+
+
+def test_partial_sums_scalars_and_c():
+    x, y = numbers((30, 200), "int8"), numbers((200, 20), "int8", 1)
+    whole = x.astype("i8") @ y.astype("i8")
+    p, c = numbers((30, 20), "int32", 2), numbers((30, 20), "int32", 3, most=99)
+    for kind in ("int32", "int64", "float64"):
+        same(product(x, y, sums=kind, partial=gpu(p.astype(kind))), (whole + p).astype(kind), kind)
+    step = Step("int32", "float32", alpha=0.5, beta=2.0)
+    found = multiply.gemm(gpu(x), gpu(y), c=gpu(c), step=step)
+    same(found, 0.5 * whole + 2 * c, "f4")
+    assert not any(args[-1] for args in of("sgemm_split"))
+
+
+def test_long_sums_are_cut_where_int32_ends(monkeypatch):
+    """Also into stretches, so that packed operands are not all there at a time."""
+    x, y = np.full((3, 300_000), -128, "i1"), np.full((300_000, 2), -128, "i1")
+    for sums in ("int64", "float64"):
+        Emulated.launches = []
+        same(product(x, y, sums=sums), np.full((3, 2), 300_000 * 2**14), sums)
+        assert len(of("integer_pack")) == 2 * ceil(300_000 / 131_008)
+    Emulated.launches = []
+    monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128 * 900)
+    same(product(x, y), np.full((3, 2), 300_000 * 2**14).astype("i4"), "i4")
+    same(product(x, y, partial=gpu(np.full((3, 2), 5, "i4"))),
+         np.full((3, 2), 300_000 * 2**14 + 5).astype("i4"), "i4")  # fmt: skip
+    assert len(of("integer_pack")) == 2 * 2 * 3
+
+
+def test_few_tiles_are_summed_in_slices():
+    x, y = numbers((60, 9000), "int8"), numbers((9000, 50), "int8", 1)
+    p = gpu(numbers((60, 50), "int32", 2))
+    whole = x.astype("i8") @ y.astype("i8")
+    same(product(x, y, partial=p), (whole + p).astype("i4"), "i4")
+    assert all(args[3] > 0 and args[-1] == 0 for args in of("sgemm_split"))
+    same(product(x, y, dtype="float32"), whole, "f4")
+
+
+def test_stacks_of_large_matrices_one_by_one_and_of_small_ones_by_a_library(monkeypatch):
+    x, y = numbers((2, 1, 20, 90), "int8"), numbers((3, 90, 30), "uint8", 1)
+    whole = x.astype("i8") @ y.astype("i8")
+    same(product(x, y), whole, "i4")
+    assert not Emulated.launches
+    monkeypatch.setattr(tensor_cores, "ALONE", 0)
+    same(product(x, y), whole, "i4")
+    same(product(x, y, dtype="float32"), whole, "f4")
+    p = numbers((2, 3, 20, 30), "int32", 2, most=9)
+    same(product(x, y, sums="float64", partial=gpu(p.astype("f8"))), whole + p, "f8")
+    assert len(of("sgemm_split")) == 3 * 6
+
+
+def test_numbers_that_fp16_does_not_carry_go_elsewhere():
+    for most, there in ((512, True), (2048, False), (2049, False)):
+        Emulated.launches = []
+        x, y = numbers((60, 300), "int16", most=most), numbers((300, 50), "int16", 1, most=most)
+        x[0, 0] = y[0, 0] = most
+        same(product(x, y), x.astype("i8") @ y.astype("i8"), "i4")
+        assert bool(Emulated.launches) == there
+    x, y = numbers((60, 300), "int16", most=2048), numbers((300, 50), "int8")
+    same(product(x, y), x.astype("i8") @ y, "i4")
+    assert of("sgemm_split")[-1][-2] == 1  # every slab
+    Emulated.launches = []
+    wide = numbers((60, 300), "int32", most=3)
+    same(
+        product(wide, numbers((300, 50), "int8")),
+        wide.astype("i8") @ numbers((300, 50), "int8"),
+        "i4",
+    )
+    assert not Emulated.launches
+
+
+@pytest.mark.parametrize("trans", [(False, True), (True, False)])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_half_of_a_symmetric_product_and_one_packing(trans, dtype):
+    x = numbers((300, 140), "int8")
+    a = gpu(x if trans[1] else x.T.copy())
+    step = Step("int32", dtype, *trans)
+    found = link_diagonal(a, step=step, complete=True)
+    same(found, x.astype("i8") @ x.astype("i8").T, dtype)
+    assert len(of("integer_pack")) == 1
+    p = gpu(np.full((300, 300), 7, "i4"))
+    same(
+        link_diagonal(a, p, step=step, complete=True), x.astype("i8") @ x.astype("i8").T + 7, dtype
+    )
+
+
+def test_plans_keep_sums_in_what_holds_them():
+    for a in (1, 2, 127, 128, 255, 512, 2047, 2048):
+        for b in (0, 1, 3, 128, 255, 512, 2048):
+            plan = plan_for(a, b)
+            if plan is None:
+                assert SLAB * a * b > 2**24
+                continue
+            assert plan.promote * SLAB * a * b <= 2**24
+            assert plan.length * a * b < 2**31
+            assert plan.promote >= 1
+            assert plan.length >= SLAB
+    assert plan_for(0, 0).promote < 2**31
+
+
+def test_configurations_fit_every_gpu_that_has_one():
+    for limits in ARCHITECTURES:
+        if limits.capability >= 80:
+            for side in (64, 8192):
+                config = config_for(side, side, limits, 100)
+                assert config.runs_on(limits)
+                assert config.products == 1
+    assert config_for(8192, 8192, limits_for(90), 132).tile_n == 192
+    assert config_for(100, 100, limits_for(90), 132).tile_n == 64
+
+
+def test_stretches_are_added_to_any_wide_dtype(monkeypatch):
+    monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128)
+    x, y = numbers((30, 500), "uint8"), numbers((500, 20), "uint8", 1)
+    for sums in ("int64", "uint64", "float64", "int32", "uint8"):
+        same(product(x, y, sums=sums), x.astype("i8") @ y.astype("i8"), sums)
