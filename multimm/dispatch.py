@@ -195,7 +195,8 @@ def accelerate() -> Acceleration:
 
     Results have NumPy's dtype, as `multimm.matmul` says: of int8 int8, which may wrap around, and
     of bool bool. Dask's own products of bools and short integers are in 64 bits, where one block's
-    may have wrapped around before; cast the operands first if wide ones are meant.
+    may have wrapped around before. Where wide ones are meant, call
+    ``multimm.matmul(x, y, dtype="int64")``; a warning says once that sums can leave int8.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can.

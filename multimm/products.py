@@ -12,7 +12,7 @@ import numpy as np
 from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
-from multimm.errors import OptionError, ShapeError
+from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.dtypes import gemm_dtype, on_devices
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
@@ -233,6 +233,10 @@ def checked(
     else:
         out = requested_dtype.named(dtype)
         requested_dtype.check(*dtypes, alpha, beta, added, out)
+        if not on_devices(out) and any(map(on_gpu, made.values())):
+            raise DTypeError(
+                f"dtype={out}: GPUs have no such numbers; ask for float64, or complex128"
+            )
         sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
         alpha, beta = requested_dtype.scalars(alpha, beta, out)
     wanted = asked_for(chunks, a, b, out, trans_a, trans_b)

@@ -488,7 +488,38 @@ GRAPH = (
     ),
 )
 
-FAULTS = (*PLANNING, *MEMORY, *GRAPH)
+INTEGERS = (
+    Fault(
+        "integers: float sums leave the integers that float32 holds",
+        "gpu/integers/float_blas.py",
+        "length = terms(most_a, most_b, held)",
+        "length = 2 * terms(most_a, most_b, held)",
+        "dtype -k exact or beyond",
+    ),
+    Fault(
+        "integers: the tensor cores sum twice as much as float32 holds",
+        "gpu/integers/tensor_cores.py",
+        'promote = terms(most_a, most_b, HELD["float32"]) // SLAB',
+        'promote = terms(most_a, most_b, 2 * HELD["float32"]) // SLAB',
+        "integer_cores -k plans or products",
+    ),
+    Fault(
+        "integers: sums of a float32 result wrap around in int32",
+        "gpu/integers/bounds.py",
+        'return int32 if sums_fit(a, b, k, int32) else np.dtype("float64")',
+        "return int32",
+        "dtype -k beyond",
+    ),
+    Fault(
+        "integers: whole scalars take sums beyond int32",
+        "gpu/requested_dtype.py",
+        "(alpha if alpha == 1 else alpha * 1.0)",
+        "alpha",
+        "dtype -k scalars",
+    ),
+)
+
+FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:

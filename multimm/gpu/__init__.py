@@ -22,7 +22,7 @@ for the next product of the kind. `simt` are the FP32 units: sgemm_ffma, and the
 products. `complex_gemm` stands above this line: it multiplies complex64 by products of their real
 numbers. `emulated` are float32 products on the tensor cores: `pack` splits operands into FP16
 parts, once for many products (`PackedBlock`), `multiply` multiplies these, and `outliers` adds what
-they do not carry.
+they do not carry. `integers` multiplies integers exactly, there or by float products of a library.
 
 Beside products: `elementwise` adds partial results, transposes, copies blocks, and writes complex
 matrices as real ones; `transfer` carries blocks between host memory and a GPU; `library_gemm` is

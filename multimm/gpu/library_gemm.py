@@ -256,7 +256,9 @@ def _scaled(
     if total is not None:
         total = _times(total, alpha)
     if beta != 0:
-        addend = _times(c.astype(np.result_type(held, c.dtype), copy=False), beta)
+        # With integers bfloat16 has no dtype in common; float32 holds it.
+        own = np.dtype(np.float32) if c.dtype.name == "bfloat16" else c.dtype
+        addend = _times(c.astype(np.result_type(held, own), copy=False), beta)
         if total is None:
             return xp.broadcast_to(addend, shape).astype(dtype, order="C", copy=True)
         total = total + addend

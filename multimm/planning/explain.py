@@ -55,7 +55,10 @@ def _product_line(plan: MatmulPlan) -> str:
     batch = f"{problem.batch} times " if problem.batch > 1 else ""
     where = " on tensor cores" if plan.layout.on_tensor_cores else ""
     half = f" of {problem.flops:.4g}" if plan.layout.mirrors else ""
-    promised = "exact" if problem.exact else f"precision {plan.precision}"
+    promised = f"precision {plan.precision}"
+    if problem.exact:
+        wraps = problem.dtype.startswith(("int", "uint"))
+        promised = f"exact modulo 2^{8 * problem.out_bytes}" if wraps else "exact"
     return (
         f"{batch}{plan.m} x {plan.k} @ {plan.k} x {plan.n} -> {problem.dtype}, "
         f"{promised}{where}, {plan.flops:.4g}{half} flop"

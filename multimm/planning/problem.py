@@ -24,8 +24,9 @@ _COST = {
 #: Wide integers have none either, unless their numbers are small, which no plan knows: 34 (int8) to
 #: 130 (int64) on the same core.
 _INTEGER_COST = 50.0
-#: Narrow integers go to units of floats (`multimm.gpu.integers`), by their format: converting and
-#: adding included, 1.1 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores).
+#: Narrow integers go to units of floats (`multimm.gpu.integers`), by their format. Converting and
+#: adding included they take 0.9 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores
+#: that others used, too); tensor cores were not measured.
 _EXACT_COST = {"tf32": 0.1, "float32": 1.25, "float64": 2.5}
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"

@@ -28,7 +28,8 @@ def numbers(shape, dtype, seed=0, most=None):
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     info = np.iinfo(dtype)
-    low, high = (info.min, info.max) if most is None else (max(info.min, -most), min(info.max, most))
+    most = info.max if most is None else min(info.max, most)
+    low, high = max(info.min, -most - (most == info.max)), most
     return rng.integers(low, high, shape, dtype, endpoint=True)
 
 
