@@ -67,6 +67,28 @@ def test_two_gpus_move_the_2d_bound(protocol):
 
 
 @pytest.mark.multigpu(2)
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_integers_travel_as_they_are(dtype):
+    """A byte an element, and the sums of 4096 products of all of int8 are exact."""
+
+    def wide(block):
+        return (block * 40).round().clip(-128, 127).astype("int8")
+
+    with multimm.cluster.start(gpus=2, rmm_pool=POOL) as client:
+        a, b = (matrix(seed).map_blocks(wide, dtype="int8") for seed in (1, 2))
+        plan = multimm.plan(a, b, dtype=dtype, blocks=BLOCK, slabs=BLOCK)
+        assert "exact" in str(plan)
+        reset_received_bytes(client)
+        c = multimm.matmul(a, b, dtype=dtype, blocks=BLOCK, slabs=BLOCK).persist()
+        wait(c)
+        assert plan.bytes_bound == SIZE * SIZE
+        assert sum(received_bytes(client).values()) <= 1.05 * plan.bytes_bound
+        assert multimm.verify(a, b, c, dtype=dtype)
+        x, y = (_on_host(z).astype("f8") for z in (a, b))
+        np.testing.assert_array_equal(_on_host(c), (x @ y).astype(dtype))
+
+
+@pytest.mark.multigpu(2)
 def test_parts_of_k_on_two_gpus_have_the_bits_of_one():
     results = []
     for gpus in (1, 2):
