@@ -1,5 +1,6 @@
 # make demo    a first product: on the GPUs of this machine, or on CPU workers
 # make test    lint, types and the tests that a change needs: 6 minutes on two cores
+# make test PYTEST_ARGS="tests/test_io.py -k zarr"     these tests alone, without lint
 # make test-all      the same and all other tests that this machine can run: what CI does
 # make faults        plants faults, one after another, and sees that tests find them: long
 # make lint    lint and types only
@@ -37,8 +38,7 @@ demo: $(DEMO)
 	$(RUN) -m multimm demo
 
 # Tests run in a process per core, each with one thread for BLAS; those that others beside them
-# would disturb have their turn afterwards. Where PYTEST_ARGS says what to run, and where there is
-# no pytest-xdist, all run in one process.
+# would disturb have their turn afterwards. Where there is no pytest-xdist, all run in one process.
 ALONE := alone or gpu or multigpu
 # Files in their order, each as a whole: what its tests share is made once.
 BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
@@ -46,8 +46,8 @@ BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope
 # What `make test` leaves out: CONTRIBUTING.md says what that is.
 test: BUT := and not slow
 
-test test-all: lint
 ifeq ($(strip $(PYTEST_ARGS)),)
+test test-all: lint
 	@if ! $(RUN) -c 'import xdist' 2>/dev/null; then set -x; \
 	    exec $(RUN) -m pytest $(if $(BUT),-m 'not slow'); fi; \
 	failed=0; set -x; \
@@ -55,6 +55,8 @@ ifeq ($(strip $(PYTEST_ARGS)),)
 	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' || failed=1; \
 	exit $$failed
 else
+# What was asked for and nothing else, in one process.
+test test-all: $(DEV)
 	$(RUN) -m pytest $(PYTEST_ARGS)
 endif
 
@@ -88,6 +90,8 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
+# The packages of CUDA are large: pip says what it loads, and how far it is.
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable ".[$$(.ci/extras)]"
+	@echo "Installing into $(VENV): some minutes, the first time"
+	$(RUN) -m pip install --editable ".[$$(.ci/extras)]"
 	@touch $@
