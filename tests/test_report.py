@@ -1,4 +1,4 @@
-"""The report: which records it shows, its tables and figures, blocks in READMEs, the command."""
+"""The report: which records it shows, its tables and figures, blocks in documents, the command."""
 
 from __future__ import annotations
 
@@ -90,11 +90,21 @@ def test_a_file_that_is_no_run_is_named(tmp_path):
 # Blocks
 
 
-def test_readmes_and_figures_agree_with_the_records():
+def test_documents_and_figures_agree_with_the_records():
     outdated = files.outdated(Runs())
     assert outdated == [], "stale: run python -m benchmarks.report"
-    for path in blocks.README:
-        assert "<!-- figure: " in path.read_text("utf-8")
+
+
+def test_each_table_stands_in_one_document():
+    found = {
+        path.relative_to(records.ROOT).as_posix(): blocks.tables_of(path.read_text("utf-8"))
+        for path in sorted({*blocks.PAGES, *records.ROOT.glob("docs/**/*.md")})
+    }
+    named = [name for names in found.values() for name in names]
+    assert sorted(named) == sorted((*blocks.TABLES, blocks.PREDICTION))
+    assert found["docs/benchmarks.md"] == ["verdict"]
+    assert found["README.md"] == []
+    assert blocks.figures((records.ROOT / "README.md").read_text("utf-8")) == ["strong-scaling"]
 
 
 @pytest.fixture
@@ -104,7 +114,7 @@ def readme(tmp_path, monkeypatch):
     path.parent.mkdir()
     names = ("figure: ladder", "figure: strong-scaling", "table: ladder")
     path.write_text("".join(f"<!-- {x} -->\n<!-- end of {x.split(':')[0]} -->\n" for x in names))
-    monkeypatch.setattr(blocks, "README", (path,))
+    monkeypatch.setattr(blocks, "PAGES", (path,))
     monkeypatch.setattr(blocks, "FIGURES", path.parent / "figures")
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     monkeypatch.setattr(__main__, "Runs", lambda: Runs(tmp_path))

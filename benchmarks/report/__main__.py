@@ -1,4 +1,4 @@
-"""Write the blocks of the READMEs and docs/figures from the newest records."""
+"""Write the blocks of the documents and docs/figures from the newest records."""
 
 from __future__ import annotations
 

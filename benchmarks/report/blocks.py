@@ -1,4 +1,4 @@
-"""Blocks between markers in READMEs: tables and figures of the newest records.
+"""Blocks between markers in documents: tables and figures of the newest records.
 
 A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``, a figure between
 ``<!-- figure: name -->`` and ``<!-- end of figure -->``.
@@ -16,7 +16,11 @@ from benchmarks.report import gallery, prediction, scaling_tables, tables
 from benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing, origin
 from benchmarks.report.split_tables import accuracy, split
 
-README = tuple(ROOT / name for name in ("README.md", "kernels/README.md", "benchmarks/README.md"))
+#: The documents that have such blocks.
+PAGES = tuple(
+    ROOT / name
+    for name in ("README.md", "kernels/README.md", "benchmarks/README.md", "docs/benchmarks.md")
+)
 FIGURES = ROOT / "docs" / "figures"
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>table|figure): (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=kind) -->)",
@@ -91,4 +95,13 @@ def render(text: str, runs: Runs, beside: Path = ROOT) -> str:
 
 def figures(text: str) -> list[str]:
     """Return the names of the figures that a text shows."""
-    return [found["name"] for found in _BLOCK.finditer(text) if found["kind"] == "figure"]
+    return _named(text, "figure")
+
+
+def tables_of(text: str) -> list[str]:
+    """Return the names of the tables that a text shows."""
+    return _named(text, "table")
+
+
+def _named(text: str, kind: str) -> list[str]:
+    return [found["name"] for found in _BLOCK.finditer(text) if found["kind"] == kind]

@@ -1,4 +1,4 @@
-"""What is written: a folder with the page and all figures, or the READMEs and their figures."""
+"""What is written: a folder with the page and all figures, or the documents and their figures."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write(folder: Path, runs: Runs, say: Callable[[str], None] = print) -> None:
 
 
 def outdated(runs: Runs) -> list[Path]:
-    """Return the READMEs and figures that differ from the records, needed or left over."""
-    found = [path for path, text in _readmes(runs) if text != path.read_text("utf-8")]
+    """Return the documents and figures that differ from the records, needed or left over."""
+    found = [path for path, text in _pages(runs) if text != path.read_text("utf-8")]
     wanted = {blocks.FIGURES / f"{picture.name}.svg": picture for picture in _shown()}
     found += [path for path, picture in wanted.items() if gallery.stale(picture, path, runs)]
     return found + sorted(set(blocks.FIGURES.glob("*")) - set(wanted))
@@ -58,10 +58,10 @@ def outdated(runs: Runs) -> list[Path]:
 
 def update(runs: Runs, say: Callable[[str], None] = print) -> None:
     """Write anew what is outdated; figures only where matplotlib is installed."""
-    readmes = dict(_readmes(runs))
+    pages = dict(_pages(runs))
     for path in outdated(runs):
-        if path in readmes:
-            path.write_text(readmes[path], "utf-8")
+        if path in pages:
+            path.write_text(pages[path], "utf-8")
             say(f"{path}: written")
             continue
         picture = next((one for one in _shown() if path.name == f"{one.name}.svg"), None)
@@ -76,13 +76,13 @@ def update(runs: Runs, say: Callable[[str], None] = print) -> None:
             say(f"{path}: left alone, matplotlib is not installed (pip install multimm[bench])")
 
 
-def _readmes(runs: Runs) -> Iterator[tuple[Path, str]]:
-    """Each README with the text that belongs there."""
-    for path in blocks.README:
+def _pages(runs: Runs) -> Iterator[tuple[Path, str]]:
+    """Each document with the text that belongs there."""
+    for path in blocks.PAGES:
         yield path, blocks.render(path.read_text("utf-8"), runs, path.parent)
 
 
 def _shown() -> list[gallery.Picture]:
-    """The figures that READMEs show."""
-    names = [name for path in blocks.README for name in blocks.figures(path.read_text("utf-8"))]
+    """The figures that documents show."""
+    names = [name for path in blocks.PAGES for name in blocks.figures(path.read_text("utf-8"))]
     return [gallery.find(name) for name in dict.fromkeys(names)]

@@ -1,0 +1,146 @@
+"""The README: as short as a reader's patience, and right: its code and its figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from multimm.planning.choice import plan_matmul
+from multimm.planning.problem import Problem
+from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+LINES, WORDS = 120, 16
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of Markdown without its code, tables, headings, comments and pictures.
+
+    A paragraph and an item of a list end a sentence. Code within a line is one word. What an item
+    begins with in bold is a heading, too.
+    """
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!--.*?-->|!\[.*?\]\(.*?\)", "", text, flags=re.DOTALL)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    kept = [
+        "" if re.match(r"#|\||    ", line) else re.sub(r"^- (\*\*.*?\.\*\*)?", "\n", line)
+        for line in text.splitlines()
+    ]
+    paragraphs = re.split(r"\n\s*\n", "\n".join(kept))
+    found = (part for p in paragraphs for part in re.split(r"(?<=[.!?])\W*\s+", p))
+    return [" ".join(part.split()) for part in found if re.search(r"\w", part)]
+
+
+def words(sentence: str) -> int:
+    return len(re.findall(r"\S*\w\S*", sentence))
+
+
+#: Its Python code, and what that prints.
+CODE, PRINTED = re.findall(r"^```(?:python)?\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_sentences_are_told_from_what_is_none():
+    text = """# Not this one.
+
+One [link to
+it](x.md) and `b.c(d)` here. Two. It costs 3.5 s:
+again three!
+
+| no | row |
+    no code
+- **No.** Item without a stop
+- an item; on
+  two lines.
+
+```
+No. No. No.
+```
+<!-- No. -->
+![No](x.svg)
+"""
+    assert [*map(words, sentences(text))] == [7, 1, 6, 4, 5]
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= LINES
+
+
+def test_its_sentences_are_short():
+    found = sentences(README)
+    assert len(found) > 30
+    assert sum(map(words, found)) / len(found) <= WORDS
+
+
+def test_it_needs_no_glossary():
+    """It does without the words that docs/architecture.md explains, but for those it explains."""
+    explained = {"chunk", "block", "symmetric product"}
+    glossary = {
+        word.split(" (")[0]
+        for cell, _ in rows((ROOT / "docs" / "architecture.md").read_text("utf-8"), "| word |")
+        for word in cell.split(", ")
+    }
+    assert explained < glossary
+    text = " ".join(sentences(README)).lower()
+    assert [x for x in sorted(glossary - explained) if re.search(rf"\b{x}s?\b", text)] == []
+
+
+def test_its_example_runs_and_prints_what_it_shows(tmp_path):
+    """But for figures, which depend on the machine."""
+    script = tmp_path / "example.py"
+    script.write_text(CODE, "utf-8")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    figure = r"\d+(\.\d+)?(e[+-]\d+)?"
+    assert re.sub(figure, "#", done.stdout) == re.sub(figure, "#", PRINTED)
+
+
+def test_the_figures_of_its_plan_are_those_of_now():
+    """Of a machine with two cores that nobody has measured."""
+    a = MatrixSpec((4000, 6000), chunks=((1000,) * 4, (1000,) * 6))
+    b = MatrixSpec((6000, 5000), chunks=((1500,) * 4, (1500,) * 3 + (500,)))
+    device = DeviceSpec("x86_64", "cpu", 11 * 10**9, 30.0, 10.0)
+    cluster = ClusterSpec.homogeneous(device, 2, LOCAL_TCP)
+    plan = plan_matmul(Problem(a, b, awaited=True), cluster)
+    shown = re.search(r"print\(f\"(.*)\"\)", CODE)[1]
+    made = re.sub(r"\{(.+?):\.(\d)f\}", lambda x: value(plan, x[1], int(x[2])), shown)
+    assert PRINTED.splitlines()[0] == made
+
+
+def value(plan, name: str, digits: int) -> str:
+    """What `p.name`, or `p.name / 1e6`, is."""
+    field, _, scale = name.removeprefix("p.").partition(" / ")
+    return f"{getattr(plan, field) / float(scale or 1):.{digits}f}"
+
+
+def rows(text: str, head: str) -> list[list[str]]:
+    """The cells of the table that begins so."""
+    lines = text[text.index(head) :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_its_figures_are_those_of_the_newest_records():
+    """A row says what a row of the table of records does, of the case that its words name."""
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    recorded = rows(benchmarks, "| case | accuracy of |")
+    shown = rows(README, "| product, with float32's accuracy |")
+    assert len(shown) == 4
+    cases = {
+        "square of 32768": "strong square 32768",
+        "square of 65536": "strong square 65536",
+        "`a.T @ a`, 1048576 x 8192": "tall AtA 1048576 x 8192",
+        "square of 32768, NumPy blocks": "host square 32768 in 8192",
+    }
+    for product, *figures in shown:
+        assert [cases[product], "FP32", *figures] in recorded
