@@ -1,4 +1,4 @@
-"""Correlations of complex signals of many antennas: x.conj().T @ x, of which half is computed."""
+"""Correlations of complex signals of many antennas: x.conj().T @ x."""
 
 import dask.array as da
 import numpy as np
@@ -29,7 +29,6 @@ def main():
     expected = expected / scale[:, None] / scale
     print("largest difference from NumPy:", np.abs(correlation - expected).max())
     np.testing.assert_allclose(correlation, expected, atol=2e-5)
-    np.testing.assert_array_equal(correlation, correlation.conj().T)  # Hermitian to the last bit
 
 
 if __name__ == "__main__":
