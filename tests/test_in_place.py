@@ -13,7 +13,7 @@ from paper import gpus
 
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
-from multimm.planning.candidates.in_place import stack_in_place, turns_of
+from multimm.planning.candidates.in_place import parts_in_place, stack_in_place, turns_of
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -57,6 +57,14 @@ def test_where_more_of_c_would_travel_than_of_the_rows_these_do():
     assert not other.bytes_added
     assert other.bytes_moved == other.bytes_received == in_place.bytes_moved + a.nbytes * 3 / 4
     assert a.nbytes < in_turn.nbytes
+
+
+def test_who_owns_nothing_of_k_has_no_part():
+    a = MatrixSpec((4096, 64), chunks=((1024, 2048, 1024, 0), (64,)), owners=(0, 1, 0, 2))
+    full = replace(a, chunks=((1024, 1024, 1024, 1024), (64,)))
+    assert parts_in_place(Problem(a.T, a), gpus(3)) == {}
+    found = parts_in_place(Problem(full.T, full), gpus(3))
+    assert {layout.parts for layout in found} == {3}
 
 
 # -------------------------------------------------------------------- the graph

@@ -52,7 +52,8 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Ran
     known = [spec for spec in (a, b.T) if spec.owners]
     owners = max(known, key=lambda spec: spec.nbytes).column_owners if known else ()
     p = max(owners, default=0) + 1
-    if len({*owners}) < p or not 1 < p <= cluster.workers or owners == parts_of(len(owners), p):
+    as_stored = owners == parts_of(len(owners), p)
+    if len({*owners}) < p or not 1 < p <= cluster.workers or as_stored or 0 in a.chunks[-1]:
         return {}
     ranks: dict[Schedule, Rank] = {}
     for cut in (Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (True, False)):
