@@ -126,15 +126,15 @@ PLANNING = (
     Fault(
         "a plan with workers left out is never better",
         "planning/choice.py",
-        "ranks = fewer or found",
+        "ranks = with_fewer(problem, cluster, options, all_work) or found",
         "ranks = found",
         "worker_subset golden",
     ),
     Fault(
         "a slower plan wins where it was to give way",
         "planning/choice.py",
-        "return other if NEARLY * other.seconds < plan.seconds else plan",
-        "return other if other.seconds > NEARLY * plan.seconds else plan",
+        "or sure * ranks[best].seconds < ranks[found].seconds else found",
+        "or sure * ranks[best].seconds > ranks[found].seconds else found",
         "golden",
     ),
     Fault(
@@ -145,10 +145,10 @@ PLANNING = (
         "golden",
     ),
     Fault(
-        "blocks are added in the order in which they are stored, whatever was planned",
-        "planning/candidates/block_order.py",
-        "return order[i] if order else i",
-        "return i",
+        "blocks are multiplied in turn, whatever was planned",
+        "planning/work/cyclic.py",
+        "return self.located.rows or range(len(self.row_sizes))",
+        "return range(len(self.row_sizes))",
         "traffic",
     ),
     Fault(
@@ -168,8 +168,8 @@ PLANNING = (
     Fault(
         "C that lies elsewhere is added for nothing",
         "planning/schedule.py",
-        "return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))",
-        "return False",
+        "if lies != self.completes(*divmod(at, columns))",
+        "if lies < 0",
         "addend",
     ),
     Fault(
@@ -255,7 +255,7 @@ MEMORY = (
     Fault(
         "threads make operands long before these are needed",
         "planning/candidates/read_ahead.py",
-        "if not made_by_tasks(layout) or layout.part_k_tiles or not _runs_ahead(layout, cluster):",
+        "if not made_by_tasks(layout) or layout.located.parts or not _runs_ahead(layout, cluster):",
         "if True:",
         "read_ahead",
     ),

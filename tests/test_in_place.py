@@ -1,9 +1,9 @@
-"""Sides, k and stacks in the order in which they lie on workers: products are right in any."""
+"""Sides, k and stacks that stay where they lie: who has which, and products are right in any."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import dask.array as da
 import numpy as np
@@ -13,48 +13,85 @@ from paper import gpus
 
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
-from multimm.planning.candidates import in_place
-from multimm.planning.candidates.block_order import (
-    as_stored,
-    stack_where_it_lies,
-)
+from multimm.planning.candidates.in_place import parts_in_place, stack_in_place, turns_of
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
+from multimm.planning.schedule import Schedule
 from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.blocking import lay_out
-from multimm.planning.tiling.grid import Grid
+from multimm.planning.tiling.grid import Coordinate, Grid, Located
+
+BANDS = (0,) * 8 + (2,) * 8 + (1,) * 8 + (3,) * 8
+
+# --------------------------------------------------------------------- the plan
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 5))
+def test_blocks_are_assigned_out_to_those_who_have_them(owners, workers):
+    """Whose are more than a fair share gives away just what is beyond it."""
+    owners = [owner % workers for owner in owners]
+    turns = turns_of(owners, workers)
+    assert sorted(turns) == list(range(len(owners)))
+    stay = sum(owner == turn % workers for owner, turn in zip(owners, turns, strict=True))
+    places = Counter(i % workers for i in range(len(owners)))
+    assert stay == sum(min(count, places[owner]) for owner, count in Counter(owners).items())
+
+
+def in_rows(owners, shape=(2**20, 8192)):
+    """A matrix in blocks of rows, each on a worker."""
+    rows = shape[0] // len(owners)
+    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
+
+
+def test_where_more_of_c_would_travel_than_of_the_rows_these_do():
+    a, shape = in_rows(BANDS), (2**20, 16384)
+    where_a_lies, in_turn = in_rows(BANDS, shape), in_rows((0, 1, 2, 3) * 8, shape)
+    in_place, other = (
+        plan_matmul(Problem(a, MatrixSpec((8192, 16384)), c=c), gpus())
+        for c in (where_a_lies, in_turn)
+    )
+    assert in_place.layout.located.rows
+    assert not in_place.bytes_added
+    assert not other.layout.located.rows
+    assert not other.bytes_added
+    assert other.bytes_moved == other.bytes_received == in_place.bytes_moved + a.nbytes * 3 / 4
+    assert a.nbytes < in_turn.nbytes
+
+
+def test_who_owns_nothing_of_k_has_no_part():
+    a = MatrixSpec((4096, 64), chunks=((1024, 2048, 1024, 0), (64,)), owners=(0, 1, 0, 2))
+    full = replace(a, chunks=((1024, 1024, 1024, 1024), (64,)))
+    assert parts_in_place(Problem(a.T, a), gpus(3)) == {}
+    found = parts_in_place(Problem(full.T, full), gpus(3))
+    assert {layout.parts for layout in found} == {3}
+
 
 # -------------------------------------------------------------------- the graph
 
 
 @given(
-    st.permutations(range(4)), st.permutations(range(3)), st.permutations(range(5)),
-    st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 2, 4]),
+    st.permutations(range(4)), st.permutations(range(3)), st.integers(1, 4), st.booleans(),
+    st.booleans(), st.booleans(), st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 3, 1), (2, 2, 1)]),
 )  # fmt: skip
-def test_products_of_sides_in_any_order_are_right(
-    rows, columns, terms, trans_a, trans_b, added, workers
-):
-    m, n, k = (3, 5, 2, 4), (6, 1, 3), (2, 2, 4, 1, 3)
+def test_products_of_sides_in_any_turn_are_right(rows, columns, band, trans_a, trans_b, added, at):
+    m, n, k, grid = (3, 5, 2, 4), (6, 1, 3), (2, 2, 4, 1, 3), Grid(*at)
     rng = np.random.default_rng(0)
     x, y, z = (
         rng.integers(-8, 9, (sum(u), sum(v))).astype("float32") for u, v in ((m, k), (k, n), (m, n))
     )
     a, b, c = (da.from_array(x, chunks=(m, k)), da.from_array(y, chunks=(k, n)),
                da.from_array(z, chunks=(m, n)))  # fmt: skip
-    sorted_m, sorted_n, sorted_k = (
-        tuple(blocks[i] for i in order) for blocks, order in ((m, rows), (n, columns), (k, terms))
-    )
     problem = Problem(
-        MatrixSpec(x.shape, chunks=(sorted_m, sorted_k)),
-        MatrixSpec(y.shape, chunks=(sorted_k, sorted_n)),
-        c=MatrixSpec(z.shape, chunks=(sorted_m, sorted_n)) if added else None,
-        order=tuple(terms), rows=tuple(rows), columns=tuple(columns), chunks=(m, n),
-    )  # fmt: skip
-    plan = plan_matmul(problem, gpus(workers), options=Options(p_k=1))
-    layout, _ = lay_out(problem, gpus(workers), Grid(workers, 1, 1), Options())
-    layout = replace(layout, m_blocks=sorted_m, n_blocks=sorted_n, k_tiles=sorted_k, band=4)
-    plan = replace(plan, layout=layout)
+        *(MatrixSpec(v.shape, chunks=v.chunks) for v in (a, b)),
+        c=MatrixSpec(z.shape, chunks=c.chunks) if added else None,
+        chunks=(m, n),
+    )
+    located = Located(tuple(rows), tuple(columns))
+    layout = Schedule(problem, grid, (), m, n, k, band, located=located)
+    for i, j in np.ndindex(4, 3):
+        assert layout.completes(i, j) == grid.rank(Coordinate(rows[i], columns[j], 0))
+    plan = replace(plan_matmul(problem, gpus(grid.workers)), layout=layout)
     step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)
     stored = a.T if trans_a else a, b.T if trans_b else b
     result = build(plan, *stored, c if added else None, step, np.empty((0, 0), "float32"))
@@ -80,9 +117,9 @@ def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, wor
                       MatrixSpec(y.shape, chunks=b.chunks, owners=own),
                       c=MatrixSpec(z.shape, chunks=c.chunks) if added else None,
                       chunks=(sizes, (4,), (5,)))  # fmt: skip
-    other = stack_where_it_lies(problem, workers)
-    layout = in_place._whole_matrices(other, gpus(workers))
-    assert as_stored(layout.batch_blocks[0], other.stack) == sizes
+    layout = stack_in_place(problem, workers)
+    assert layout.batch_blocks[0] == sizes
+    assert sorted(map(layout.completes, (0,) * 5, (0,) * 5, range(5))) == sorted(owners)
     plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
     step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b, alpha=2, beta=3 * added)
     stored = (v.swapaxes(-1, -2) if turned else v for v, turned in ((a, trans_a), (b, trans_b)))
@@ -101,21 +138,17 @@ def test_stacks_in_any_order_are_right(order, kind, trans_a, trans_b, added, wor
     st.sampled_from([(7, 7), (20, 20), (4, 9)]),
     st.sampled_from([1, 2, 3]),
 )
-def test_products_in_any_order_are_right(order, trans_a, trans_b, cut, workers):
+def test_products_in_any_order_are_right(parts, trans_a, trans_b, cut, workers):
     """Cut, joined or used as they are; stored either way."""
     k, rng = (3, 6, 2, 5, 4), np.random.default_rng(0)
     x = rng.integers(-8, 9, (12, 20)).astype("float32")
     y = rng.integers(-8, 9, (20, 10)).astype("float32")
     a, b = da.from_array(x, chunks=((5, 7), k)), da.from_array(y, chunks=(k, (6, 4)))
-    sorted_k = tuple(k[i] for i in order)
-    specs = (
-        MatrixSpec(x.shape, chunks=((5, 7), sorted_k)),
-        MatrixSpec(y.shape, chunks=(sorted_k, (6, 4))),
-    )
-    problem = Problem(*specs, order=tuple(order))
+    problem = Problem(*(MatrixSpec(v.shape, chunks=v.chunks) for v in (a, b)))
     blocks, k_tiles = cut
-    fixed = Options(blocks=blocks, slabs=k_tiles)
-    layout, _ = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed)
+    fixed, located = Options(blocks=blocks, slabs=k_tiles), Located(parts=tuple(parts))
+    layout, _ = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed, located=located)
+    assert layout.spec("a").chunks[1] == tuple(k[i] for i in layout.k_order or range(5))
     plan = replace(plan_matmul(problem, gpus(workers), options=fixed), layout=layout)
     for once in (True, False) if workers == 1 else (True,):
         plan = replace(plan, layout=replace(layout, cut_once=once))
@@ -134,16 +167,21 @@ def test_parts_of_any_length_are_right(seed, counts, symmetric, at_once):
     a = da.from_array(x, chunks=((5, 4), k))
     b = a.T if symmetric else da.from_array(y, chunks=(k, (6, 4)))
     workers = len(counts)
-    owners = tuple(part for part, count in enumerate(counts) for _ in range(count))
+    owners = tuple(
+        rng.permutation([part for part, count in enumerate(counts) for _ in range(count)]).tolist()
+    )
     left = MatrixSpec(x.shape, chunks=a.chunks, owners=owners * 2)
     problem = Problem(left, MatrixSpec(y.shape, chunks=b.chunks), symmetric=symmetric)
     grid, options = Grid(1, 1, workers), Options(blocks=4)
     layout, _ = lay_out(replace(problem, symmetric=False), gpus(workers), grid, options)
-    layout = replace(layout, k_tiles=k, part_k_tiles=tuple(counts), k_tiles_per_task=at_once)
+    own = [
+        [size for size, owner in zip(k, owners, strict=True) if owner == x] for x in range(workers)
+    ]
+    k_tiles = tuple(size for part in own for size in part)
+    located = Located(parts=owners)
+    layout = replace(layout, k_tiles=k_tiles, located=located, k_tiles_per_task=at_once)
     assert layout.steps == max(counts)
-    assert layout.share_k == max(
-        sum(k[start:end]) for start, end in pairwise([0, *accumulate(counts)])
-    )
+    assert layout.share_k == max(map(sum, own))
     plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
     c = build(
         plan, a, a.T if symmetric else b, None, Step("float32", "float32"), np.empty((0, 0), "f4")

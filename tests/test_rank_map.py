@@ -1,4 +1,4 @@
-"""Workers are numbered as operands lie on them where that is faster: planned, counted, right."""
+"""Workers are numbered as operands lie on them: planned, counted, right."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_order_of_k_does_not_depend_on_numbers():
         plan = plan_matmul(symmetric_of(in_rows(owners, (2**21 * 3, 2048))), gpus(3))
         found.add(plan.layout)
     (layout,) = found
-    assert layout.problem.order
+    assert layout.k_order
 
 
 # ----------------------------------------------------------------- on workers

@@ -7,6 +7,7 @@ themselves, item by item.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -26,7 +27,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.spec import MatrixSpec
-from multimm.planning.tiling.grid import Coordinate, Grid, ceil_div, even
+from multimm.planning.tiling.grid import Coordinate, Grid, Located, ceil_div, even
 
 M, K, N = 16, 12, 10
 #: Batch dimensions of A and of B: none, its own each, one or the other or both broadcast.
@@ -38,7 +39,7 @@ GRIDS = st.sampled_from(
 
 
 @st.composite
-def schedules(draw: st.DrawFn, located: bool = False) -> Schedule:
+def schedules(draw: st.DrawFn, known: bool = False) -> Schedule:
     """Plain products, stacks and symmetric products, in several row panels and parts of k."""
     grid, mirrors = draw(GRIDS), draw(st.booleans())
     of_a, of_b = draw(st.sampled_from(BATCHES))
@@ -51,9 +52,13 @@ def schedules(draw: st.DrawFn, located: bool = False) -> Schedule:
     problem = Problem(a, b, symmetric=mirrors)
     batch = tuple(even(size, size) for size in problem.batch_shape)
     band = draw(st.integers(1, ceil_div(prod(map(len, batch)) * rows, grid.p_m)))
+    located = Located()
+    if not mirrors and draw(st.booleans()):
+        turns = range(prod(map(len, batch)) * len(m_blocks)), range(len(n_blocks))
+        located = Located(*(tuple(draw(st.permutations(x))) for x in turns))
     schedule = Schedule(problem, grid, batch, m_blocks, n_blocks, even(K, k_tiles), band,
-                        mirrors=mirrors)  # fmt: skip
-    if not located:
+                        mirrors=mirrors, located=located)  # fmt: skip
+    if not known:
         return schedule
     specs = []
     for role, spec in zip(schedule.roles, (a, b), strict=False):
@@ -64,9 +69,7 @@ def schedules(draw: st.DrawFn, located: bool = False) -> Schedule:
         specs.append(MatrixSpec(spec.shape, chunks=chunks, owners=tuple(owners)))
     a, b = (specs[0], specs[0].T) if mirrors else specs
     problem = Problem(a, b, symmetric=mirrors)
-    return Schedule(
-        problem, grid, batch, m_blocks, n_blocks, even(K, k_tiles), band, mirrors=mirrors
-    )
+    return replace(schedule, problem=problem)
 
 
 def cells(schedule: Schedule) -> list[tuple[int, int]]:
@@ -109,7 +112,7 @@ def test_every_work_item_is_in_one_row_panel_of_the_place_that_does_it(schedule)
     assert found == Counter(cells(schedule))
 
 
-@given(st.booleans().flatmap(lambda located: schedules(located=located)))
+@given(st.booleans().flatmap(lambda known: schedules(known=known)))
 def test_every_tile_has_one_owner_that_uses_it_unless_it_lies_elsewhere(schedule):
     edges = {"a": schedule.m_blocks, "b": schedule.n_blocks}
     for role in schedule.roles:
@@ -223,7 +226,7 @@ def from_tasks(schedule: Schedule, lazy: da.Array, arrays: list[da.Array]) -> tu
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.booleans().flatmap(lambda located: schedules(located=located)))
+@given(st.booleans().flatmap(lambda known: schedules(known=known)))
 def test_bytes_tasks_and_result_are_those_of_the_graph(schedule):
     a, b = operands(schedule)
     lazy = graph_of(schedule, a, b)
@@ -238,7 +241,7 @@ def test_bytes_tasks_and_result_are_those_of_the_graph(schedule):
     np.testing.assert_array_equal(lazy.compute(scheduler="sync"), expected)
 
 
-@given(st.booleans().flatmap(lambda located: schedules(located=located)))
+@given(st.booleans().flatmap(lambda known: schedules(known=known)))
 def test_what_moves_is_known_before_it_is_counted(schedule):
     """Of a triangle at most, and but for the other halves of sums of blocks on the diagonal."""
     total = sum(counted_transfers.received(schedule, schedule.grid.workers).values())

@@ -1,8 +1,7 @@
 """The keys of a product's tasks: ``(multimm-role-T, *indices)``. What a task does, its label says.
 
 T is a token of the operands, the plan and the scalars, so that the same call gives the same keys,
-and different plans never share results. C's own blocks have the indices that they are stored at;
-all else counts in the plan's order, which `multimm.planning.candidates.block_order` may change.
+and different plans never share results.
 Operand blocks that are read or packed anew in each row panel have the row panel first; what is cut
 out has last the worker that has it, by its rank in the plan's grid, whoever has taken that over.
 """
@@ -14,7 +13,6 @@ from typing import Any
 
 from multimm.graph.block_task import Inputs, Key, Place
 from multimm.graph.label import Kind, Label
-from multimm.planning.candidates.block_order import stored_at
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
@@ -72,13 +70,7 @@ class Keys:
         """The key of the complete sum P(i, j): C's own, unless there is something left to do."""
         if self.layout.mirrors and self.adds:
             return (self.name("half"), *batch, i, j)
-        return (self.name("matmul"), *self.stored(batch, i, j))
-
-    def stored(self, batch: Index, i: int, j: int) -> Index:
-        """Where a block of C is stored."""
-        p = self.layout.problem
-        matrices = (stored_at(p.stack, at) for at in batch)
-        return (*matrices, stored_at(p.rows, i), stored_at(p.columns, j))
+        return (self.name("matmul"), *batch, i, j)
 
     def partial_product(self, work: OwnerComputes, number: int, across: int) -> Key:
         """The key of a partial product of a block of C; C's own key if it is all of the block."""

@@ -27,8 +27,7 @@ import logging
 from dataclasses import replace
 from functools import lru_cache
 
-from multimm.planning.candidates.block_order import by_owner
-from multimm.planning.candidates.in_place import Family, in_place, parts_in_place
+from multimm.planning.candidates.in_place import in_place
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.candidates.worker_subset import with_fewer
 from multimm.planning.cost import time as cost_time
@@ -110,21 +109,21 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {alone:.2g} s on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
-    # 2. Otherwise the best arrangement wins,
-    plan = _planned(problem, cluster, precision, options)
-    # 3. unless one of workers that are numbered as operands lie on them is faster,
-    numbered, anew = renumbered(problem, cluster)
-    if anew is not cluster:
-        plan = _faster(_planned(numbered, anew, precision, options), plan)
-    # 4. or one that adds up in the order in which operands lie. Bits depend on it.
-    if cluster.workers == 1 or options.given:
-        return plan
-    other = by_owner(numbered)
-    if other is not None:
-        plan = _faster(_planned(other, anew, precision, options), plan)
-    # 5. or one that takes operands where they lie, whatever part of them that is.
-    for found in (*parts_in_place(other or numbered, anew), *in_place(problem, cluster)):
-        plan = _gaining(found, precision, plan)
+    # 2. Otherwise workers are numbered as operands lie on them, and arranged in every way, or fewer
+    # of them if that is faster; blocks may stay where they lie.
+    problem, cluster = renumbered(problem, cluster)
+    found = candidates(problem, cluster, options)
+    all_work = min(found.values())
+    ranks = with_fewer(problem, cluster, options, all_work) or found
+    if cluster.workers > 1 and not options.given:
+        ranks = ranks | in_place(problem, cluster)
+    # 3. One of them is preferred.
+    best = _preferred(ranks, cluster)
+    plan = MatmulPlan(best, cluster, precision, strategy_name(best), "")
+    stays = _stays(best)
+    reason = f"{stays}; {human(plan.bytes_moved)} move" if stays else ""
+    plan = replace(plan, reason=reason or _reason(plan, ranks, all_work.seconds))
+    logger.debug("%s", plan)
     return plan
 
 
@@ -140,59 +139,6 @@ def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> Matmu
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
 
 
-def _gaining(found: Family, precision: str, plan: MatmulPlan) -> MatmulPlan:
-    """The best of these plans if it gains enough, else the other one."""
-    best = _chosen(found.ranks, found.cluster, precision)
-    rank = found.ranks[best.layout]
-    name = found.strategy or best.strategy
-    best = replace(best, strategy=name, reason=f"{found.reason}; {human(best.bytes_moved)} move")
-    if rank.too_large:
-        return plan
-    if found.strategy:
-        p = plan.layout.problem
-        as_given = plan.layout.sides == (p.a.chunks[-2], p.b.chunks[-1])
-        sure = KEPT if as_given else SURE[plan.cluster.slowest.kind]
-        if best.bytes_moved >= plan.bytes_moved:
-            sure = max(sure, NEARLY)
-        return best if sure * best.seconds < plan.seconds else plan
-    return _moving_less(best, plan)
-
-
-def _planned(
-    problem: Problem, cluster: ClusterSpec, precision: str, options: Options
-) -> MatmulPlan:
-    """The best arrangement of all workers, or of fewer."""
-    # Every one is laid out and the one with the least time wins, or one that takes little longer
-    # for fewer bytes, or fewer parts of k (fewer roundings of partial sums),
-    found = candidates(problem, cluster, options)
-    # unless the product is the faster for leaving workers out.
-    all_work = min(found.values())
-    fewer = with_fewer(problem, cluster, options, all_work)
-    ranks = fewer or found
-    plan = _chosen(ranks, cluster, precision)
-    plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
-    logger.debug("%s", plan)
-    return plan
-
-
-def _chosen(ranks: dict[Schedule, Rank], cluster: ClusterSpec, precision: str) -> MatmulPlan:
-    """The best of these, for no reason yet."""
-    best = _preferred(ranks)
-    name = ("Gram, " if best.mirrors else "") + strategy_name(best.grid)
-    return MatmulPlan(best, cluster, precision, name, "")
-
-
-def _faster(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
-    """The other plan if it is clearly faster."""
-    return other if NEARLY * other.seconds < plan.seconds else plan
-
-
-def _moving_less(other: MatmulPlan, plan: MatmulPlan) -> MatmulPlan:
-    """The other plan if it is nearly as fast and less travels, or clearly faster."""
-    better = other.bytes_moved < plan.bytes_moved
-    return other if better and other.seconds <= NEARLY * plan.seconds else _faster(other, plan)
-
-
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
     """One worker finishes it before others could be told."""
     seconds = problem.flops / (cost_time.product_gflops(problem, cluster.slowest) * 1e9)
@@ -200,8 +146,14 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
     return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
 
 
-def strategy_name(grid: Grid) -> str:
+def strategy_name(layout: Schedule) -> str:
     """What stays in place in an arrangement."""
+    if layout.in_place is not None:
+        return f"stationary {layout.in_place.large.upper()}"
+    return "Gram, " * layout.mirrors + _grid_name(layout.grid)
+
+
+def _grid_name(grid: Grid) -> str:
     if grid.workers == 1:
         return "one worker"
     if grid.p_k == 1:
@@ -213,16 +165,41 @@ def strategy_name(grid: Grid) -> str:
     return "stationary B" if grid.p_m == 1 else "three-dimensional"
 
 
-def _preferred(ranks: dict[Schedule, Rank]) -> Schedule:
-    """The fastest layout, or one that is nearly as fast and moves less, or has no parts of k."""
-    found = _cheapest(ranks)
-    if whole := {layout: rank for layout, rank in ranks.items() if rank.parts == 1}:
+def _stays(layout: Schedule) -> str:
+    """What stays where it lies, of layouts that are made for that."""
+    if layout.in_place is not None:
+        return (
+            f"{layout.in_place.large.upper()} stays where it lies, and what is made of it travels"
+        )
+    if layout.located.parts:
+        return "parts of k are where they lie"
+    if layout.located.rows or layout.located.columns:
+        return f"{'matrices' if layout.batch_blocks else 'operands'} stay where they lie"
+    return ""
+
+
+def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
+    """The layout that is taken.
+
+    The one that `_cheapest` says, but plans that were seen to take longer than predicted have to
+    gain something: parts of k against none of them, and then partial products against all others.
+    """
+    others = {layout: rank for layout, rank in ranks.items() if layout.in_place is None}
+    found = _cheapest(others)
+    if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
         other = _cheapest(whole)
         rank, limit = ranks[other], ranks[found]
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
-            return other
-    return found
+            found = other
+    best = _cheapest({x: rank for x, rank in ranks.items() if x.in_place is not None or x == found})
+    if best == found:
+        return found
+    p = found.problem
+    as_given = found.work.sides == (p.a.chunks[-2], p.b.chunks[-1])
+    sure = KEPT if as_given else SURE[cluster.slowest.kind]
+    gains = ranks[best].too_large < ranks[found].too_large
+    return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
 
 
 def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from multimm.planning.problem import PACKED_K_TILE, PACKED_SIDE
 from multimm.planning.tiling import rechunk
-from multimm.planning.tiling.grid import Blocks, Coordinate, spans
+from multimm.planning.tiling.grid import Blocks, Coordinate
 from multimm.planning.tiling.rechunk import Rechunk
 
 if TYPE_CHECKING:
@@ -237,24 +237,17 @@ class Distribution:
         return self._owners[at]
 
     def _lie(self, role: str, flat: int, block: int) -> tuple[int, ...]:
-        """By k-tile: the number of the worker on which a block lies; empty if some lie nowhere."""
-        k_tiles, matrix = (
-            len(self.schedule.k_tiles),
-            self._number_of[role][flat] if self.schedule.batch_blocks else 0,
-        )
-        if role in self.in_place:
-            owners = self.in_place[role]
-            if role == "a":
-                first = (matrix * len(self.schedule.m_blocks) + block) * k_tiles
-                return owners[first : first + k_tiles]
-            columns = len(self.schedule.n_blocks)
-            first = matrix * k_tiles * columns + block
-            return owners[first : first + k_tiles * columns : columns]
-        if role not in self._fitting:
+        """By k-tile: the number of the worker on which a block lies; empty if it lies nowhere."""
+        if role not in self.in_place:
             return ()
-        found, usual = self._fitting[role], self._in_turn(role, flat, block)
-        at = ((block, k_tile) if role == "a" else (k_tile, block) for k_tile in range(k_tiles))
-        return tuple(found.get((matrix, *pair), rank) for pair, rank in zip(at, usual, strict=True))
+        owners, k_tiles = self.in_place[role], len(self.schedule.k_tiles)
+        matrix = self._number_of[role][flat] if self.schedule.batch_blocks else 0
+        if role == "a":
+            first = (matrix * len(self.schedule.m_blocks) + block) * k_tiles
+            return owners[first : first + k_tiles]
+        columns = len(self.schedule.n_blocks)
+        first = matrix * k_tiles * columns + block
+        return owners[first : first + k_tiles * columns : columns]
 
     def away(self, role: str) -> float | None:
         """The share of an operand that does not lie where it is kept: of one that is cut along k.
@@ -271,23 +264,6 @@ class Distribution:
         return rechunk.away(
             spec.chunks[along], spec.owners, self.schedule.k_tiles, self.owners(role, 0, 0)
         )
-
-    @cached_property
-    def _fitting(self) -> dict[str, dict[tuple[int, int, int], int]]:
-        """By role of what is cut: workers of those blocks that stay as they come, in the grid."""
-        found = {}
-        for role in self.cut_apart if self.grid.workers > 1 else ():
-            spec = self.spec(role)
-            given = product(*map(spans, spec.chunks))
-            owners = dict(zip(given, spec.owners, strict=False))
-            *batch, rows, cols = map(spans, self.schedule.operand_chunks(role))
-            places = product(enumerate(product(*batch)), enumerate(rows), enumerate(cols))
-            found[role] = {
-                (matrix, row, col): owners[*at, r, c]
-                for (matrix, at), (row, r), (col, c) in places
-                if owners.get((*at, r, c), self.grid.workers) < self.grid.workers
-            }
-        return {role: own for role, own in found.items() if own}
 
     @cached_property
     def _number_of(self) -> dict[str, dict[int, int]]:

@@ -81,7 +81,7 @@ def _cluster_line(plan: MatmulPlan) -> str:
 
 def _blocks_line(plan: MatmulPlan) -> str:
     layout = plan.layout
-    rows, columns = layout.sides
+    rows, columns = layout.work.sides
     within = tuple(role for role in layout.operands.cut_within if role != layout.operands.banded)
     partial_products = ""
     if layout.in_place is not None:
@@ -140,8 +140,10 @@ def _burden_text(plan: MatmulPlan) -> str:
 
 
 def _sorted_text(plan: MatmulPlan) -> str:
-    p = plan.layout.problem
-    orders = {"k": p.order, "rows": p.rows, "columns": p.columns, "matrices": p.stack}
+    layout = plan.layout
+    rows = "matrices" if layout.batch_blocks else "rows"
+    orders = {"k": layout.k_order}
+    orders |= {rows: layout.located.rows, "columns": layout.located.columns}
     sides = [side for side, order in orders.items() if order]
     lie = "it lies" if sides == ["k"] else "they lie"
     return f", {' and '.join(sides)} in the order in which {lie} on workers" if sides else ""

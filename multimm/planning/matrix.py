@@ -172,6 +172,20 @@ class MatrixSpec:
         return max(held.values(), default=0)
 
     @property
+    def column_owners(self) -> tuple[int, ...]:
+        """The worker of each block of columns; empty unless each lies on one."""
+        columns = len(self.chunks[1])
+        first, rows = self.owners[:columns], range(0, len(self.owners), columns)
+        return first if all(self.owners[row : row + columns] == first for row in rows) else ()
+
+    def in_order(self, order: Sequence[int]) -> MatrixSpec:
+        """The matrix with its blocks of columns in another order."""
+        rows, columns = self.chunks
+        starts = range(0, len(self.owners), len(columns))
+        owners = tuple(self.owners[start + i] for start in starts for i in order)
+        return replace(self, chunks=(rows, tuple(columns[i] for i in order)), owners=owners)
+
+    @property
     def T(self) -> MatrixSpec:
         """The spec of the transposed matrix."""
         shape = (*self.shape[:-2], self.cols, self.rows)

@@ -74,13 +74,6 @@ class Problem:
         B is the transpose of A itself: the same values, not just the same shape.
     awaited : bool
         Blocks of an operand are still to be made, nobody knows in what time.
-    order : tuple of int
-        Which of their blocks along k the operands begin with, and so on: see
-        `multimm.planning.candidates.block_order`. Empty: as they are stored.
-    rows, columns : tuple of int
-        The same of A's block rows and of B's block columns, and so of C's.
-    stack : tuple of int
-        The same of the blocks of a stack's one batch dimension.
     uploaded : tuple of str
         Those of A, B and C, ``"a"`` and so on, that come from the host memory of GPU workers.
     downloaded : bool
@@ -105,10 +98,6 @@ class Problem:
     exact: str = ""
     symmetric: bool = False
     awaited: bool = False
-    order: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
-    columns: tuple[int, ...] = ()
-    stack: tuple[int, ...] = ()
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False
     from_host: bool = False

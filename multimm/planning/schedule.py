@@ -15,29 +15,31 @@ by `multimm.planning.in_place`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from math import prod
 from typing import NamedTuple
 
-from multimm.planning.candidates.block_order import as_stored
 from multimm.planning.distribution import Distribution
 from multimm.planning.in_place import InPlace
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
+    ANYWHERE,
     Blocks,
     Coordinate,
     Grid,
+    Located,
     Merge,
     ceil_div,
-    even,
     made_regular,
     merges,
     parts_of,
+    spans,
     turns,
 )
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
@@ -108,10 +110,11 @@ class Schedule:
         Sums of parts of k that one task adds, at most: a power of two.
     k_tiles_per_task : int
         K-tiles that one task multiplies in turn, at most, where it keeps them.
-    part_k_tiles : Blocks
-        K-tiles of each part of k. Empty: as even as can be.
     mirrors : bool
         One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
+    located : Located
+        The turns of block rows and columns that stay where they lie (see `work.cyclic`), and the
+        parts of k that chunks are in: those of a part follow each other, as if they were stored so.
     partial_products : PartialProducts, optional
         One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
         block columns, are partial products of those of C.
@@ -130,8 +133,8 @@ class Schedule:
     in_bands: bool = False
     fan_in: int = 2
     k_tiles_per_task: int = 1
-    part_k_tiles: Blocks = ()
     mirrors: bool = False
+    located: Located = ANYWHERE
     partial_products: PartialProducts | None = None
 
     @cached_property
@@ -146,10 +149,22 @@ class Schedule:
 
     @cached_property
     def part_of(self) -> Blocks:
-        """The part of k that each k-tile belongs to."""
-        if self.part_k_tiles:
-            return tuple(part for part, n in enumerate(self.part_k_tiles) for _ in range(n))
+        """The part of k that each k-tile belongs to: even parts, where k-tiles cut others."""
+        if self.located.parts:
+            lengths = Counter[int]()
+            for part, chunk in zip(self.located.parts, self.problem.a.chunks[-1], strict=True):
+                lengths[part] += chunk
+            ends = [*accumulate(lengths[part] for part in range(len(lengths)))]
+            if len(ends) == self.grid.p_k and {*ends} <= {*accumulate(self.k_tiles)}:
+                return tuple(bisect_right(ends, start) for start, _ in spans(self.k_tiles))
         return parts_of(len(self.k_tiles), self.grid.p_k)
+
+    @cached_property
+    def k_order(self) -> Blocks:
+        """The chunks along k as k-tiles take them, part by part; empty where they are stored so."""
+        parts = self.located.parts
+        order = tuple(sorted(range(len(parts)), key=parts.__getitem__))
+        return order if order != (*range(len(parts)),) else ()
 
     @cached_property
     def first_k_tile(self) -> Blocks:
@@ -167,14 +182,12 @@ class Schedule:
         """Places of the grid that have a part of k."""
         return self.grid.p_m * self.grid.p_n * self.parts
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """K-tiles in the longest part of k that are multiplied by tasks of their own."""
-        return (
-            1
-            if self.partial_products
-            else max(self.part_k_tiles or even(len(self.k_tiles), self.grid.p_k))
-        )
+        if self.partial_products:
+            return 1
+        return max(end - start for start, end in pairwise(self.first_k_tile))
 
     def in_turn(self, workers: int) -> bool:
         """Whether a worker with several parts of k takes one after another.
@@ -204,7 +217,8 @@ class Schedule:
 
     def row_panel(self, row: int) -> int:
         """The row panel in which a block row is worked on."""
-        return row // (self.band * self.grid.p_m)
+        turn = self.located.rows[row] if self.located.rows else row
+        return turn // (self.band * self.grid.p_m)
 
     def flat(self, batch_index: Sequence[int]) -> int:
         """The number of a batch block, counted in C order."""
@@ -240,7 +254,13 @@ class Schedule:
         problem = self.problem
         if role == "c":
             return problem.c or MatrixSpec((*problem.batch_shape, problem.m, problem.n))
-        return problem.a if role == "a" else problem.b
+        return self._in_order[role] if self.k_order else problem.a if role == "a" else problem.b
+
+    @cached_property
+    def _in_order(self) -> dict[str, MatrixSpec]:
+        """A and B as if their chunks along k were stored as they are taken."""
+        a, b, order = self.problem.a, self.problem.b, self.k_order
+        return {"a": a.in_order(order), "b": b.T.in_order(order).T}
 
     @cached_property
     def blockwise(self) -> Cyclic | Symmetric:
@@ -249,10 +269,9 @@ class Schedule:
         if self.mirrors:
             dtype = "float32" if p.packs else p.accumulate  # complex blocks are real products then
             return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, dtype, per_row_panel)
+        blocks = self.batch_blocks, self.m_blocks, self.n_blocks
         shapes = p.a.shape, p.b.shape
-        return cyclic(
-            p_m, p_n, self.batch_blocks, self.m_blocks, self.n_blocks, shapes, per_row_panel
-        )
+        return cyclic(p_m, p_n, *blocks, shapes, per_row_panel, self.located)
 
     @cached_property
     def in_place(self) -> InPlace | None:
@@ -408,22 +427,9 @@ class Schedule:
         return max(map(len, (self.m_blocks, self.n_blocks, self.k_tiles)))
 
     @property
-    def stack(self) -> tuple[Blocks, ...]:
-        """Matrices of the result's blocks, as stored, per batch dimension."""
-        p = self.problem
-        return tuple(as_stored(blocks, p.stack) for blocks in self.batch_blocks)
-
-    @property
-    def sides(self) -> tuple[Blocks, Blocks]:
-        """Rows and columns of the result's blocks, as stored."""
-        p = self.problem
-        rows, columns = self.work.sides
-        return as_stored(rows, p.rows), as_stored(columns, p.columns)
-
-    @property
     def own_chunks(self) -> tuple[Blocks, ...]:
-        """Sizes of the blocks in which the result is made, as stored."""
-        return (*self.stack, *self.sides)
+        """Sizes of the blocks in which the result is made."""
+        return (*self.batch_blocks, *self.work.sides)
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:
@@ -433,22 +439,13 @@ class Schedule:
     @cached_property
     def hands_out(self) -> bool:
         """Whether chunks of the result are others than its blocks: `tiling.result_chunks`."""
-        p = self.problem
-        orders = ((p.rows, self.m_blocks), (p.columns, self.n_blocks))
-        if any(order and len(order) != len(blocks) for order, blocks in orders):
-            return False  # nobody takes it: its blocks are not those that an order is of
         return self.chunks != self.own_chunks
 
     @property
     def block_owners(self) -> tuple[int, ...]:
-        """The number of the worker that makes each block of the result, as stored."""
-        p = self.problem
-        matrices = [as_stored(range(len(blocks)), p.stack) for blocks in self.batch_blocks]
-        rows, columns = (range(len(blocks)) for blocks in self.work.sides)
-        sides = as_stored(rows, p.rows), as_stored(columns, p.columns)
-        return tuple(
-            self.completes(i, j, self.flat(batch)) for *batch, i, j in product(*matrices, *sides)
-        )
+        """The number of the worker that makes each block of the result, in C order."""
+        blocks = product(*(range(len(sizes)) for sizes in self.own_chunks))
+        return tuple(self.completes(i, j, self.flat(batch)) for *batch, i, j in blocks)
 
     @cached_property
     def handed_out(self) -> tuple[Chunk, ...]:
@@ -474,7 +471,7 @@ class Schedule:
         return tasks, moved * self.problem.out_bytes
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each chunk of C, as stored; empty for stacks and where Dask decides."""
+        """The worker of each chunk of C, in C order; empty for stacks and where Dask decides."""
         if not self.placed(workers):
             return ()
         ranks = [x.owner for x in self.handed_out] if self.hands_out else self.block_owners
@@ -489,12 +486,17 @@ class Schedule:
         return self.grid.rank(self.owner(*self.work.cell(self.row(flat, i), j)))
 
     @cached_property
-    def fetches_c(self) -> bool:
-        """Whether a block of the C that is added is known to lie elsewhere than it is needed."""
-        owners, columns = self.spec("c").owners, len(self.spec("c").chunks[1])
-        if self.cuts_c or not owners:
-            return bool(owners)
-        return any(x != self.completes(*divmod(at, columns)) for at, x in enumerate(owners))
+    def fetched_c(self) -> int:
+        """Bytes of a C in these blocks that are known to lie elsewhere than they are added."""
+        spec, columns = self.spec("c"), len(self.n_blocks)
+        if self.cuts_c:
+            return 0
+        blocks = enumerate(zip(spec.owners, product(*spec.chunks), strict=False))
+        return spec.itemsize * sum(
+            prod(sizes)
+            for at, (lies, sizes) in blocks
+            if lies != self.completes(*divmod(at, columns))
+        )
 
     @property
     def fusible(self) -> bool:

@@ -202,11 +202,9 @@ class Operand:
     @cached_property
     def _orders(self) -> dict[int, Index]:
         """By axis that the plan takes in another order than it is stored in: that order."""
-        p = self.layout.problem
-        sides = {"a": (p.rows, p.order), "b": (p.order, p.columns), "c": (p.rows, p.columns)}
-        rows, columns = sides[self.role][:: -1 if self.transposed else 1]
-        stack = p.stack if self.array.ndim > 2 and self.array.shape[-3] > 1 else ()
-        return {axis: order for axis, order in ((-3, stack), (-2, rows), (-1, columns)) if order}
+        order, along_a = self.layout.k_order, -2 if self.transposed else -1
+        axis = {"a": along_a, "b": -3 - along_a}.get(self.role)
+        return {axis: order} if axis and order else {}
 
     @cached_property
     def chunks(self) -> tuple[Blocks, ...]:

@@ -167,7 +167,7 @@ class Builder:
 
     def _label(self, kind: Kind, batch: Index, i: int, j: int, **more: Any) -> Label:
         """What a task does for a block of C."""
-        return self.keys.label(kind, block=self.keys.stored(batch, i, j), **more)
+        return self.keys.label(kind, block=(*batch, i, j), **more)
 
     def _add(
         self,

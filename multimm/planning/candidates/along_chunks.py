@@ -28,7 +28,7 @@ def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> It
     Those of A's rows and of k together, for a block that is longer has to be narrower; and B's.
     """
     a, b = layout.problem.a, layout.problem.b
-    if layout.part_k_tiles or not (a.storage or b.storage):
+    if not (a.storage or b.storage):
         return
     cluster = cluster.first(layout.grid.workers)
     k_tiles = [layout.k_tiles]

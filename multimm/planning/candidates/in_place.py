@@ -1,100 +1,123 @@
 """Layouts that take operands where they lie, of which a search of even arrangements knows nothing.
 
 Blocks that a task of Dask's has made lie wherever a worker was free: mostly about in turn, and not
-quite evenly. See `multimm.planning.candidates.block_order`, and for partial products
+quite evenly. Rows, columns and matrices then have the turns of the workers that have them (see
+`multimm.planning.work.cyclic`), and k is summed in their parts. For partial products see
 `multimm.planning.candidates.owner_computes`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from multimm.planning.candidates.block_order import (
-    larger_owners_of_k,
-    stack_where_it_lies,
-    where_they_lie,
-)
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import Rank, rank_of, ranked, refined
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import Cut
-from multimm.planning.tiling.grid import Grid, ceil_div
+from multimm.planning.tiling.grid import Blocks, Grid, Located, ceil_div, parts_of
 
-#: C in fewer blocks than usual, too: where k is divided, it is mostly small.
-HALVES = (0.5, 1)
-
-
-class Family(NamedTuple):
-    """Layouts of one kind."""
-
-    ranks: dict[Schedule, Rank]
-    cluster: ClusterSpec
-    reason: str
-    #: What stays in place, where C comes in other blocks than that: others would keep its rows.
-    strategy: str = ""
+#: C in fewer blocks than usual, too: where k is divided, it is mostly small. And fewer k-tiles.
+HALVES, K_TILES = (0.5, 1), (0.125, 0.5, 1)
 
 
-def in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Family]:
-    """Layouts in which rows, columns or matrices are multiplied by the workers that have them."""
-    for other, grid in where_they_lie(problem, cluster.workers):
-        if ranks := _as_they_come(other, cluster, grid):
-            yield Family(ranks, cluster, "operands stay where they lie")
-    if (stack := stack_where_it_lies(problem, cluster.workers)) is not None:
-        ranks = ranked([_whole_matrices(stack, cluster)], cluster)
-        yield Family(ranks, cluster, "matrices stay where they lie")
-    by_name: dict[str, list[Schedule]] = {}
-    for layout in in_partial_products(problem, cluster):
-        if layout.in_place is not None:
-            by_name.setdefault(layout.in_place.large.upper(), []).append(layout)
-    for name, found in by_name.items():
-        reason = f"{name} stays where it lies, and what is made of it travels"
-        yield Family(ranked(found, cluster), cluster, reason, f"stationary {name}")
+def in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
+    """Layouts in which k, rows, columns or matrices are multiplied by workers that have them."""
+    ranks = parts_in_place(problem, cluster)
+    for located, grid in sides_in_place(problem, cluster.workers):
+        layout, held = lay_out(problem, cluster, grid, Options(), Cut(given=True), located)
+        if layout.located == located:  # or blocks would be cut or joined
+            ranks |= refined({layout: rank_of(layout, cluster, held)}, cluster, Options())
+    whole = [stack_in_place(problem, cluster.workers), *in_partial_products(problem, cluster)]
+    return ranks | ranked(filter(None, whole), cluster)
 
 
-def parts_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Family]:
+def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """Layouts in which each worker's part of k is what it has of it, be it more or less.
 
-    Of blocks of k that lie on workers in their order. Even parts are what other layouts have.
+    Of the larger of the operands that lie on workers, which come in the same blocks along k:
+
+        along k            0    1    2    3    4    5        in order   0    2    4  |  1    3    5
+        lies on worker     w0   w1   w0   w1   w0   w1   ->             w0   w0   w0 |  w1   w1   w1
+
+    Then nothing of it travels, where else (p - 1) / p of it would with p workers.
     """
-    blocks, p = Counter(larger_owners_of_k(problem)), cluster.workers
-    counts = tuple(blocks[worker] for worker in range(p))
-    if not all(counts) or sum(counts) != blocks.total() or max(counts) - min(counts) < 2:
-        return
-    ranks: dict[Schedule, Rank] = {}
-    for factor in HALVES:
-        cut = Cut(factor, factor, given=True)
-        layout, _ = lay_out(problem, cluster, Grid(1, 1, p), Options(), cut)
-        if layout.k_tiles == problem.a.chunks[-1] and not layout.stream:
-            ranks |= ranked([replace(layout, part_k_tiles=counts)], cluster)
-    if ranks:
-        yield Family(refined(ranks, cluster, Options()), cluster, "parts of k are where they lie")
-
-
-def _whole_matrices(problem: Problem, cluster: ClusterSpec) -> Schedule:
-    """A stack in the blocks that it comes in, assigned to the workers in turn."""
-    blocks = next(
-        x.chunks[0] for x in (problem.a, problem.b) if x.shape[:-2] == problem.batch_shape
-    )
-    sizes, band = ((problem.m,), (problem.n,), (problem.k,)), ceil_div(len(blocks), cluster.workers)
-    grid = Grid(cluster.workers, 1, 1)
-    return Schedule(problem, grid, (blocks,), *sizes, band=band, pack_once=False)
-
-
-def _as_they_come(problem: Problem, cluster: ClusterSpec, grid: Grid) -> dict[Schedule, Rank]:
-    """A grid's layouts in the blocks that operands come in.
-
-    Empty where rows or columns that are taken in another order would be cut or joined.
-    """
-    layout, held = lay_out(problem, cluster, grid, Options(), Cut(given=True))
-    rows_differ = problem.rows and layout.m_blocks != problem.a.chunks[0]
-    columns_differ = problem.columns and layout.n_blocks != problem.b.chunks[1]
-    if rows_differ or columns_differ:
+    a, b = problem.a, problem.b
+    if problem.batch_shape or any(problem.rereadable) or a.chunks[-1] != b.chunks[-2]:
         return {}
-    return refined({layout: rank_of(layout, cluster, held)}, cluster, Options())
+    known = [spec for spec in (a, b.T) if spec.owners]
+    owners = max(known, key=lambda spec: spec.nbytes).column_owners if known else ()
+    p = max(owners, default=0) + 1
+    as_stored = owners == parts_of(len(owners), p)
+    if len({*owners}) < p or not 1 < p <= cluster.workers or as_stored or 0 in a.chunks[-1]:
+        return {}
+    ranks: dict[Schedule, Rank] = {}
+    for cut in (Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (True, False)):
+        layout, held = lay_out(
+            problem, cluster, Grid(1, 1, p), Options(), cut, Located(parts=owners)
+        )
+        ranks[layout] = rank_of(layout, cluster, held)
+    return refined(ranks, cluster, Options())
+
+
+def sides_in_place(problem: Problem, workers: int) -> Iterator[tuple[Located, Grid]]:
+    """The turns of block rows, and those of block columns, that stay with their workers.
+
+    With the grid of these. Only where each block row of A, or block column of B, lies on one
+    worker, and where blocks in their order would not stay. C has to come in the same blocks, if
+    there is one.
+    """
+    if problem.batch_shape or problem.symmetric or any(problem.rereadable):
+        return
+    c = problem.c
+    if rows := _turns(problem.a.T, None if c is None else c.T, workers):
+        yield Located(rows=rows), Grid(workers, 1, 1)
+    if columns := _turns(problem.b, c, workers):
+        yield Located(columns=columns), Grid(1, workers, 1)
+
+
+def _turns(spec: MatrixSpec, c: MatrixSpec | None, workers: int) -> Blocks:
+    """The turns of its columns; empty where they are in their order, or C's others."""
+    turns = turns_of(spec.column_owners, workers) if spec.owners else ()
+    alike = c is None or c.chunks[1] == spec.chunks[1]
+    return turns if alike and turns != (*range(len(turns)),) else ()
+
+
+def stack_in_place(problem: Problem, workers: int) -> Schedule | None:
+    """A stack in the blocks that it comes in, with its matrices in turn of who has them.
+
+    By the larger of the operands that lie on workers. None unless all come in blocks of whole
+    matrices, the same for each that is not shared by all.
+    """
+    a, b, c = problem.a, problem.b, problem.c
+    given = [spec for spec in (a, b, c) if spec is not None]
+    own = [spec for spec in given if len(spec.shape) > 2 and spec.shape[0] > 1]
+    whole = all(len(blocks) == 1 for spec in given for blocks in spec.chunks[-2:])
+    alike = len({spec.chunks[0] for spec in own}) == 1
+    if len(problem.batch_shape) != 1 or problem.symmetric or any(problem.rereadable):
+        return None
+    known = [spec for spec in own if spec.owners and spec is not c]
+    if not (whole and alike and known):
+        return None
+    turns = turns_of(max(known, key=lambda spec: spec.nbytes).owners, workers)
+    sizes, band = ((problem.m,), (problem.n,), (problem.k,)), ceil_div(len(turns), workers)
+    return Schedule(
+        problem, Grid(workers, 1, 1), (own[0].chunks[0],), *sizes, band=band, pack_once=False,
+        located=Located(rows=turns),
+    )  # fmt: skip
+
+
+def turns_of(owners: Sequence[int], workers: int) -> Blocks:
+    """Turns of blocks, so that each is its owner's as long as that one has turns left.
+
+    >>> turns_of((1, 1, 0, 1, 0), 2)
+    (1, 3, 0, 4, 2)
+    """
+    free = [[*range(worker, len(owners), workers)][::-1] for worker in range(workers)]
+    found = [free[x].pop() if x < workers and free[x] else -1 for x in owners]
+    left = iter(sorted(turn for own in free for turn in own))
+    return tuple(next(left) if turn < 0 else turn for turn in found)

@@ -8,22 +8,20 @@ begins on worker 1 would be sent round, for want of a name alone:
     lies on worker     1    2    3    0    1    2    3    0       all of it would travel
     its number, anew   0    1    2    3    0    1    2    3       nothing does
 
-So the blocks of the larger operand that lies on workers are gone through row by row, as they are
-multiplied, and then those of the other one; who appears first is number 0. In this order ranks run
+So the blocks of the largest operand that lies on workers are gone through row by row, as they are
+multiplied, and then those of the others; who appears first is number 0. In this order ranks run
 through a grid, too, so that a product that becomes an operand, transposed or not, finds its grid
-again.
+again; and parts of k are numbered so, whatever the workers' addresses are.
 
 COSTA (Kabić and others, 2021), which brings matrices into COSMA's layout, finds the numbers by a
-matching of least bytes for the one layout that is wanted. Here the layout is not settled when
-numbers are needed: they decide how many workers and which arrangement the search takes, and a
-matching would have to be made for each of some hundred layouts. This order is made once. It is best
-where blocks lie in some order, and need not be where they lie in none: it is taken where it is
-predicted to be faster (`strategy`).
+matching of least bytes for the one layout that is wanted. Here numbers are needed before layouts:
+they decide how many workers and which arrangement the search takes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -52,8 +50,9 @@ def renumbered(problem: Problem, cluster: ClusterSpec) -> tuple[Problem, Cluster
 def _order(problem: Problem, cluster: ClusterSpec) -> tuple[int, ...]:
     """The workers, by their present numbers, in the order of their first blocks."""
     workers, node = range(cluster.workers), cluster.node
-    large, small = sorted((problem.a, problem.b), key=lambda spec: spec.nbytes, reverse=True)
-    first = {worker: at for at, worker in enumerate(dict.fromkeys(large.owners + small.owners))}
+    given = [spec for spec in (problem.a, problem.b, problem.c) if spec is not None]
+    owners = chain(*(x.owners for x in sorted(given, key=lambda x: x.nbytes, reverse=True)))
+    first = {worker: at for at, worker in enumerate(dict.fromkeys(owners))}
     if not first or cluster.workers % node:
         return tuple(workers)
     nodes: dict[int, int] = {}

@@ -23,7 +23,7 @@ from multimm.planning.tiling.grid import ceil_div
 
 #: How small products are cut best: into few tasks. Of 342 searches of plain products that one
 #: worker computes within a call, for 1 to 8 H200s, none found anything better.
-FEW_TASKS, FEW_SYMMETRIC_TASKS = Cut(k_tiles=0.125), Cut(0.5, 0.5, 0.125)
+FEW_TASKS = Cut(k_tiles=0.125)
 #: Workers of a node are left out of products that one worker computes within so many calls' time:
 #: in `tf32` squares of 16384, of two calls, took 27 ms on two of four H200s and 36 on all of them,
 #: 24576, of five, 43 on either.
@@ -74,7 +74,7 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank
         for cut in MORE_TASKS:
             ranks |= cut_alike(plain, cluster, options, cut)
     if problem.symmetric:
-        ranks |= cut_alike(problem, cluster, options, FEW_SYMMETRIC_TASKS)
+        ranks |= cut_alike(problem, cluster, options, FEW_TASKS)
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
     return refined(ranks, cluster, options)

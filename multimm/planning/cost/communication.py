@@ -68,9 +68,9 @@ class Moved(NamedTuple):
 
 
 def moved(layout: Schedule, workers: int) -> Moved:
-    """What is received, and what moves while operands are cut and C is handed out: even shares."""
+    """What is received, and even shares of what else moves: to cut, to add, to hand out C."""
     found = of_products(layout, workers)
-    more = layout.operands.rechunk.nbytes + layout.handing_out(workers)[1]
+    more = layout.operands.rechunk.nbytes + layout.fetched_c + layout.handing_out(workers)[1]
     return Moved(found.total + more, found.busiest + more / workers)
 
 

@@ -242,6 +242,6 @@ def _addend(layout: Schedule, cluster: ClusterSpec, needed: float) -> Terms:
     terms: Terms = {"C as it comes": in_place}
     if grid.workers > 1 or layout.lies_beyond("c"):
         coalesced_transfers = in_place * layout.cuts_c  # that wait to be fetched
-        arrives = needed * (layout.cuts_c or layout.fetches_c)
+        arrives = needed * (layout.cuts_c or layout.fetched_c > 0)
         terms["C on its way"] = coalesced_transfers + arrives
     return terms

@@ -199,7 +199,7 @@ def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
     work = layout.in_place.work
     size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
     per_row = work.most_fetched / max(1, work.most_joined)  # in so many partial products it is
-    rows, columns = layout.sides
+    rows, columns = layout.work.sides
     travels = max(rows) * max(columns) * size * per_row / link_rate(layout, cluster)
     read = work.most_joined * size * (1 + per_row)
     copied = (read + work.most_joined * layout.problem.out_bytes) / (device.copy_gbps * 1e9)

@@ -14,7 +14,12 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.boundaries import batch_blocks, choose_k_tiles, choose_side
+from multimm.planning.tiling.boundaries import (
+    batch_blocks,
+    choose_k_tiles,
+    choose_parts,
+    choose_side,
+)
 from multimm.planning.tiling.counts import (
     AS_USUAL,
     CHAINS,
@@ -25,15 +30,21 @@ from multimm.planning.tiling.counts import (
     usual_edges,
     without_blas,
 )
-from multimm.planning.tiling.grid import Grid, ceil_div
+from multimm.planning.tiling.grid import ANYWHERE, Grid, Located, ceil_div
 
 
 def lay_out(
-    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, cut: Cut = AS_USUAL
+    problem: Problem,
+    cluster: ClusterSpec,
+    grid: Grid,
+    options: Options,
+    cut: Cut = AS_USUAL,
+    located: Located = ANYWHERE,
 ) -> tuple[Schedule, memory.Held]:
     """Blocks, k-tiles and row panels for `grid`, cut further until they fit the memory budget.
 
-    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
+    Blocks are `located` only as long as they are those that operands come in. With what
+    `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
     if options.whole:
@@ -45,7 +56,7 @@ def lay_out(
         return layout, memory.held(layout, cluster)
     edge, least = usual_edges(problem, cluster)
     least //= 2
-    layout = _blocks(problem, cluster, grid, options, edge, cut)
+    layout = _blocks(problem, cluster, grid, options, edge, cut, located)
     held = memory.held(layout, cluster)
     if layout.operands.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
@@ -60,7 +71,7 @@ def lay_out(
         else:  # cut blocks and k-tiles
             edge //= 2
             layout = replace(
-                _blocks(problem, cluster, grid, options, edge, cut),
+                _blocks(problem, cluster, grid, options, edge, cut, located),
                 stream=layout.stream,
                 pack_once=layout.pack_once,
             )
@@ -94,7 +105,13 @@ def _fits(layout: Schedule, held: memory.Held, cluster: ClusterSpec) -> bool:
 
 
 def _blocks(
-    problem: Problem, cluster: ClusterSpec, grid: Grid, options: Options, edge: int, cut: Cut
+    problem: Problem,
+    cluster: ClusterSpec,
+    grid: Grid,
+    options: Options,
+    edge: int,
+    cut: Cut,
+    located: Located,
 ) -> Schedule:
     least = min(edge, usual_edges(problem, cluster)[1])
     batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
@@ -104,16 +121,25 @@ def _blocks(
     loops = without_blas(problem, cluster)
     k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
-    k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep)
+    if located.parts and cut.given:
+        k_k_tiles = choose_parts(problem, located, k_tiles, keep)
+    else:
+        k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep)
     (rows, cols), (block_m, block_n) = counts, options.edges
     halves = problem.symmetric and block_m == block_n
     along = rows if halves else grid.p_m
-    m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
+    in_rows, in_columns = bool(located.rows), bool(located.columns)
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, located=in_rows)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
-        return Schedule(problem, grid, batch, m_blocks, m_blocks, k_k_tiles, band, mirrors=True)
-    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
-    return Schedule(problem, grid, batch, m_blocks, n_blocks, k_k_tiles, band)
+        blocks = batch, m_blocks, m_blocks, k_k_tiles
+        return Schedule(problem, grid, *blocks, band, mirrors=True, located=located)
+    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, located=in_columns)
+    rows_differ = in_rows and m_blocks != problem.a.chunks[-2]
+    if rows_differ or (in_columns and n_blocks != problem.b.chunks[-1]):
+        located = ANYWHERE
+    blocks = batch, m_blocks, n_blocks, k_k_tiles
+    return Schedule(problem, grid, *blocks, band, located=located)
 
 
 def _no_longer(cut: Cut) -> Cut:
