@@ -25,9 +25,10 @@ OPTIONAL = {"cupy", "cupyx", "dask_cuda", "rmm", "ucxx", "numba", "zarr", "h5py"
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "cluster", "failures", "files", "gpu", "io", "operands", "planning"},
-    "__init__": {"api", "checks", "cluster", "dispatch", "gpu", "io"},
+    "__init__": {"api", "checks", "cluster", "contractions", "dispatch", "gpu", "io"},
     "dispatch": {"api", "operands"},
     "api": {"operands", "products", "result_chunks", "graph", "planning", "gpu"},
+    "contractions": {"operands", "products", "shapes", "graph", "planning", "gpu"},
     "result_chunks": {"operands", "planning", "shapes"},
     "products": {
         *("integer_sums", "operands", "result_chunks", "shapes"),
