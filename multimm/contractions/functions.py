@@ -169,19 +169,7 @@ def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Arr
     array([2.-1.j, 7.+0.j])
     """
     check_precision(precision)
-    left, right = _given([a, b], None)
-    call = f"vecdot of shapes {left.shape} and {right.shape}"
-    if not (left.ndim and right.ndim):
-        raise ShapeError(f"{call}: operands need at least 1 dimension; multiply by a scalar with *")
-    number = integer(axis)
-    if number is None or any(not -x.ndim <= number < x.ndim for x in (left, right)):
-        raise OptionError(f"{call} along axis={axis!r}: give an axis that both have")
-    if left.shape[number] != right.shape[number]:
-        raise ShapeError(f"{call} along axis {axis}: vectors must be of one length")
-    left = left.conj() if left.dtype.kind == "c" else left
-    x, y = (np.moveaxis(x, number, -1) for x in (left, right))
-    found = of_einsum("...z,...z->...", [x.shape, y.shape])
-    return contraction(found, [x, y]).result(precision)
+    return vecdot_steps(a, b, axis).result(precision)
 
 
 def outer(a: Any, b: Any) -> Array:
@@ -245,6 +233,23 @@ def inner_steps(a: Any, b: Any) -> Contraction:
     summed = all(x.ndim for x in given)
     found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
     return contraction(found, given, split=False)
+
+
+def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
+    """What `vecdot` does, before it does it."""
+    left, right = _given([a, b], None)
+    call = f"vecdot of shapes {left.shape} and {right.shape}"
+    if not (left.ndim and right.ndim):
+        raise ShapeError(f"{call}: operands need at least 1 dimension; multiply by a scalar with *")
+    number = integer(axis)
+    if number is None or any(not -x.ndim <= number < x.ndim for x in (left, right)):
+        raise OptionError(f"{call} along axis={axis!r}: give an axis that both have")
+    if left.shape[number] != right.shape[number]:
+        raise ShapeError(f"{call} along axis {axis}: vectors must be of one length")
+    left = left.conj() if left.dtype.kind == "c" else left
+    x, y = (np.moveaxis(x, number, -1) for x in (left, right))
+    found = of_einsum("...z,...z->...", [x.shape, y.shape])
+    return contraction(found, [x, y])
 
 
 def _given(operands: Sequence[Any], dtype: Any) -> list[Array]:
