@@ -110,8 +110,13 @@ def _below(array: da.Array) -> tuple[da.Array, Index] | None:
     if sorted(map(str, before)) != sorted(map(str, after)) or len({*before}) < array.ndim:
         return None
     axes = tuple(before.index(label) for label in after)
-    task = layer.task
-    if getattr(task, "func", None) is not np.transpose or task.kwargs.get("axes") != axes:
+    func, kwargs = getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {})
+    moved = {n for n, axis in enumerate(axes) if axis != n}
+    if func is np.swapaxes:
+        asked = {kwargs["axis1"] % array.ndim, kwargs["axis2"] % array.ndim}
+        if moved != (asked if len(asked) == 2 else set()):
+            return None
+    elif func is not np.transpose or kwargs.get("axes") != axes:
         return None
     chunks = tuple(array.chunks[axes.index(n)] for n in range(array.ndim))
     if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
