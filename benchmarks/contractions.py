@@ -101,17 +101,18 @@ class Found(NamedTuple):
 def resized(case: Case, gflop: float, largest: float, itemsize: int = 4) -> dict[str, int]:
     """Sizes for about so many operations, and arrays of no more than so many bytes."""
     terms, _, out = case.subscripts.partition("->")
-    known = dict(case.sizes)
-    for own in terms.split(","):  # of one array twice the other labels have the same sizes
-        for label, other in zip(own, terms.split(",")[0], strict=False):
-            known.setdefault(label, known.get(other, 1))
+    known = case.sizes
+    # Of one array twice the second one's labels have the sizes of the first one's.
+    pairs = [(x, y) for own in terms.split(",") for x, y in zip(own, terms, strict=False)]
+    alias = {x: y for x, y in pairs if x not in known}
     free = [x for x in known if x not in case.fixed]
 
     def at(factor: float) -> dict[str, int]:
         # A multiple of four, and of the chunks.
         step = {x: 4 * case.cuts.get(x, 1) for x in free}
         scaled = {x: max(1, round(known[x] * factor / step[x])) * step[x] for x in free}
-        return known | scaled
+        found = known | scaled
+        return found | {x: found[y] for x, y in alias.items()}
 
     def fits(sizes: dict[str, int]) -> bool:
         arrays = [*terms.split(","), out]
