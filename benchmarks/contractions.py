@@ -27,8 +27,8 @@ import multimm
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 
 #: Operations of a case on CPU workers and on GPUs, in 1e9, and bytes of its largest array at most.
-GFLOP, GPU_GFLOP = 4.0, 20_000.0
-LARGEST, GPU_LARGEST = 2e8, 6e9
+GFLOP, GPU_GFLOP = 4.0, 8_000.0
+LARGEST, GPU_LARGEST = 2e8, 4e9
 
 
 class Case(NamedTuple):
@@ -153,15 +153,23 @@ def operands(case: Case, sizes: dict[str, int], cupy: bool) -> list[da.Array]:
 
 
 def _random(shape: tuple[int, ...], chunks: Any, seed: int, cupy: bool) -> da.Array:
-    x = da.random.default_rng(seed).standard_normal(shape, chunks=chunks, dtype="float32")
-    made: da.Array = (x.map_blocks(_to_gpu, meta=_gpu_meta(x.ndim)) if cupy else x).persist()
+    if not cupy:
+        rng = da.random.default_rng(seed)
+        made: da.Array = rng.standard_normal(shape, chunks=chunks, dtype="float32").persist()
+        return made
+    paper = da.empty(shape, chunks=chunks, dtype="float32")
+    made = da.map_blocks(
+        _on_gpu, chunks=paper.chunks, dtype="float32", meta=_gpu_meta(len(shape)), seed=seed
+    ).persist()
     return made
 
 
-def _to_gpu(block: Any) -> Any:
+def _on_gpu(seed: int, block_info: Any) -> Any:
     import cupy
 
-    return cupy.asarray(block)
+    place = block_info[None]
+    rng = cupy.random.default_rng([seed, *place["chunk-location"]])
+    return rng.standard_normal(place["chunk-shape"], dtype=np.float32)
 
 
 def _gpu_meta(ndim: int) -> Any:

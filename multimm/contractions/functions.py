@@ -60,9 +60,9 @@ def einsum(
     >>> import dask.array as da, multimm
     >>> x = da.arange(24, chunks=6).reshape(2, 3, 4)
     >>> multimm.einsum("tij,tkj->ik", x, x).compute()
-    array([[ 748,  964, 1180],
-           [ 964, 1308, 1652],
-           [1180, 1652, 2124]])
+    array([[ 748,  988, 1228],
+           [ 988, 1356, 1724],
+           [1228, 1724, 2220]])
     """
     check_precision(precision)
     return einsum_steps(operands, dtype, optimize).result(precision)
