@@ -17,7 +17,10 @@ from multimm.planning.tiling.grid import Blocks
 
 
 class Step(NamedTuple):
-    """Operands, by their places in the list, that are taken out of it; the result comes last."""
+    """Operands, by their places in a list, that are taken out of it; what is made comes last.
+
+    Of a step of one operand it comes in its place.
+    """
 
     places: tuple[int, ...]
     out: Labels
@@ -49,7 +52,8 @@ class Contraction(NamedTuple):
             else:
                 made = elementwise(taken, step.out)
             kept = [term for n, term in enumerate(terms) if n not in step.places]
-            terms = [*kept, Term(made, step.out)]
+            kept.insert(step.places[0] if len(taken) == 1 else len(kept), Term(made, step.out))
+            terms = kept
         made = terms[0].array
         if is_dask(made) and len(self.steps) > 1:
             chunks = self._chunks(terms, self.steps[-1])
@@ -117,26 +121,17 @@ def contraction(
     out = subscripts.out
     found = _without_broadcasts(given)
     sizes = {x: n for term in found for x, n in zip(term.labels, term.array.shape, strict=True)}
-    labels = [term.labels for term in found]
+    current = [term.labels for term in found]
     steps = []
-    for place, own in enumerate(labels):
-        others = {*out}.union(*(x for n, x in enumerate(labels) if n != place))
-        kept = tuple(dict.fromkeys(x for x in own if x in others))
-        if kept != own or (len(labels) == 1 and kept != out):
-            steps.append((place, kept if len(labels) > 1 else out))
-    # What is left out of a list comes back at its end: the places of the others move up.
-    order, reduced = [*range(len(labels))], []
-    for place, kept in steps:
-        at = order.index(place)
-        reduced.append(Step((at,), kept, False))
-        order.append(order.pop(at))
-        labels[place] = kept
-    if len(labels) == 1 and not reduced:
-        reduced.append(Step((0,), out, False))
-    current = [labels[place] for place in order]
+    for place, own in enumerate(current):
+        others = {*out}.union(*(x for n, x in enumerate(current) if n != place))
+        kept = tuple(dict.fromkeys(x for x in own if x in others)) if len(current) > 1 else out
+        if kept != own:
+            steps.append(Step((place,), kept, product=False))
+            current[place] = kept
     for places in _path(current, out, sizes, optimize):
-        reduced += _pairs(current, places, out)
-    return Contraction(given, out, tuple(reduced), split)
+        steps += _pairs(current, places, out)
+    return Contraction(given, out, tuple(steps), split)
 
 
 def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[Step]:
