@@ -99,11 +99,12 @@ def test_others_are_not_taken_for_symmetric(name):
     np.testing.assert_allclose(found, a.compute() @ b.compute(), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "complex128"])
 @pytest.mark.parametrize("function", [da.cov, da.corrcoef])
 @pytest.mark.parametrize("rowvar", [True, False])
 def test_covariances_are_symmetric_products(dtype, function, rowvar, monkeypatch):
     x, seen = data(dtype), []
+    x = x * (1 + 2j) + x**2 if dtype == "complex128" else x
     build = multimm.products.build
     monkeypatch.setattr(
         multimm.products, "build", lambda plan, *rest: seen.append(plan) or build(plan, *rest)
