@@ -74,7 +74,7 @@ class Contraction(NamedTuple):
         if not all(is_dask(term.array) for term in terms):
             return {}
         if not self.split:
-            return {x: term.blocks(x) for term in terms for x in term.labels}
+            return {x: term.blocks(x) for term in terms for x in term.labels if x in step.out}
         # What is summed over counts by its length alone: it need not be the same axis in both.
         own = [
             tuple(x if x in step.out else f"{x} of {n}" for x in term.labels)
