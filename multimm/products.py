@@ -253,7 +253,8 @@ def checked(
         if flip_a or flip_b or conj_a or conj_b:
             trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
             step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
-        if a.name != b.name and same_values(a, b, turned=step.trans_a == step.trans_b):
+        both = is_dask(a) and is_dask(b) and a.name != b.name
+        if both and same_values(a, b, turned=step.trans_a == step.trans_b):
             b, step = a, replace(step, trans_b=not step.trans_a)
     added = c if beta != 0 else None
     return Product(a, b, added, step, options, wanted, vectors, dtype is not None)

@@ -9,6 +9,7 @@ import pytest
 
 import multimm
 from multimm.graph.same_values import same_values
+from multimm.planning.spec import MatrixSpec
 from multimm.products import NOTHING_FIXED, checked
 
 
@@ -132,6 +133,11 @@ def test_weighted_covariances_are_no_symmetric_products():
         found = da.cov(x, fweights=np.arange(1, 8))
     expected = np.cov(x.compute(), fweights=np.arange(1, 8))
     np.testing.assert_allclose(found.compute(), expected, rtol=1e-12)
+
+
+def test_of_shapes_alone_nothing_is_compared():
+    x = data()
+    assert not multimm.plan(x, MatrixSpec((7, 12), "float64")).layout.problem.symmetric
 
 
 def test_what_many_steps_share_is_looked_at_once():
