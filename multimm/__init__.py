@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from multimm import cluster, gpu, io
     from multimm.api import gemm, matmul, plan, transpose
     from multimm.checks.verify import verify
+    from multimm.contractions.functions import einsum, inner, outer, tensordot, vecdot
     from multimm.dispatch import accelerate
     from multimm.errors import MultimmError
 
@@ -22,12 +23,17 @@ __all__ = [
     "MultimmError",
     "accelerate",
     "cluster",
+    "einsum",
     "gemm",
     "gpu",
+    "inner",
     "io",
     "matmul",
+    "outer",
     "plan",
+    "tensordot",
     "transpose",
+    "vecdot",
     "verify",
 ]
 
@@ -36,10 +42,15 @@ __all__ = [
 _HOMES = {
     "MultimmError": "multimm.errors",
     "accelerate": "multimm.dispatch",
+    "einsum": "multimm.contractions.functions",
     "gemm": "multimm.api",
+    "inner": "multimm.contractions.functions",
     "matmul": "multimm.api",
+    "outer": "multimm.contractions.functions",
     "plan": "multimm.api",
+    "tensordot": "multimm.contractions.functions",
     "transpose": "multimm.api",
+    "vecdot": "multimm.contractions.functions",
     "verify": "multimm.checks.verify",
 }
 #: Modules that are used by their own names, as in `multimm.io.open_array`.

@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 from numpy.typing import DTypeLike
 
+from multimm.contractions import labelled
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.emulated.packed import check_promise
@@ -47,7 +48,8 @@ def matmul(
         nothing is read at the call: lists of Dask arrays are stacked lazily, and what can be
         sliced, such as an `h5py.Dataset` or a `zarr.Array`, is read block by block. NumPy arrays
         of more than 16 MiB, and those that map a file, are not copied either: leave them as they
-        are until the product is computed. Without a Dask array all is computed at once.
+        are until the product is computed. Without a Dask array all is computed at once. Two
+        xarray.DataArrays are multiplied as xarray does it: over the dimensions that both have.
     dtype : dtype, optional
         Of the result and of its sums. Default: NumPy's for the operands' dtypes. Operands are cast
         by NumPy's rule "same_kind": integers to floats, but no float to an integer. bool, int8,
@@ -81,6 +83,7 @@ def matmul(
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (..., m, n)
         Of the operands' kind, and of their blocks' kind: lazy if one is a Dask array, else
         computed at once. Of two NumPy vectors a scalar. NumPy's result dtype, whatever the chunks.
+        Of two DataArrays a DataArray, with the other dimensions and their coordinates.
 
     Raises
     ------
@@ -128,6 +131,8 @@ def matmul(
     nothing_fixed = fixed is NOTHING_FIXED and chunks is AUTO and dtype is None
     if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
+    if labelled.both_labelled(a, b):
+        return labelled.matmul(a, b, precision=precision, others=not nothing_fixed)
     if check_promise(a, b, precision):
         _check_packed_dtype(dtype)
         return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))

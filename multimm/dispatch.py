@@ -1,22 +1,16 @@
 """`accelerate()`: existing Dask code multiplies its matrices with multimm, inside a `with`.
 
-Every way from Dask code to a matrix product ends in one of three functions, and these are wrapped:
-
-    x @ y, np.matmul(x, y)         -> dask.array.routines.matmul, looked up at each call
-    da.matmul(x, y)                -> dask.array.matmul
-    da.dot(x, y), np.dot(x, y)     -> dask.array.dot (da.vdot: dask.array.routines.dot)
-    x.dot(y)                       -> dask.array.Array.dot
-
-The wrappers are the same for everybody and stay while anybody needs them (a count under a lock);
-a context variable decides at each call who asked for multimm. So other threads and asynchronous
-tasks get Dask's own product even while the wrappers are in place.
+`multimm.entries` lists the functions that are wrapped, and what becomes of a call. The wrappers are
+the same for everybody and stay while anybody needs them (a count under a lock); a context variable
+decides at each call who asked for multimm. So other threads and asynchronous tasks get Dask's own
+product even while the wrappers are in place.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import math
+import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Iterator
@@ -27,25 +21,26 @@ from functools import partial, wraps
 from typing import Any
 
 import dask.array as da
-from dask.array import routines
 from dask.array.core import Array as ClassicArray
 
-from multimm.api import matmul
-from multimm.errors import ArrayTypeError, DTypeError, OptionError
-from multimm.operands import as_array, is_dask
+from multimm.acceleration_report import Call, Report
+from multimm.entries import (
+    ENTRIES,
+    OF_BLOCKS,
+    Args,
+    Kwargs,
+    LeftToDaskError,
+    inside,
+    operands_of,
+    product,
+)
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, one_line
+from multimm.graph.block_dots import with_our_dots
+from multimm.operands import is_dask
 
 logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
-
-#: Where products are looked up: owner, attribute.
-ENTRIES: tuple[tuple[Any, str], ...] = (
-    (routines, "matmul"),
-    (routines, "dot"),
-    (da, "matmul"),
-    (da, "dot"),
-    (da.Array, "dot"),
-)
 
 
 @dataclass
@@ -54,6 +49,7 @@ class Session:
 
     outer: Session | None
     active: bool = True
+    report: Report = field(default_factory=Report)
 
     @classmethod
     def begin(cls) -> Session:
@@ -84,6 +80,14 @@ class Session:
             yield
         finally:
             SESSION.reset(token)
+
+    def note(self, call: Call, *, taken: bool) -> None:
+        """Report a call, here and in the sessions around."""
+        session: Session | None = self
+        while session is not None:
+            if session.active:
+                (session.report.taken if taken else session.report.left).append(call)
+            session = session.outer
 
     def close(self) -> None:
         """End it, wherever it still lingers."""
@@ -122,6 +126,7 @@ class Patch:
             wrapper = wrappers[original]
             setattr(owner, name, wrapper)
             self.originals.append((owner, name, original, wrapper))
+        _forget_what_opt_einsum_found()
 
     def _restore(self) -> None:
         for owner, name, original, wrapper in self.originals:
@@ -129,21 +134,30 @@ class Patch:
             if getattr(owner, name) is wrapper:
                 setattr(owner, name, original)
         self.originals.clear()
+        _forget_what_opt_einsum_found()
+
+
+def _forget_what_opt_einsum_found() -> None:
+    """It looks a function up once, and keeps it: Dask's own one from before, or our wrapper."""
+    table = getattr(sys.modules.get("opt_einsum.backends.dispatch"), "_cached_funcs", {})
+    for key in [key for key in [*table] if key[1] == "dask"]:
+        table.pop(key, None)
 
 
 PATCH = Patch()
 SESSION: ContextVar[Session | None] = ContextVar("multimm_accelerate", default=None)
 
 
-class Acceleration(AbstractContextManager[None]):
+class Acceleration(AbstractContextManager[Report]):
     """What `accelerate()` returns: a context manager, and a decorator."""
 
     def __init__(self) -> None:
         self._entered: list[tuple[Session, Token[Session | None]]] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Report:
         session = Session.begin()
         self._entered.append((session, SESSION.set(session)))
+        return session.report
 
     def __exit__(self, *_: object) -> None:
         session, token = self._entered.pop()
@@ -160,12 +174,16 @@ class Acceleration(AbstractContextManager[None]):
 
 
 def accelerate() -> Acceleration:
-    """Let matrix products of Dask arrays go through `multimm.matmul` inside a ``with``.
+    """Let products of Dask arrays go through multimm inside a ``with``, and report what did.
 
-    That holds for ``x @ y`` with a Dask array on either side, ``da.matmul``, ``da.dot``,
-    ``x.dot(y)``, ``np.matmul`` and ``np.dot`` of a Dask array. Results are lazy as always; what
-    counts is where a product is written, not where it is computed. Blocks and devices are those
-    that `multimm.matmul` takes.
+    That holds, with a Dask array among the operands, for ``x @ y``, ``da.matmul``, ``da.dot``,
+    ``x.dot(y)``, ``da.tensordot`` and ``da.einsum``; for NumPy's functions ``matmul``, ``dot``,
+    ``tensordot``, ``einsum``, ``inner``, ``vecdot`` and ``linalg.multi_dot``; for ``xr.dot``, and
+    ``@`` and ``.dot`` of DataArrays. What is built on these follows, such as ``da.cov``. Blocks are
+    multiplied by multimm's kernels inside of ``da.linalg.solve``, ``inv``, ``lu``, ``cholesky``,
+    ``qr``, ``tsqr`` and ``svd``, too. Results are lazy as always, in Dask's chunks; what counts is
+    where a product is written, not where it is computed. Blocks and devices are those that
+    `multimm.matmul` takes.
 
     Only the thread or asynchronous task that entered is affected, with the tasks it creates
     inside. Sessions nest, and Dask is as before when the last one has ended, by an exception
@@ -178,6 +196,9 @@ def accelerate() -> Acceleration:
     Returns
     -------
     context manager and decorator
+        Of ``with multimm.accelerate() as report:`` the report says afterwards which calls were
+        taken (``report.taken``), and which were left to Dask and why (``report.left``);
+        ``print(report)`` shows both. Calls of sessions inside are in it as well.
 
     Raises
     ------
@@ -188,10 +209,10 @@ def accelerate() -> Acceleration:
 
     Notes
     -----
-    What multimm does not multiply goes to Dask as before, with a line in the debug log: object
-    and string dtypes, sparse and masked blocks, unknown chunk sizes, keyword arguments such as
-    ``out=``, and `dot` of scalars or of more than two dimensions, which is not a matrix product.
-    Wrong shapes raise at the call.
+    What multimm does not multiply goes to Dask as before, with a line in the report and in the
+    debug log: object and string dtypes, sparse and masked blocks, unknown chunk sizes, keyword
+    arguments such as ``out=``, and sums of products that are no product of matrices, such as
+    ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
 
     Results have NumPy's dtype, as `multimm.matmul` says: of int8 int8, which may wrap around, and
     of bool bool. Dask's own products of bools and short integers are in 64 bits, where one block's
@@ -199,22 +220,23 @@ def accelerate() -> Acceleration:
     ``multimm.matmul(x, y, dtype="int64")``; a warning says once that sums can leave int8.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
-    cannot be redirected; ``da.matmul`` and ``@`` can.
-
-    ``da.tensordot`` and ``da.einsum`` stay Dask's, and so do the products of xarray, which end in
-    these: ``x @ y``, ``x.dot(y)`` and ``xr.dot(x, y)``. Of two DataArrays, multiply the arrays in
-    them, ``multimm.matmul(x.data, y.data)``, or keep the names of the dimensions:
-    ``xr.apply_ufunc(multimm.matmul, x, y, input_core_dims=[["i", "k"], ["k", "j"]],
-    output_core_dims=[["i", "j"]], dask="allowed")``.
+    cannot be redirected; ``da.matmul`` and ``@`` can. opt_einsum's table of such functions is
+    emptied of Dask's when the first session begins.
 
     Examples
     --------
     >>> import dask.array as da, multimm
     >>> x = da.ones((4, 3), chunks=2)
-    >>> with multimm.accelerate():
-    ...     y = x @ x.T
+    >>> with multimm.accelerate() as report:
+    ...     y = da.einsum("ij,kj->ik", x, x)
+    ...     z = da.einsum("ij->i", x)
     >>> y.name.startswith("multimm")
     True
+    >>> print(report)
+    taken (1)
+      einsum of 4x3 float64 and 4x3 float64: 1 x product
+    left to Dask (1)
+      einsum of 4x3 float64: no product of matrices: no axis is summed over two operands alone
     """
     return Acceleration()
 
@@ -327,56 +349,68 @@ def _awaited(inner: Any, session: Session) -> Generator[Any, Any, Any]:
     return (yield from _steps(inner, session))
 
 
-def accelerated() -> bool:
-    """Whether the caller is inside `accelerate()`, and not inside multimm's own work."""
+def accelerated() -> Session | None:
+    """The session that the caller is inside of; None inside multimm's own work, too."""
     session = SESSION.get()
     while session is not None and not session.active:
         session = session.outer
-    return session is not None
+    return session
 
 
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(original: Function) -> Function:
     """`original`, or multimm where the caller asked for it and it computes the same."""
 
     @wraps(original)
-    def product(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         # All else is a function of this module: what travels to a worker holds no context.
         return _call(original, args, kwargs)
 
-    return product
+    return wrapper
 
 
-def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not accelerated():
+def _call(original: Function, args: Args, kwargs: Kwargs) -> Any:
+    session = accelerated()
+    if session is None:
         return original(*args, **kwargs)
+    name = original.__name__
+    if name in OF_BLOCKS:
+        return _with_our_dots(session, original, args, kwargs)
+    found = name, args, kwargs
+    if name.startswith("__array"):
+        inner = inside(name, args, kwargs)
+        if inner is None:
+            return original(*args, **kwargs)
+        found = inner
+    return _taken(session, found, partial(original, *args, **kwargs))
+
+
+def _taken(session: Session, found: tuple[str, Args, Kwargs], dask: Callable[[], Any]) -> Any:
+    """What multimm makes of a call, or Dask."""
     # Note: multimm's own code, and Dask's fallback, must reach Dask's own functions.
     token = SESSION.set(None)
     try:
         try:
-            reason = _obstacle(original.__name__, args, kwargs)
-            if not reason:
-                return matmul(*args, chunks="operands")
-        except (DTypeError, ArrayTypeError) as error:
-            reason = str(error)
+            made = product(*found)
+            result = made.compute()
+        except (LeftToDaskError, DTypeError, ArrayTypeError, OptionError) as error:
+            reason = one_line(error)
+        else:
+            session.note(Call(found[0], operands_of(found[1]), made.note), taken=True)
+            return result
+        session.note(Call(found[0], operands_of(found[1]), reason), taken=False)
         logger.debug("left to Dask: %s", reason)
-        return original(*args, **kwargs)
+        return dask()
     finally:
         SESSION.reset(token)
 
 
-def _obstacle(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why this call of `name` is not one of `multimm.matmul`; empty if it is."""
-    if kwargs or len(args) != 2:
-        return f"{name} with other arguments than two operands by position"
-    if not any(isinstance(x, da.Array) for x in args):
-        return f"{name} without a Dask array"
-    # Of lists, h5py datasets and the like NumPy would say the shape once it has read them.
-    shapes = [
-        as_array(x, "an operand", lazily=True).shape if not is_dask(x) else x.shape for x in args
-    ]
-    if any(math.isnan(size) for shape in shapes for size in shape):
-        return "unknown chunk sizes"
-    ndims = [*map(len, shapes)]
-    if 0 in ndims or (name == "dot" and max(ndims) > 2):
-        return f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
-    return ""
+def _with_our_dots(session: Session, original: Function, args: Args, kwargs: Kwargs) -> Any:
+    """What Dask makes, with multimm's products of blocks in its tasks."""
+    made = original(*args, **kwargs)
+    given = [x for x in (*args, *kwargs.values()) if is_dask(x)]
+    arrays, count = with_our_dots(made if isinstance(made, tuple) else (made,), given)
+    if not count:
+        return made
+    note = f"{count} x product of blocks"
+    session.note(Call(original.__name__.lstrip("_"), operands_of(args), note), taken=True)
+    return arrays if isinstance(made, tuple) else arrays[0]

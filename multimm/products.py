@@ -21,6 +21,7 @@ from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
+from multimm.graph.same_values import same_values
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
 from multimm.integer_sums import warn_of_overflow
@@ -252,6 +253,9 @@ def checked(
         if flip_a or flip_b or conj_a or conj_b:
             trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
             step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
+        both = is_dask(a) and is_dask(b) and a.name != b.name
+        if both and same_values(a, b, turned=step.trans_a == step.trans_b):
+            b, step = a, replace(step, trans_b=not step.trans_a)
     added = c if beta != 0 else None
     return Product(a, b, added, step, options, wanted, vectors, dtype is not None)
 

@@ -519,7 +519,33 @@ INTEGERS = (
     ),
 )
 
-FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS)
+CONTRACTIONS = [
+    Fault("the order in which axes are summed over is each operand's own", "contractions/pair.py",
+          "right = _matrix(b, found.batch, summed, found.columns, chunks)",
+          "right = _matrix(b, found.batch, _in_order(b.labels, summed), found.columns, chunks)",
+          "contractions -k other_chunks"),
+    Fault("axes that are summed over are flattened in different chunks", "contractions/pair.py",
+          "        chunks = chunks | shared\n", "", "contractions -k other_chunks"),
+    Fault("flattened blocks are said to lie elsewhere", "graph/rearranged.py",
+          "        numbers.append(number_of(source, array.numblocks))\n"
+          "    return _array(array, tasks, name, final, numbers)\n\n\ndef split",
+          "        numbers.append(number_of(source[::-1], array.numblocks[::-1]))\n"
+          "    return _array(array, tasks, name, final, numbers)\n\n\ndef split", "rearranged"),
+    Fault("narrow integers wrap around before they are added to wide ones", "contractions/steps.py",
+          "        if not alone and len(terms) < 3:", "        if True:",
+          "contractions -k einsum_is"),
+    Fault("a function of whole blocks counts as elementwise", "graph/same_values.py",
+          "    if isinstance(func, np.ufunc):\n", "    if callable(func):\n        return True\n"
+          "    if isinstance(func, np.ufunc):\n", "same_values"),
+    Fault("which axis of an operand is which is not compared", "graph/same_values.py",
+          "        return self._numbered((name, axes))", "        return self._numbered((name,))",
+          "same_values"),
+    Fault("opt_einsum keeps Dask's own functions", "dispatch.py",
+          "            self.originals.append((owner, name, original, wrapper))\n"
+          "        _forget_what_opt_einsum_found()\n",
+          "            self.originals.append((owner, name, original, wrapper))\n", "dispatch"),
+]  # fmt: skip
+FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:

@@ -11,12 +11,14 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import xarray as xr
 from clusters import in_threads
 from distributed import Client
 
 import multimm
 
 TESTS_OF_DASK = Path(da.__file__).parent / "tests"
+TESTS_OF_XARRAY = Path(xr.__file__).parent / "tests"
 #: What enters `accelerate()` around each of them.
 PLUGIN = """
 import multimm, pytest
@@ -139,12 +141,36 @@ def failing(folder, tests, *more):
     return failed, done.stdout
 
 
+#: Tests of others: folder, files, and words in the names of those that multiply.
+TESTS_OF_OTHERS = {
+    "routines": (
+        TESTS_OF_DASK, ["test_routines.py"],
+        "matmul or dot or einsum or outer or cov or corrcoef",
+    ),
+    "linalg": (
+        TESTS_OF_DASK, ["test_linalg.py"],
+        "svd or solve or inv or cholesky or lu or lstsq or qr",
+    ),
+    "other arrays": (
+        TESTS_OF_DASK, [f"test_{name}.py" for name in (
+            "sparse", "masked", "array_core", "array_function", "dispatch", "gufunc"
+        )],
+        "dot or matmul or einsum or linalg or array_function or ufunc or binary",
+    ),
+    "xarray's dot": (
+        TESTS_OF_XARRAY, ["test_computation.py", "test_dataarray.py"],
+        "dot or matmul",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_dasks_own_tests_of_products_give_what_they_give_without(tmp_path):
+@pytest.mark.parametrize("name", TESTS_OF_OTHERS)
+def test_others_own_tests_of_products_give_what_they_give_without(tmp_path, name):
     (tmp_path / "around.py").write_text(PLUGIN)
-    files = [str(TESTS_OF_DASK / name) for name in ("test_routines.py", "test_linalg.py")]
-    names = "matmul or dot or einsum or svd or solve or inv or cholesky or lu or lstsq or qr"
-    failed, said = failing(tmp_path, files, "-k", names, "-p", "around")
+    folder, files, words = TESTS_OF_OTHERS[name]
+    paths = [str(folder / file) for file in files]
+    failed, said = failing(tmp_path, paths, "-k", words, "-p", "around")
     assert " passed" in said, said
-    again = [str(TESTS_OF_DASK / name) for name in failed]
+    again = [str(folder / test) for test in failed]
     assert not failed or failing(tmp_path, again)[0] == failed, said

@@ -12,6 +12,7 @@ from dask.blockwise import Blockwise
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
 from multimm.graph.layers import TaskLayer
+from multimm.graph.rearranged import RearrangedLayer
 
 
 class ProductLayer(TaskLayer):
@@ -78,6 +79,9 @@ def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
     layer = array.dask.layers.get(name)
     if isinstance(layer, ProductLayer):
         return layer.owners if layer.workers == workers else ()
+    if isinstance(layer, RearrangedLayer):
+        owners = _owners_below(array, layer.source, workers)
+        return tuple(owners[number] for number in layer.numbers) if owners else ()
     if not isinstance(layer, Blockwise) or layer.new_axes:
         return ()
     for source, indices in layer.indices:
@@ -90,15 +94,25 @@ def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
 
 
 def block_keys(array: da.Array) -> list[Key]:
-    """The keys of a persisted array's futures, row by row; none unless every block is a future."""
+    """The keys of a persisted array's futures, row by row; none unless every block is a future.
+
+    Of an array whose blocks are views of others, those of the others.
+    """
+    return _keys_below(array, array.name, array.numblocks)
+
+
+def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key]:
     from distributed import Future
 
-    layer = array.dask.layers.get(array.name)
+    layer = array.dask.layers.get(name)
     if layer is None or not layer.is_materialized():
         return []
+    if isinstance(layer, RearrangedLayer):
+        below = _keys_below(array, layer.source, layer.blocks)
+        return [below[number] for number in layer.numbers] if below else []
     keys = []
-    for index in np.ndindex(*array.numblocks):
-        block = layer.get((array.name, *index))
+    for index in np.ndindex(*blocks):
+        block = layer.get((name, *index))
         if not isinstance(block, Future):
             return []
         keys.append(block.key)

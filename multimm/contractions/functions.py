@@ -1,0 +1,280 @@
+"""einsum, tensordot, inner, vecdot, outer: what each promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from multimm.contractions.steps import Contraction, contraction
+from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
+from multimm.errors import DTypeError, OptionError, ShapeError, integer
+from multimm.gpu import library_gemm
+from multimm.gpu.kernel_selection import check_precision
+from multimm.operands import Array, arrays, as_dask, check_same_device, is_dask, named_dtype
+
+
+def einsum(
+    *operands: Any, dtype: Any = None, optimize: Any = True, precision: str = "float32"
+) -> Array:
+    """Sums of products over any axes, with the semantics of `numpy.einsum`.
+
+    Axes that two operands share and the result has not are summed over by products of matrices,
+    as in `matmul`; axes that all three have make stacks of them. Nothing is moved to bring axes
+    into that order: blocks are reshaped where they lie. Axes of one operand alone are summed over
+    first. Three and more operands are taken two at a time, in the order that opt_einsum finds.
+    What is no product of matrices, such as a diagonal or an outer product, is Dask's.
+
+    Parameters
+    ----------
+    *operands : str and arrays, or arrays each followed by its list of axes
+        Subscripts, such as ``"ijk,kl->ijl"``, and an array for each. Or ``a, [0, 1], b, [1, 2]``,
+        and a list for the result. NumPy, CuPy and Dask arrays, and what `matmul` takes besides; if
+        one is a Dask array nothing is read or computed at the call.
+    dtype : dtype, optional
+        That operands are cast to before, which has to be safe. Default: NumPy's result dtype.
+    optimize : bool, str or sequence
+        The order for three and more operands: True or False for a good one, a name of
+        opt_einsum's, such as ``"greedy"`` or ``"optimal"``, or a path, as `numpy.einsum_path`
+        and `opt_einsum.contract_path` return it.
+    precision : {"float32", "ieee", "tf32"}
+        As for `matmul`.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray
+        Of the operands' kind: lazy if one is a Dask array, in the chunks of `dask.array.einsum`.
+
+    Raises
+    ------
+    OptionError
+        Subscripts, lists or paths that NumPy refuses.
+    ShapeError
+        Shapes that do not fit them; unknown chunk sizes.
+    DTypeError, ArrayTypeError, MemoryBudgetError
+        As for `matmul`; `DTypeError` also for a `dtype` to which no operand can be cast safely.
+
+    Examples
+    --------
+    >>> import dask.array as da, multimm
+    >>> x = da.arange(24, chunks=6).reshape(2, 3, 4)
+    >>> multimm.einsum("tij,tkj->ik", x, x).compute()
+    array([[ 748,  988, 1228],
+           [ 988, 1356, 1724],
+           [1228, 1724, 2220]])
+    """
+    check_precision(precision)
+    return einsum_steps(operands, dtype, optimize).result(precision)
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: str = "float32") -> Array:
+    """The sum of products over axes of two arrays, with the semantics of `numpy.tensordot`.
+
+    Parameters
+    ----------
+    a, b : array_like or dask.array.Array
+        As for `einsum`.
+    axes : int or two sequences of int
+        How many of the last axes of `a` and of the first of `b`, or which axes of each.
+    precision : {"float32", "ieee", "tf32"}
+        As for `matmul`.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray
+        The other axes of `a`, then those of `b`, in their order and their chunks.
+
+    Raises
+    ------
+    OptionError
+        Axes that are not there, or twice the same.
+    ShapeError
+        Axes of different lengths; unknown chunk sizes.
+    DTypeError, ArrayTypeError, MemoryBudgetError
+        As for `matmul`.
+
+    Examples
+    --------
+    >>> import dask.array as da, multimm
+    >>> x = da.ones((4, 3, 2), chunks=2)
+    >>> multimm.tensordot(x, x, axes=((0, 1), (0, 1))).compute()
+    array([[12., 12.],
+           [12., 12.]])
+    """
+    check_precision(precision)
+    return tensordot_steps(a, b, axes).result(precision)
+
+
+def inner(a: Any, b: Any, *, precision: str = "float32") -> Array:
+    """The sum of products over the last axes of both, with the semantics of `numpy.inner`.
+
+    Parameters
+    ----------
+    a : array_like or dask.array.Array, shape (..., k)
+    b : array_like or dask.array.Array, shape (..., k)
+        As for `einsum`. If one has no dimensions, the two are multiplied.
+    precision : {"float32", "ieee", "tf32"}
+        As for `matmul`.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray
+        The other axes of `a`, then those of `b`.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError, MemoryBudgetError
+        As for `tensordot`.
+
+    Examples
+    --------
+    >>> import numpy as np, multimm
+    >>> multimm.inner(np.eye(2), np.array([1.0, 2.0]))
+    array([1., 2.])
+    """
+    check_precision(precision)
+    return inner_steps(a, b).result(precision)
+
+
+def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Array:
+    """Products of vectors, the first one conjugated, with the semantics of `numpy.vecdot`.
+
+    Parameters
+    ----------
+    a, b : array_like or dask.array.Array, shapes (..., k) that broadcast
+        As for `einsum`.
+    axis : int
+        Of both, along which the vectors lie.
+    precision : {"float32", "ieee", "tf32"}
+        As for `matmul`.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray, shape (...)
+
+    Raises
+    ------
+    OptionError
+        An axis that is not there.
+    ShapeError
+        Vectors of different lengths, stacks that do not broadcast; unknown chunk sizes.
+    DTypeError, ArrayTypeError, MemoryBudgetError
+        As for `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, multimm
+    >>> multimm.vecdot(np.array([[1j, 2], [3, 4]]), np.array([1, 1]))
+    array([2.-1.j, 7.+0.j])
+    """
+    check_precision(precision)
+    return vecdot_steps(a, b, axis).result(precision)
+
+
+def outer(a: Any, b: Any) -> Array:
+    """Products of all elements of two arrays, with the semantics of `numpy.outer`.
+
+    Parameters
+    ----------
+    a, b : array_like or dask.array.Array
+        As for `einsum`. They count as vectors: all elements in C order.
+
+    Returns
+    -------
+    dask.array.Array, numpy.ndarray or cupy.ndarray, shape (a.size, b.size)
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+        As for `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, multimm
+    >>> multimm.outer(np.arange(2), np.arange(3))
+    array([[0, 0, 0],
+           [0, 1, 2]])
+    """
+    x, y = map(_vector, _given([a, b], None))
+    return x[:, None] * y[None, :]
+
+
+def _vector(x: Array) -> Array:
+    # Dask cannot reshape what is empty.
+    return x.reshape(-1) if x.size or not is_dask(x) else np.empty_like(x, shape=(0,))
+
+
+def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = True) -> Contraction:
+    """What `einsum` does, before it does it."""
+    if not operands:
+        raise OptionError("einsum without operands: give subscripts and arrays")
+    if isinstance(operands[0], str):
+        given = _given(operands[1:], dtype)
+        found = of_einsum(operands[0], [x.shape for x in given])
+        return contraction(found, given, optimize)
+    lists = [*operands[1::2]]
+    out = operands[-1] if len(operands) % 2 else None
+    given = _given(operands[: 2 * len(lists) : 2], dtype)
+    found = of_lists(lists, out, [x.shape for x in given])
+    return contraction(found, given, optimize)
+
+
+def tensordot_steps(a: Any, b: Any, axes: Any = 2) -> Contraction:
+    """What `tensordot` does, before it does it."""
+    given = _given([a, b], None)
+    found = of_tensordot(axes, given[0].shape, given[1].shape)
+    return contraction(found, given, split=False)
+
+
+def inner_steps(a: Any, b: Any) -> Contraction:
+    """What `inner` does, before it does it."""
+    given = _given([a, b], None)
+    summed = all(x.ndim for x in given)
+    found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
+    return contraction(found, given, split=False)
+
+
+def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
+    """What `vecdot` does, before it does it."""
+    left, right = _given([a, b], None)
+    call = f"vecdot of shapes {left.shape} and {right.shape}"
+    if not (left.ndim and right.ndim):
+        raise ShapeError(f"{call}: operands need at least 1 dimension; multiply by a scalar with *")
+    number = integer(axis)
+    if number is None or any(not -x.ndim <= number < x.ndim for x in (left, right)):
+        raise OptionError(f"{call} along axis={axis!r}: give an axis that both have")
+    if left.shape[number] != right.shape[number]:
+        raise ShapeError(f"{call} along axis {axis}: vectors must be of one length")
+    left = left.conj() if left.dtype.kind == "c" else left
+    x, y = (np.moveaxis(x, number, -1) for x in (left, right))
+    found = of_einsum("...z,...z->...", [x.shape, y.shape])
+    return contraction(found, [x, y])
+
+
+def _given(operands: Sequence[Any], dtype: Any) -> list[Array]:
+    """Operands as arrays of one kind, which can be multiplied."""
+    if not operands:
+        raise OptionError("einsum with subscripts alone: give an array for each operand")
+    found = arrays(**{f"operand {n}": x for n, x in enumerate(operands)})
+    lazy = any(map(is_dask, found.values()))
+    if lazy or len({*map(type, found.values())}) > 1:
+        check_same_device(**found)
+    given = [as_dask(x) if lazy else x for x in found.values()]
+    for x in given:
+        library_gemm.result_dtype(x.dtype, given[0].dtype)
+    return given if dtype is None else [_cast(x, dtype) for x in given]
+
+
+def _cast(x: Array, dtype: Any) -> Array:
+    wanted = named_dtype(dtype)
+    library_gemm.result_dtype(wanted, wanted)
+    if not np.can_cast(x.dtype, wanted, "safe"):
+        raise DTypeError(
+            f"einsum with dtype={wanted} of an operand of {x.dtype}: not every value can be cast; "
+            "give a dtype that holds all of them, or cast it before with astype"
+        )
+    return x.astype(wanted)
+
+
+__all__ = ["einsum", "inner", "outer", "tensordot", "vecdot"]

@@ -1,0 +1,185 @@
+"""The sum over axes that two arrays share, as one product of matrices or of stacks.
+
+    A[b, i.., k..]  B[b, k.., j..]  ->  C[b, i.., j..]      b: batch axes, k: summed over
+
+Axes i are A's rows, axes j are B's columns, and axes k become one. Rows of a product may come in
+any order, so those of A are taken as its blocks lie: each block becomes one by itself, and each
+block of C is taken apart again. No block leaves its worker for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.array.core import common_blockdim
+
+from multimm.contractions.subscripts import Label, Labels, written
+from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+from multimm.operands import Array, is_dask, on_gpu
+from multimm.planning.tiling.grid import Blocks
+from multimm.products import NOTHING_FIXED, checked
+
+
+class Term(NamedTuple):
+    """An array, and a label for each of its axes."""
+
+    array: Array
+    labels: Labels
+
+    def blocks(self, label: Label) -> Blocks:
+        """Chunks of an axis; all of it is one, if the array is no Dask array."""
+        axis = self.labels.index(label)
+        return self.array.chunks[axis] if is_dask(self.array) else (self.array.shape[axis],)
+
+
+class Roles(NamedTuple):
+    """What the labels of two operands are in their product."""
+
+    batch: Labels
+    rows: Labels
+    summed: Labels
+    columns: Labels
+
+    @property
+    def product(self) -> bool:
+        """Whether it is one of matrices, and not of elements, rows and columns alone."""
+        return bool(self.summed) and bool(not self.batch or self.rows or self.columns)
+
+
+def roles(a: Labels, b: Labels, out: Labels) -> Roles:
+    """The roles of labels each of which is in both operands, or in one and the result."""
+    return Roles(
+        batch=tuple(x for x in out if x in a and x in b),
+        rows=tuple(x for x in a if x not in b),
+        summed=tuple(x for x in a if x in b and x not in out),
+        columns=tuple(x for x in b if x not in a),
+    )
+
+
+def elementwise(terms: list[Term], out: Labels) -> Array:
+    """What is no product of matrices: diagonals, sums of one operand, products of elements."""
+    arrays = [term.array for term in terms]
+    dtype = np.result_type(*(x.dtype for x in arrays))
+    subscripts = written([term.labels for term in terms], out)
+    if any(map(is_dask, arrays)):
+        return da.einsum(subscripts, *arrays).astype(dtype)  # Dask's sums are of 64 bits
+    if any(map(on_gpu, arrays)):
+        import cupy
+
+        return cupy.einsum(subscripts, *arrays)
+    return np.asarray(np.einsum(subscripts, *arrays))
+
+
+def multiply(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks], precision: str) -> Array:
+    """The product of two operands, in the order of axes and in the chunks that are asked for.
+
+    Parameters
+    ----------
+    a, b : Term
+        Arrays of one kind, whose labels have `roles`.
+    out : tuple of str
+    chunks : dict
+        By label of the result; not read of arrays that are no Dask arrays.
+    precision : str
+        As for `multimm.matmul`.
+    """
+    if next((x for x in out if (x in a.labels) != (x in b.labels)), None) in b.labels:
+        a, b = b, a  # so that rows come before columns
+    a, b = _as_stored(a), _as_stored(b)
+    found = roles(a.labels, b.labels, out)
+    summed = found.summed if a.array.size >= b.array.size else _in_order(b.labels, found.summed)
+    if is_dask(a.array) and len(summed) > 1:  # both in the same blocks
+        shared = {x: common_blockdim([a.blocks(x), b.blocks(x)]) for x in summed}
+        chunks = chunks | shared
+    left = _matrix(a, found.batch, found.rows, summed, chunks)
+    right = _matrix(b, found.batch, summed, found.columns, chunks)
+    asked: Any = "auto"
+    groups = [*(1 for _ in found.batch), len(found.rows), len(found.columns)]
+    made = (*found.batch, *found.rows, *found.columns)
+    if is_dask(left):
+        each = tuple(chunks[x] for x in made)
+        asked = grouped_chunks(each, groups)
+    product = checked(
+        left, right, stacks=True, precision=precision, options=NOTHING_FIXED, chunks=asked
+    )
+    return _taken_apart(product.result(), made, groups, out, chunks, a, b)
+
+
+def _as_stored(term: Term) -> Term:
+    """The array below lazy transposes, with its labels in their order."""
+    if not is_dask(term.array):
+        return term
+    below, order = permuted(term.array)
+    return Term(below, tuple(term.labels[order.index(n)] for n in range(len(order))))
+
+
+def _in_order(labels: Labels, some: Labels) -> Labels:
+    return tuple(x for x in labels if x in some)
+
+
+def _matrix(
+    term: Term, batch: Labels, rows: Labels, columns: Labels, chunks: dict[Label, Blocks]
+) -> Array:
+    """A stack of matrices, rows and columns flattened.
+
+    What is last as it is stored stays last: so most blocks are views. The product of two arrays
+    takes a transposed one as it is stored.
+    """
+    inner = [x for x in term.labels if x not in batch]
+    turned = bool(inner) and inner[-1] in rows
+    first, second = (columns, rows) if turned else (rows, columns)
+    order = tuple(term.labels.index(x) for x in (*batch, *first, *second))
+    groups = [*(1 for _ in batch), len(first), len(second)]
+    x = term.array
+    if order != tuple(range(x.ndim)) or {*groups} != {1} or len(groups) < 2:
+        x = _flattened(term, order, groups, chunks)
+    return x.swapaxes(-1, -2) if turned else x
+
+
+def _flattened(
+    term: Term, order: tuple[int, ...], groups: list[int], chunks: dict[Label, Blocks]
+) -> Array:
+    x = term.array
+    if not is_dask(x):
+        sizes = grouped_chunks([(x.shape[axis],) for axis in order], groups)
+        return x.transpose(order).reshape([size for (size,) in sizes])
+    grouped = {axis for axis, group in _groups(order, groups) if group > 1}
+    wanted = tuple(
+        chunks.get(label, x.chunks[axis]) if axis in grouped else x.chunks[axis]
+        for axis, label in enumerate(term.labels)
+    )
+    if not all(map(_refines, wanted, x.chunks)):
+        x = x.rechunk(wanted)
+    return flattened(x, order, groups, wanted)
+
+
+def _groups(order: tuple[int, ...], groups: list[int]) -> list[tuple[int, int]]:
+    """Of each axis: how many there are in its group."""
+    sizes = [group for group in groups for _ in range(group)]
+    return list(zip(order, sizes, strict=True))
+
+
+def _refines(new: Blocks, own: Blocks) -> bool:
+    """Whether new boundaries are at all of the old ones."""
+    return {*np.cumsum(own).tolist()} <= {*np.cumsum(new).tolist()}
+
+
+def _taken_apart(
+    product: Array,
+    made: Labels,
+    groups: list[int],
+    out: Labels,
+    chunks: dict[Label, Blocks],
+    a: Term,
+    b: Term,
+) -> Array:
+    """The axes of a product, in the order of the result."""
+    order = tuple(made.index(x) for x in out)
+    if order == tuple(range(len(made))) and {*groups} == {1}:
+        return product
+    if is_dask(product):
+        return split(product, tuple(chunks[x] for x in made), groups, order)
+    sizes = {x: n for term in (a, b) for x, n in zip(term.labels, term.array.shape, strict=True)}
+    return product.reshape([sizes[x] for x in made]).transpose(order)

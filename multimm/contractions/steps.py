@@ -1,0 +1,215 @@
+"""A sum over several operands as steps of one or two: in which order, and which are products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.array.core import common_blockdim
+
+from multimm.contractions.pair import Term, elementwise, multiply, roles
+from multimm.contractions.subscripts import Label, Labels, Subscripts, written
+from multimm.errors import OptionError, one_line
+from multimm.operands import Array, is_dask
+from multimm.planning.tiling.grid import Blocks
+
+
+class Step(NamedTuple):
+    """Operands, by their places in a list, that are taken out of it; what is made comes last.
+
+    Of a step of one operand it comes in its place.
+    """
+
+    places: tuple[int, ...]
+    out: Labels
+    product: bool  #: of matrices: `multiply`; else `elementwise`
+
+
+class Contraction(NamedTuple):
+    """Operands, what becomes of their axes, and the steps there."""
+
+    terms: tuple[Term, ...]  #: as they were given
+    out: Labels
+    steps: tuple[Step, ...]
+    split: bool  #: chunks of the result become no larger than Dask's einsum makes them
+
+    @property
+    def products(self) -> int:
+        """How many steps are products of matrices."""
+        return sum(step.product for step in self.steps)
+
+    def result(self, precision: str) -> Array:
+        """Lazy if an operand is, else computed."""
+        terms = self._cast(_without_broadcasts(self.terms))
+        for step in self.steps:
+            taken = [terms[place] for place in step.places]
+            if step.product:
+                chunks = self._chunks(taken, step)
+                a, b = taken
+                made = multiply(a, b, step.out, chunks, precision)
+            else:
+                made = elementwise(taken, step.out)
+            kept = [term for n, term in enumerate(terms) if n not in step.places]
+            kept.insert(step.places[0] if len(taken) == 1 else len(kept), Term(made, step.out))
+            terms = kept
+        made = terms[0].array
+        if is_dask(made) and len(self.steps) > 1:
+            chunks = self._chunks(terms, self.steps[-1])
+            made = made.rechunk(tuple(chunks[label] for label in self.out))
+        return made
+
+    def _cast(self, terms: list[Term]) -> list[Term]:
+        """Operands of the result's dtype, where sums on the way might leave their own."""
+        dtype = np.result_type(*(term.array.dtype for term in terms))
+        alone = any(len(step.places) == 1 for step in self.steps)
+        if not alone and len(terms) < 3:
+            return terms
+        return [Term(x.array.astype(dtype), x.labels) for x in terms]
+
+    def _chunks(self, taken: Sequence[Term], step: Step) -> dict[Label, Blocks]:
+        """Chunks of what a step makes, by label: in the end those of Dask's own function."""
+        terms = self.terms if step is self.steps[-1] else taken
+        if not all(is_dask(term.array) for term in terms):
+            return {}
+        if not self.split:
+            return {x: term.blocks(x) for term in terms for x in term.labels if x in step.out}
+        # What is summed over counts by its length alone: it need not be the same axis in both.
+        own = [
+            tuple(x if x in step.out else f"{x} of {n}" for x in term.labels)
+            for n, term in enumerate(terms)
+        ]
+        paper = [_on_paper(term, step.out, n) for n, term in enumerate(terms)]
+        made = da.einsum(written(own, step.out), *paper)
+        return dict(zip(step.out, made.chunks, strict=True))
+
+
+def _on_diagonals(array: Array, labels: Labels) -> Term:
+    """An operand; the axes of a diagonal come in the same chunks."""
+    if is_dask(array) and len({*labels}) < len(labels):
+        own: dict[Label, list[Blocks]] = {}
+        for label, blocks in zip(labels, array.chunks, strict=True):
+            own.setdefault(label, []).append(blocks)
+        array = array.rechunk(tuple(common_blockdim(own[label]) for label in labels))
+    return Term(array, labels)
+
+
+def _on_paper(term: Term, out: Labels, number: int) -> da.Array:
+    """An array without tasks in the same chunks; what is summed over is one of the largest."""
+    each = zip(term.labels, term.array.chunks, strict=True)
+    chunks = tuple(own if label in out else (max(own),) for label, own in each)
+    return da.Array({}, f"on-paper-{number}", chunks, dtype=np.float32)
+
+
+def contraction(
+    subscripts: Subscripts, arrays: Sequence[Array], optimize: Any = True, *, split: bool = True
+) -> Contraction:
+    """The steps to a result.
+
+    Parameters
+    ----------
+    subscripts : Subscripts
+    arrays : sequence of array
+        NumPy, CuPy or Dask arrays, all of one kind.
+    optimize : bool, str, or sequence
+        The order, as for `multimm.einsum`.
+    split : bool
+        Chunks of the result become no larger than Dask's einsum makes them.
+    """
+    given = tuple(_on_diagonals(x, own) for x, own in zip(arrays, subscripts.terms, strict=True))
+    out = subscripts.out
+    found = _without_broadcasts(given)
+    sizes = {x: n for term in found for x, n in zip(term.labels, term.array.shape, strict=True)}
+    current = [term.labels for term in found]
+    steps = []
+    for place, own in enumerate(current):
+        others = {*out}.union(*(x for n, x in enumerate(current) if n != place))
+        kept = tuple(dict.fromkeys(x for x in own if x in others)) if len(current) > 1 else out
+        if kept != own:
+            steps.append(Step((place,), kept, product=False))
+            current[place] = kept
+    for places in _path(current, out, sizes, optimize):
+        steps += _pairs(current, places, out)
+    return Contraction(given, out, tuple(steps), split)
+
+
+def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[Step]:
+    """The steps that take some operands out of a list, two at a time, and put the result there."""
+    found = []
+    left = sorted(places)
+    while len(left) > 1:
+        first, second = left[:2]
+        both = current[first], current[second]
+        rest = [x for n, x in enumerate(current) if n not in (first, second)]
+        needed = {*out}.union(*rest)
+        made = tuple(dict.fromkeys(x for own in both for x in own if x in needed)) if rest else out
+        found.append(Step((first, second), made, roles(*both, made).product))
+        current[:] = [*rest, made]
+        # The others have moved by those before them, and what was made is the last.
+        left = [*(n - (first < n) - (second < n) for n in left[2:]), len(current) - 1]
+        left = left if len(left) > 1 else []
+    return found
+
+
+def _path(
+    labels: list[Labels], out: Labels, sizes: dict[Label, int], optimize: Any
+) -> list[tuple[int, ...]]:
+    """Which operands are taken together, and so on, as opt_einsum finds it."""
+    if len(labels) < 3:
+        return [(0, 1)] if len(labels) == 2 else []
+    import opt_einsum  # type: ignore[import-untyped]  # it takes 16 ms, few need it
+
+    asked, limit = _asked(optimize)
+    shapes = [tuple(sizes[label] for label in own) for own in labels]
+    equation = written(labels, out)
+    try:
+        path, _ = opt_einsum.contract_path(
+            equation, *shapes, shapes=True, optimize=asked, memory_limit=limit
+        )
+        left = len(labels)
+        for places in path:
+            if not places or not all(0 <= place < left for place in places):
+                raise ValueError(f"no operands {places} of {left}")
+            left -= len({*places}) - 1
+        if left != 1:
+            raise ValueError(f"{left} operands are left")
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise OptionError(
+            f"einsum with optimize={optimize!r} is no path for {len(labels)} operands "
+            f"({one_line(error)}): give True, a name such as 'greedy' or 'optimal', or what "
+            "numpy.einsum_path returns"
+        ) from None
+    return [tuple(places) for places in path]
+
+
+def _asked(optimize: Any) -> tuple[Any, Any]:
+    """What NumPy takes for a path, as opt_einsum takes it: method or path, and limit of memory."""
+    if optimize is None or isinstance(optimize, bool):
+        return "auto", None
+    if isinstance(optimize, str):
+        return optimize, None
+    given = [*optimize] if isinstance(optimize, list | tuple) else [optimize]
+    if given[:1] == ["einsum_path"]:
+        return [tuple(x) for x in given[1:]], None
+    if len(given) == 2 and isinstance(given[0], str):
+        return given[0], int(given[1])
+    return optimize, None
+
+
+def _without_broadcasts(terms: Sequence[Term]) -> list[Term]:
+    """Axes of length 1 are left out where another operand has a longer one of that label."""
+    longest: dict[Label, int] = {}
+    for term in terms:
+        for label, size in zip(term.labels, term.array.shape, strict=True):
+            longest[label] = size if longest.get(label, 1) == 1 else longest[label]
+    found = []
+    for term in terms:
+        shape = term.array.shape
+        gone = [n for n, x in enumerate(term.labels) if shape[n] == 1 and longest[x] != 1]
+        kept = tuple(x for n, x in enumerate(term.labels) if n not in gone)
+        array = term.array
+        if gone:
+            array = array[tuple(0 if n in gone else slice(None) for n in range(len(shape)))]
+        found.append(Term(array, kept))
+    return found

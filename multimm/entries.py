@@ -1,0 +1,216 @@
+"""What Dask code calls when it multiplies arrays, and what multimm makes of each call.
+
+Every way from Dask code to a product ends in one of few functions, which `accelerate` wraps:
+
+    x @ y, np.matmul(x, y)         -> dask.array.routines.matmul, looked up at each call
+    da.matmul, dot, tensordot, einsum, and np.dot, np.tensordot, np.einsum
+                                   -> that name of dask.array
+    x.dot(y)                       -> dask.array.Array.dot
+    da.cov, da.vdot                -> dask.array.routines.dot
+    xr.dot, DataArray @ and .dot   -> da.einsum or da.tensordot, through opt_einsum's table
+    np.inner, np.linalg.multi_dot  -> dask.array.Array.__array_function__: Dask has none
+    np.vecdot                      -> dask.array.Array.__array_ufunc__
+    da.linalg.solve, lu, qr, ...   -> products of blocks inside their tasks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.array import einsumfuncs, linalg, routines
+
+from multimm.acceleration_report import described
+from multimm.api import matmul
+from multimm.contractions.functions import (
+    einsum_steps,
+    inner_steps,
+    tensordot_steps,
+    vecdot_steps,
+)
+from multimm.contractions.steps import Contraction
+from multimm.operands import Array, as_array, is_dask
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+#: Where products are looked up: owner, attribute.
+ENTRIES: tuple[tuple[Any, str], ...] = (
+    (routines, "matmul"),
+    (routines, "dot"),
+    (routines, "tensordot"),
+    (routines, "einsum"),
+    (einsumfuncs, "einsum"),
+    (da, "matmul"),
+    (da, "dot"),
+    (da, "tensordot"),
+    (da, "einsum"),
+    (da.Array, "dot"),
+    (da.Array, "__array_function__"),
+    (da.Array, "__array_ufunc__"),
+    (linalg, "tsqr"),
+    (linalg, "lu"),
+    (linalg, "solve_triangular"),
+    (linalg, "_cholesky"),
+)
+#: Those whose tasks multiply blocks: they run as they are, and their tasks are changed.
+OF_BLOCKS = ("tsqr", "lu", "solve_triangular", "_cholesky")
+
+
+class LeftToDaskError(Exception):
+    """Why a call is none of multimm's."""
+
+
+class Product(NamedTuple):
+    """What multimm makes of a call."""
+
+    compute: Callable[[], Array]  #: lazily
+    note: str
+
+
+def product(name: str, args: Args, kwargs: Kwargs) -> Product:
+    """What multimm makes of a call of a function with that name.
+
+    Raises
+    ------
+    LeftToDaskError
+        It computes something else, or the same no better.
+    MultimmError
+        Operands that multimm refuses.
+    """
+    return _MADE[name](name, args, kwargs)
+
+
+def inside(name: str, args: Args, kwargs: Kwargs) -> tuple[str, Args, Kwargs] | None:
+    """What NumPy hands to a Dask array for it to compute, if that is a product: name, arguments.
+
+    ``__array_function__(self, func, types, args, kwargs)`` and
+    ``__array_ufunc__(self, ufunc, method, *inputs, **kwargs)``.
+    """
+    if name == "__array_function__":
+        known = _OF_NUMPY.get(args[1])
+        return None if known is None else (known, tuple(args[3]), dict(args[4]))
+    if args[1] is np.vecdot and args[2] == "__call__":
+        return "vecdot", args[3:], kwargs
+    return None
+
+
+def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
+    """The arrays among arguments, also of a list of them, for the report."""
+    flat = [y for x in args for y in (x if isinstance(x, list | tuple) else [x])]
+    return tuple(described(x) for x in flat if hasattr(x, "shape"))
+
+
+def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
+    if kwargs or len(args) != 2:
+        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
+    shapes = _shapes(name, args)
+    ndims = [*map(len, shapes)]
+    if 0 in ndims:
+        raise LeftToDaskError(
+            f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
+        )
+    if name == "dot" and max(ndims) > 2:
+        last = -1, -min(ndims[1], 2)
+        return _steps(tensordot_steps(*args, axes=last))
+    return Product(partial(matmul, *args, chunks="operands"), "1 x product")
+
+
+def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
+    names = dict(zip(("a", "b", "axes"), args, strict=False)) | {
+        {"lhs": "a", "rhs": "b"}.get(key, key): value for key, value in kwargs.items()
+    }
+    if len(args) + len(kwargs) != len(names) or not {"a", "b"} <= names.keys() <= {*"ab", "axes"}:
+        raise LeftToDaskError(f"{name} with other arguments than two operands and axes")
+    _shapes(name, (names["a"], names["b"]))
+    return _steps(tensordot_steps(**names))
+
+
+def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
+    more = dict(kwargs)
+    dtype, optimize = more.pop("dtype", None), more.pop("optimize", True)
+    more.pop("split_every", None)  # sums are made otherwise
+    if more or not args:
+        raise LeftToDaskError(f"{name} with {', '.join(more) or 'nothing'}")
+    given = args[1:] if isinstance(args[0], str) else args[: len(args) // 2 * 2 : 2]
+    _shapes(name, given)
+    return _steps(einsum_steps(args, dtype, optimize))
+
+
+def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
+    if kwargs or len(args) != 2:
+        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
+    _shapes(name, args)
+    return _steps(inner_steps(*args), dask_has_none=True)
+
+
+def _vecdot(name: str, args: Args, kwargs: Kwargs) -> Product:
+    axis = kwargs.get("axis", -1)
+    if kwargs.keys() - {"axis"} or len(args) != 2:
+        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
+    _shapes(name, args)
+    return _steps(vecdot_steps(*args, axis), dask_has_none=True)
+
+
+def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
+    if kwargs or len(args) != 1 or not isinstance(args[0], list | tuple):
+        raise LeftToDaskError(f"{name} with other arguments than a list of matrices")
+    shapes = _shapes(name, args[0])
+    count = len(shapes)
+    ends = [len(shape) for shape in (shapes[0], shapes[-1])]
+    if count < 2 or any(len(x) != 2 for x in shapes[1:-1]) or not {*ends} <= {1, 2}:
+        raise LeftToDaskError(f"{name} of other operands than matrices, and vectors at its ends")
+    if count >= len(ascii_letters):
+        raise LeftToDaskError(f"{name} of {count} operands")
+    terms = [ascii_letters[n : n + 2] for n in range(count)]
+    terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
+    out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]
+    return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]]))
+
+
+def _steps(found: Contraction, *, dask_has_none: bool = False) -> Product:
+    """What einsum or one of its like makes of operands, if it is a product of matrices."""
+    if not (found.products or dask_has_none):
+        raise LeftToDaskError("no product of matrices: no axis is summed over two operands alone")
+    others = len(found.steps) - found.products
+    counts = (found.products, "product"), (others, "sum or product of elements")
+    note = ", ".join(f"{n} x {what}" for n, what in counts if n)
+    return Product(partial(found.result, "float32"), note)
+
+
+def _shapes(name: str, operands: Sequence[Any]) -> list[tuple[float, ...]]:
+    """Of operands one of which is a Dask array, all with known chunks."""
+    if not any(isinstance(x, da.Array) for x in operands):
+        raise LeftToDaskError(f"{name} without a Dask array")
+    # Of lists, h5py datasets and the like NumPy would say the shape once it has read them.
+    shapes = [
+        as_array(x, "an operand", lazily=True).shape if not is_dask(x) else x.shape
+        for x in operands
+    ]
+    if any(math.isnan(size) for shape in shapes for size in shape):
+        raise LeftToDaskError("unknown chunk sizes")
+    return shapes
+
+
+_MADE: Mapping[str, Callable[[str, Args, Kwargs], Product]] = {
+    "matmul": _matrices,
+    "dot": _matrices,
+    "tensordot": _tensordot,
+    "einsum": _einsum,
+    "inner": _inner,
+    "vecdot": _vecdot,
+    "multi_dot": _multi_dot,
+}
+#: Functions of NumPy that Dask has none of.
+_OF_NUMPY: Mapping[Any, str] = {
+    np.inner: "inner",
+    np.linalg.multi_dot: "multi_dot",
+    np.linalg.matmul: "matmul",
+    np.linalg.tensordot: "tensordot",
+    np.linalg.vecdot: "vecdot",
+}

@@ -1,0 +1,104 @@
+"""einsum and its like on CuPy arrays and on Dask arrays of CuPy blocks, no cluster."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from small import integers
+
+import multimm
+from multimm.graph.block_dots import dot
+
+if find_spec("cupy"):  # where there is none, the mark leaves these tests out
+    import cupy
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def in_this_process():
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+def lazy(x, chunks):
+    return da.from_array(cupy.asarray(x), chunks=chunks, asarray=False)
+
+
+def same(result, expected):
+    assert isinstance(result, cupy.ndarray)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(cupy.asnumpy(result), expected)
+
+
+SUBSCRIPTS = {
+    "txy,tuv->xyuv": ((30, 7, 11), (30, 5, 6)),
+    "tzxy,xyp->tzp": ((9, 4, 12, 10), (12, 10, 17)),
+    "mbej,aeim->abij": ((6, 9, 8, 5), (7, 8, 4, 6)),
+    "ztx,ztu->zxu": ((5, 40, 9), (5, 40, 8)),
+    "ij,jk,kl->il": ((20, 30), (30, 10), (10, 25)),
+    "iij,jq->i": ((9, 9, 12), (12, 4)),
+    "ij,ij->ij": ((9, 12), (9, 12)),
+    "i,j->ij": ((9,), (12,)),
+    "ij->j": ((9, 12),),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("subscripts", SUBSCRIPTS)
+def test_einsum_is_numpys(subscripts, dtype):
+    arrays = [integers(shape, n, dtype) for n, shape in enumerate(SUBSCRIPTS[subscripts])]
+    expected = np.einsum(subscripts, *arrays)
+    same(multimm.einsum(subscripts, *map(cupy.asarray, arrays)), expected)
+    found = multimm.einsum(subscripts, *(lazy(x, 4) for x in arrays))
+    assert isinstance(found._meta, cupy.ndarray)
+    same(found.compute(), expected)
+
+
+def test_tensordot_inner_vecdot_and_outer_are_numpys():
+    x, y = integers((6, 20, 30), 0, "float32"), integers((30, 20, 8), 1, "float32")
+    axes = ((1, 2), (1, 0))
+    same(multimm.tensordot(lazy(x, 7), lazy(y, 9), axes).compute(), np.tensordot(x, y, axes))
+    same(multimm.inner(lazy(x, 7), lazy(x[0], 9)).compute(), np.inner(x, x[0]))
+    same(multimm.vecdot(lazy(x, 7), lazy(x, 9)).compute(), np.vecdot(x, x))
+    same(multimm.outer(lazy(x[0], 7), lazy(x[1], 9)).compute(), np.outer(x[0], x[1]))
+    same(multimm.tensordot(cupy.asarray(x), cupy.asarray(y), axes), np.tensordot(x, y, axes))
+
+
+def test_large_blocks_keep_the_bound_of_fp32():
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((32, 64, 1024)).astype("float32") for _ in "ab")
+    found = multimm.einsum("atk,btk->ab", lazy(x, (16, 32, 1024)), lazy(y, (16, 32, 1024)))
+    flat = [v.reshape(32, -1).astype(float) for v in (x, y)]
+    bound = (flat[0].shape[1] + 3) * 2.0**-24 * (abs(flat[0]) @ abs(flat[1]).T)
+    assert (abs(cupy.asnumpy(found.compute()) - flat[0] @ flat[1].T) <= bound).all()
+
+
+def test_accelerate_takes_them_and_reports_it():
+    x = lazy(integers((40, 30), 0, "float32"), 16)
+    with multimm.accelerate() as report:
+        found = da.einsum("ij,kj->ik", x, x), da.tensordot(x, x, ((0,), (0,))), np.inner(x, x)
+    assert [call.function for call in report.taken] == ["einsum", "tensordot", "inner"]
+    y = integers((40, 30), 0, "float32")
+    for result, expected in zip(found, (y @ y.T, y.T @ y, y @ y.T), strict=True):
+        same(result.compute(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "complex64"])
+def test_products_of_blocks_inside_of_tasks_are_ours(dtype):
+    x, y = integers((700, 900), 0, dtype), integers((900, 800), 1, dtype)
+    same(dot(cupy.asarray(x), cupy.asarray(y)), np.dot(x, y))
+    same(dot(cupy.asarray(x), cupy.asarray(y[:, 0])), np.dot(x, y[:, 0]))
+
+
+def test_tsqr_on_gpu_blocks():
+    x = np.random.default_rng(0).standard_normal((4000, 64))
+    with multimm.accelerate() as report:
+        q, r = da.linalg.tsqr(lazy(x, (1000, 64)))
+    assert "product of blocks" in report.taken[0].note
+    back = cupy.asnumpy((q @ r).compute())
+    np.testing.assert_allclose(back, x, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,314 @@
+"""einsum, tensordot, inner, vecdot and outer, against NumPy and against Dask's chunks."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import sparse
+from clusters import in_threads
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import multimm
+from multimm.contractions import functions
+from multimm.errors import DTypeError, OptionError, ShapeError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning"),
+    pytest.mark.filterwarnings("ignore:Increasing number of chunks"),
+]
+DTYPES = ("float64", "float32", "int64", "int8", "complex128", "bool")
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0, 3], ids="{} workers".format)
+def workers(request):
+    """With and without a cluster."""
+    if not request.param:
+        with dask.config.set(scheduler="sync"):
+            yield 0
+        return
+    with in_threads(request.param, memory_limit=0) as cluster, Client(cluster):
+        yield request.param
+
+
+def numbers(shape, dtype, seed=0):
+    """Small ones, whose products and sums are exact."""
+    x = np.random.default_rng(seed).integers(-3, 4, shape)
+    return (x + 1j * x[::-1] if dtype.startswith("complex") and x.ndim else x).astype(dtype)
+
+
+@st.composite
+def cuts(draw, size):
+    """Chunks of an axis, of any sizes."""
+    ends = draw(st.lists(st.integers(1, max(size - 1, 1)), max_size=3)) if size > 1 else []
+    edges = [0, *sorted({*ends}), size]
+    return tuple(int(n) for n in np.diff(edges)) if size else (0,)
+
+
+def lazy(draw, x):
+    return da.from_array(x, chunks=tuple(draw(cuts(size)) for size in x.shape))
+
+
+@st.composite
+def sums(draw, labels="abcde", most=3):
+    """Subscripts of any kind that NumPy takes, and shapes for them."""
+    sizes = {
+        x: draw(st.sampled_from([1, 2, 3, 4, 5] + [0] * (n == 0))) for n, x in enumerate(labels)
+    }
+    broadcast = draw(st.lists(st.sampled_from([1, 2, 3]), max_size=2))
+    terms, shapes = [], []
+    for _ in range(draw(st.integers(1, most))):
+        own = draw(st.lists(st.sampled_from(labels), max_size=4))
+        # NumPy takes an axis of length 1 for one of any length, but for diagonals.
+        short = {x for x in own if own.count(x) == 1 and draw(st.integers(0, 9)) == 0}
+        shape = [1 if x in short else sizes[x] for x in own]
+        if broadcast and draw(st.booleans()):
+            more = broadcast[draw(st.integers(0, len(broadcast))) :]
+            at = draw(st.integers(0, len(own)))
+            own, shape = [*own[:at], "...", *own[at:]], [*shape[:at], *more, *shape[at:]]
+        terms.append("".join(own))
+        shapes.append(tuple(shape))
+    subscripts = ",".join(terms)
+    if draw(st.booleans()) or "..." in subscripts:
+        known = sorted({*subscripts} - {*",."})
+        out = draw(
+            st.permutations(draw(st.lists(st.sampled_from(known), unique=True)) if known else [])
+        )
+        dots = ["..."] if "..." in subscripts else []
+        subscripts += "->" + "".join(draw(st.permutations([*out, *dots])))
+    return subscripts, shapes
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_einsum_is_numpys_in_dasks_chunks(workers, data):
+    subscripts, shapes = data.draw(sums())
+    dtypes = [data.draw(st.sampled_from(DTYPES)) for _ in shapes]
+    arrays = [
+        numbers(shape, dtype, n)
+        for n, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
+    expected = np.einsum(subscripts, *arrays)
+    operands = [lazy(data.draw, x) for x in arrays]
+    found = multimm.einsum(subscripts, *operands)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    value = found.compute()
+    assert value.dtype == expected.dtype
+    np.testing.assert_array_equal(value, expected)
+    here = multimm.einsum(subscripts, *arrays)
+    assert here.dtype == expected.dtype
+    np.testing.assert_array_equal(here, expected)
+    terms = subscripts.partition("->")[0].split(",")
+    if any(term.count(x) > 1 for term in terms for x in term if x.isalpha()):
+        return  # of a diagonal it takes those of one axis, and is right where both have the same
+    try:
+        theirs = da.einsum(subscripts, *operands)
+    except ValueError:  # it knows less of axes of length 1
+        return
+    if theirs.shape == found.shape:
+        assert found.chunks == theirs.chunks
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"aabbcA.,,-> 1", "...", "...", "->", "->"]), max_size=9).map(
+        "".join
+    ),
+    st.lists(st.lists(st.integers(1, 2), max_size=3), max_size=2),
+)
+def test_what_numpy_refuses_is_refused_and_nothing_else(subscripts, shapes):
+    arrays = [numbers(tuple(shape), "int64") for shape in shapes]
+    try:
+        expected = np.einsum(subscripts, *arrays)
+    except ValueError:
+        with pytest.raises((OptionError, ShapeError)) as refused:
+            multimm.einsum(subscripts, *map(da.from_array, arrays))
+        assert len(str(refused.value).splitlines()) == 1
+    else:
+        np.testing.assert_array_equal(multimm.einsum(subscripts, *arrays), expected)
+
+
+LISTS = (
+    ([0, 1], [1, 2]),
+    ([0, 1], [1, 2], [2, 0]),
+    ((0, 1), (1, 2), (0,)),
+    ([..., 1], [1, 2]),
+    ([..., 0, 1], [1, ...], [..., 0]),
+    (np.array([0, 51]), [51, 2]),
+    ([0, 52], [52, 1]),
+    ([0, -1], [1, 2]),
+    ("ij", "jk"),
+    ([0, 1.5], [1, 2]),
+    ([True, 0], [0, 2]),
+    ([0, 1], [1, 2], [0, 0]),
+    ([0, 1, 2], [1, 2]),
+    ([0, 1], 5),
+)
+
+
+@pytest.mark.parametrize("lists", LISTS, ids=str)
+def test_lists_of_axes_are_numpys(lists):
+    x, y = numbers((3, 4), "float64"), numbers((4, 5), "float64", 1)
+
+    def call(einsum, wrap):
+        return einsum(wrap(x), lists[0], wrap(y), lists[1], *lists[2:])
+
+    try:
+        expected = call(np.einsum, np.asarray)
+    except (ValueError, TypeError):
+        with pytest.raises((OptionError, ShapeError)):
+            call(multimm.einsum, da.from_array)
+    else:
+        np.testing.assert_array_equal(call(multimm.einsum, da.from_array).compute(), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_tensordot_is_numpys_in_dasks_chunks(workers, data):
+    sizes = [2, 3, 4, 5]
+    summed = data.draw(st.lists(st.sampled_from(sizes), max_size=2))
+    shapes, places = [], []
+    for _ in "ab":
+        free = data.draw(st.lists(st.sampled_from(sizes), max_size=2))
+        order = data.draw(st.permutations(range(len(summed) + len(free))))
+        shape = [0] * len(order)
+        for at, size in zip(order, [*summed, *free], strict=True):
+            shape[at] = size
+        shapes.append(tuple(shape))
+        places.append([at - len(order) * data.draw(st.booleans()) for at in order[: len(summed)]])
+    x, y = (numbers(shape, "float64", n) for n, shape in enumerate(shapes))
+    a, b = lazy(data.draw, x), lazy(data.draw, y)
+    expected = np.tensordot(x, y, places)
+    found = multimm.tensordot(a, b, places)
+    np.testing.assert_array_equal(found.compute(), expected)
+    np.testing.assert_array_equal(multimm.tensordot(x, y, places), expected)
+    if summed:
+        assert found.chunks == da.tensordot(a, b, places).chunks
+
+
+AXES = (0, 1, 2, 3, -1, 1.0, "a", None, (1,), (1, 0), (2, 0), (-1, -2), ((), ()), ((1,), (1,)),
+        ((1,), (0, 1)), ((0, 0), (0, 0)), ((0, -2), (0, 1)), ([0, 1], [1, 0]),
+        ((0.0,), (0,)))  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("shapes", [((2, 2), (2, 2)), ((2, 3), (3, 4)), ((2, 1), (3, 4))], ids=str)
+def test_axes_that_numpy_refuses_are_refused(axes, shapes):
+    x, y = (numbers(shape, "float64", n) for n, shape in enumerate(shapes))
+    try:
+        expected = np.tensordot(x, y, axes)
+    except (ValueError, TypeError, IndexError):
+        with pytest.raises((OptionError, ShapeError)) as refused:
+            multimm.tensordot(da.from_array(x), y, axes)
+        assert len(str(refused.value).splitlines()) == 1
+    else:
+        np.testing.assert_array_equal(multimm.tensordot(da.from_array(x), y, axes), expected)
+
+
+PAIRS = [((3, 4), (3, 4)), ((2, 3, 4), (3, 4)), ((4,), (4,)), ((2, 1, 4), (3, 4)), ((4,), (2, 4)),
+         ((), (3, 4)), ((3, 4), (3, 5)), ((2, 4), (3, 4)), ((0, 4), (2, 4)),
+         ((2, 0), (2, 0))]  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", PAIRS, ids=str)
+@pytest.mark.parametrize("name", ["inner", "vecdot", "outer"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "bool"])
+def test_inner_vecdot_and_outer_are_numpys(name, shapes, dtype):
+    x, y = (numbers(shape, dtype, n) for n, shape in enumerate(shapes))
+    ours, theirs = getattr(multimm, name), getattr(np, name)
+    try:
+        expected = theirs(x, y)
+    except ValueError:
+        with pytest.raises(ShapeError):
+            ours(da.from_array(x), y)
+        return
+    found = ours(da.from_array(x, chunks=2), da.from_array(y, chunks=3))
+    assert isinstance(found, da.Array)
+    for value in (found.compute(), ours(x, y)):
+        assert value.dtype == expected.dtype
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -2, 2, 1.5])
+def test_vecdot_along_an_axis(axis):
+    x = numbers((4, 3), "complex128")
+    try:
+        expected = np.vecdot(x, x, axis=axis)
+    except (ValueError, TypeError):
+        with pytest.raises(OptionError, match="axis"):
+            multimm.vecdot(da.from_array(x), x, axis=axis)
+    else:
+        np.testing.assert_array_equal(multimm.vecdot(da.from_array(x), x, axis=axis), expected)
+
+
+@pytest.mark.parametrize("subscripts", ["ijk,jkl->il", "ijk,lkj->il", "jik,klj->li"])
+def test_axes_that_are_summed_over_may_come_in_other_chunks(subscripts):
+    sizes = {"i": 4, "j": 6, "k": 8, "l": 5}
+    terms = subscripts.partition("->")[0].split(",")
+    x, y = (numbers([sizes[label] for label in own], "float64", n) for n, own in enumerate(terms))
+    a, b = da.from_array(x, chunks=(2, 4, 3)), da.from_array(y, chunks=(3, 5, 2))
+    expected = np.einsum(subscripts, x, y)
+    np.testing.assert_array_equal(multimm.einsum(subscripts, a, b).compute(), expected)
+
+
+PATHS = (True, False, None, "greedy", "optimal", "auto", ("greedy", 10**6), [(0, 1), (0, 1)],
+         [(0, 1, 2)], ["einsum_path", (1, 2), (0, 1)])  # fmt: skip
+
+
+@pytest.mark.parametrize("optimize", PATHS, ids=str)
+def test_several_operands_go_any_way(optimize):
+    x, y, z = (
+        numbers((5, 4), "float64"),
+        numbers((4, 3, 2), "float64", 1),
+        numbers((3, 6), "float64"),
+    )
+    expected = np.einsum("ij,jkl,km->mil", x, y, z)
+    operands = [da.from_array(each, chunks=2) for each in (x, y, z)]
+    found = multimm.einsum("ij,jkl,km->mil", *operands, optimize=optimize)
+    np.testing.assert_array_equal(found.compute(), expected)
+    assert found.chunks == da.einsum("ij,jkl,km->mil", *operands).chunks
+    assert functions.einsum_steps(["ij,jkl,km->mil", *operands], None, optimize).products == 2
+
+
+@pytest.mark.parametrize(
+    "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
+)
+def test_a_path_that_is_none_is_refused(optimize):
+    x = da.ones((3, 3), chunks=2)
+    with pytest.raises(OptionError, match="optimize"):
+        multimm.einsum("ij,jk,kl->il", x, x, x, optimize=optimize)
+
+
+def test_operands_are_cast_where_that_is_safe():
+    x = da.from_array(numbers((40, 50), "int8") * 40, chunks=16)
+    found = multimm.einsum("ij,kj->ik", x, x, dtype="int64")
+    y = x.compute().astype("int64")
+    np.testing.assert_array_equal(found.compute(), y @ y.T)
+    with pytest.raises(DTypeError, match="can be cast"):
+        multimm.einsum("ij,kj->ik", x.astype(float), x, dtype="int32")
+
+
+BAD = {
+    "objects": (lambda x: multimm.einsum("ij,jk", x.astype(object), x), DTypeError),
+    "strings": (lambda x: multimm.tensordot(x.astype(str), x, 1), DTypeError),
+    "unknown chunks": (lambda x: multimm.einsum("ij,jk", x[x[:, 0] > 0], x), ShapeError),
+    "sparse": (lambda x: multimm.inner(x.map_blocks(sparse.GCXS.from_numpy), x), TypeError),
+    "masked": (lambda x: multimm.vecdot(da.ma.masked_greater(x, 1), x), TypeError),
+    "no operands": (lambda x: multimm.einsum("ij,jk->ik"), OptionError),
+    "nothing": (lambda x: multimm.einsum(), OptionError),
+    "a precision": (lambda x: multimm.einsum("ij,jk", x, x, precision="fp8"), OptionError),
+    "a dtype": (lambda x: multimm.einsum("ij,jk", x, x, dtype="float31"), DTypeError),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_at_the_call_in_one_line(name):
+    call, kind = BAD[name]
+    with pytest.raises(multimm.MultimmError) as refused:
+        call(da.ones((4, 4), chunks=2))
+    assert isinstance(refused.value, kind)
+    assert len(str(refused.value).splitlines()) == 1

@@ -1,0 +1,159 @@
+"""Axes that are flattened block by block: what is made, where it lies, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask.array as da
+import numpy as np
+import pytest
+from clusters import counting, received, scattered
+from dask.array.core import normalize_chunks
+from dask.graph_manipulation import bind, clone
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multimm
+from multimm.errors import ShapeError
+from multimm.graph.data_location import owners_of
+from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+
+WORKERS = 4
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with counting(WORKERS) as client:
+        yield client
+
+
+@given(st.data())
+def test_blocks_are_flattened_and_taken_apart_again(data):
+    sizes = data.draw(st.lists(st.integers(0, 5), max_size=4))
+    edges = [data.draw(st.integers(1, 5)) for _ in sizes]
+    x = np.arange(float(np.prod(sizes))).reshape(sizes)
+    own = normalize_chunks(tuple(edges), x.shape) if sizes else ()
+    parts = tuple(halved(c) if data.draw(st.booleans()) else c for c in own)
+    array = da.from_array(x, chunks=own)
+    order = tuple(data.draw(st.permutations(range(x.ndim))))
+    groups = data.draw(st.lists(st.integers(0, 2), max_size=4).filter(lambda g: sum(g) <= x.ndim))
+    groups += [1] * (x.ndim - sum(groups))
+    flat = flattened(array, order, groups, parts)
+    cut = tuple(parts[axis] for axis in order)
+    assert flat.chunks == grouped_chunks(cut, groups)
+    turned = x.transpose(order)
+    value = flat.compute(scheduler="sync")
+    assert value.shape == tuple(map(sum, flat.chunks))
+    first = turned[tuple(slice(blocks[0]) for blocks in cut)]
+    part = value[tuple(slice(blocks[0]) for blocks in flat.chunks)]
+    np.testing.assert_array_equal(part, first.reshape(part.shape))
+    assert sorted(value.ravel()) == sorted(x.ravel())
+    back = split(flat, cut, groups, tuple(np.argsort(order).tolist()))
+    assert back.chunks == parts
+    np.testing.assert_array_equal(back.compute(scheduler="sync"), x)
+
+
+def halved(blocks):
+    return tuple(part for n in blocks for part in (n // 2, n - n // 2) if part or not n)
+
+
+def test_lazy_transposes_of_any_axes_are_looked_through():
+    x = da.ones((2, 3, 4, 5), chunks=2)
+    y = x.transpose(2, 0, 3, 1).swapaxes(-1, 0)
+    below, order = permuted(y)
+    assert below.name == x.name
+    assert tuple(x.shape[axis] for axis in order) == y.shape
+    for other in (x + 1, x[:, ::-1], x.rechunk(3), x.map_blocks(np.transpose, axes=(1, 0, 2, 3))):
+        assert permuted(other)[0] is other
+
+
+def lying(client, shape, chunks, seed=0, owners=None):
+    """An array whose blocks lie with the workers in turn, and its values."""
+    x = np.random.default_rng(seed).integers(-3, 4, shape).astype("float32")
+    sizes = normalize_chunks(chunks, shape)
+    count = int(np.prod([len(c) for c in sizes]))
+    return x, scattered(client, x, sizes, owners or [n % WORKERS for n in range(count)])
+
+
+def test_flattened_blocks_lie_where_their_blocks_lie(client):
+    _, a = lying(client, (8, 6, 4), (2, 3, 4), owners=[3, 1, 0, 2, 2, 0, 1, 3])
+    flat = flattened(a, (0, 1, 2), [2, 1], ((2,) * 4, (1, 2, 3), (4,)))  # some blocks are cut
+    plan = multimm.plan(flat, da.ones((4, 5), chunks=-1))
+    assert plan.layout.problem.a.owners == (3, 3, 1, 0, 0, 2, 2, 2, 0, 1, 1, 3)
+
+
+def test_of_a_product_that_is_taken_apart_owners_are_known(client):
+    _, a = lying(client, (1264, 8, 400), (316, 8, 400))
+    _, w = lying(client, (400, 300), (400, 300), 1)
+    made = multimm.einsum("tik,kj->tij", a, w)
+    again = flattened(made, (0, 1, 2), [2, 1], made.chunks)
+    below = da.Array(made.dask, made.dask.layers[made.name].source, again.chunks, dtype="f4")
+    assert owners_of(again, WORKERS) == owners_of(below, WORKERS) == (0, 1, 2, 3)
+
+
+#: Subscripts, shapes, chunks: four workers have the blocks in turn.
+MOVED = {
+    "covariance of a field": ("txy,tuv->xyuv", ((640, 24, 52),), ((80, 24, 52),)),
+    "fields from modes": ("tm,mxy->txy", ((1264, 64), (64, 72, 152)), ((316, 64), (64, 36, 152))),
+    "two sites of a chain": (
+        "apb,bqc->apqc", ((376, 4, 376), (376, 4, 376)), ((188, 4, 188), (188, 4, 188)),
+    ),
+    "density fitting": ("Lpq,Lrs->pqrs", ((384, 40, 36),), ((96, 20, 36),)),
+}  # fmt: skip
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", MOVED)
+def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
+    subscripts, shapes, chunks = MOVED[name]
+    made = [
+        lying(client, *each, seed) for seed, each in enumerate(zip(shapes, chunks, strict=True))
+    ]
+    made = made if len(made) == 2 else made * 2
+    (x, y), operands = [value for value, _ in made], [array for _, array in made]
+    expected = np.einsum(subscripts, x, y, optimize=True)
+    found, ours = received(client, multimm.einsum(subscripts, *operands))
+    np.testing.assert_array_equal(found.compute(), expected)
+    theirs, moved = received(client, da.einsum(subscripts, *operands))
+    assert found.chunks == theirs.chunks
+    assert ours <= moved / 2
+
+
+@pytest.mark.alone
+def test_tensordot_moves_at_most_half_of_dasks(client):
+    x, a = lying(client, (640, 24, 52), (80, 24, 52))
+    y, b = lying(client, (640, 50, 24), (80, 25, 24), 1)
+    axes = ((0,), (0,))
+    found, ours = received(client, multimm.tensordot(a, b, axes))
+    theirs, moved = received(client, da.tensordot(a, b, axes))
+    np.testing.assert_array_equal(found.compute(), np.tensordot(x, y, axes))
+    assert found.chunks == theirs.chunks
+    assert ours <= moved / 2
+
+
+def test_several_operands_on_workers(client):
+    x, a = lying(client, (40, 30), (20, 15))
+    y, b = lying(client, (30, 6, 50), (15, 6, 25), 1)
+    z, c = lying(client, (50, 8), (25, 8), 2)
+    found = multimm.einsum("ij,jbk,kl->lib", a, b, c)
+    np.testing.assert_array_equal(
+        found.compute(), np.einsum("ij,jbk,kl->lib", x, y, z, optimize=True)
+    )
+
+
+def test_dasks_tools_copy_what_is_rearranged(client):
+    x, a = lying(client, (8, 6, 4), (2, 3, 4))
+    made = multimm.einsum("tij,tkl->ikjl", a, a)
+    expected = np.einsum("tij,tkl->ikjl", x, x)
+    for copied in (clone(made), bind(made, a.sum())):
+        assert copied.name != made.name
+        np.testing.assert_array_equal(copied.compute(), expected)
+
+
+def test_a_block_of_another_shape_than_declared_is_named(client):
+    x = da.ones((4, 4, 2), chunks=2).map_blocks(lambda block: block[:1])
+    made = multimm.tensordot(x, da.ones((4, 2, 3), chunks=2), 2)
+    with pytest.raises(ShapeError, match=r"has shape \(1, 2, 2\), its array's chunks say") as wrong:
+        made.compute()
+    assert "multimm-flattened" in wrong.value.__notes__[0]
