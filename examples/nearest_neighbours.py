@@ -1,4 +1,4 @@
-"""The ten nearest neighbours of each embedding, from Zarr to Zarr; the similarities are never whole."""
+"""The ten nearest neighbours of each embedding, from Zarr to Zarr; similarities are never whole."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,9 @@ def main(folder):
     similarity = multimm.matmul(x, x.T)
     print(multimm.plan(x, x.T))
     # Each block of the product is reduced to its ten best right behind it, on the same worker.
-    nearest = da.argtopk(similarity, NEIGHBOURS + 1, axis=1)[:, 1:]  # the first is the vector itself
+    nearest = da.argtopk(similarity, NEIGHBOURS + 1, axis=1)[
+        :, 1:
+    ]  # the first is the vector itself
     nearest.rechunk((1000, -1)).to_zarr(target)
 
     vectors, found = np.asarray(multimm.io.open_array(source)), da.from_zarr(target).compute()
