@@ -1,4 +1,4 @@
-"""The README: as short as a reader's patience, and right: its code and its figures."""
+"""The README: as short as a reader's patience, and right: its code, its figures, its names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import multimm
 from multimm.planning.choice import plan_matmul
 from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
@@ -144,3 +147,17 @@ def test_its_figures_are_those_of_the_newest_records():
     }
     for product, *figures in shown:
         assert [cases[product], "FP32", *figures] in recorded
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"multimm\.([a-z_.]+)\(", README))))
+def test_what_it_names_is_there(name):
+    found = multimm
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert callable(found)
+
+
+def test_sums_over_other_axes_that_it_names_are_there():
+    (row,) = re.findall(r"^\| sum over other axes \|.*$", README, flags=re.MULTILINE)
+    for name in re.findall(r"`([a-z]+)`", row):
+        assert callable(getattr(multimm, name)), name
