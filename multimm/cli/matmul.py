@@ -189,7 +189,7 @@ def multiply(
     say(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
     if verify:
         names = ("alpha", "dtype", "precision", "trans_a", "trans_b")
-        said = {name: product[name] for name in names}
+        said = {name: product[name] for name in names if name in product}
         with failed_run(client), dask.config.set({"array.chunk-size": block_bytes(memory)}):
             result = multimm.verify(a, b, target.open(), **said)
         if not result:
