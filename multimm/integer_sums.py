@@ -33,8 +33,8 @@ def warn_of_overflow(a: np.dtype[Any], b: np.dtype[Any], k: int, dtype: str, ask
     enough = next((x for x in ("int32", "int64") if sums_fit(a, b, k, np.dtype(x))), "float64")
     meant = "" if asked else f", dtype='{made}' says that this is meant"
     warnings.warn(
-        f"a product of {' and '.join(dict.fromkeys((a.name, b.name)))} with k = {k} is {made}, as "
-        f"in NumPy: sums that it cannot hold wrap around. dtype='{enough}' holds them all{meant}",
+        f"a product of {' and '.join(dict.fromkeys((a.name, b.name)))} with k = {k} is {made}: "
+        f"sums that it cannot hold wrap around, as in NumPy. dtype='{enough}' holds all{meant}",
         IntegerOverflowWarning,
         stacklevel=callers_level(),
     )
