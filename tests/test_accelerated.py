@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import dask
@@ -75,6 +76,18 @@ def fitted(x):
     return pca.fit(x).singular_values_
 
 
+def variances(x):
+    """Of the empirical orthogonal functions that xeofs finds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what xeofs uses of xarray is deprecated
+        import xeofs
+
+        coords = {"time": np.arange(len(x)), "place": np.arange(x.shape[1])}
+        field = xr.DataArray(x, dims=("time", "place"), coords=coords)
+        model = xeofs.single.EOF(n_modes=3, random_state=0)
+        return model.fit(field, dim="time").explained_variance().values
+
+
 ALGORITHMS = {
     "inv": lambda d: da.linalg.inv(d["squares"] @ d["squares"]),
     "inv with products": lambda d: da.linalg.inv(d["squares"]),
@@ -109,6 +122,7 @@ ALGORITHMS = {
     "tensordot": lambda d: da.tensordot(d["tall"] @ d["w"], d["tall"] @ d["w"], axes=(0, 0)),
     "genomic relationship": lambda d: genomic_relationship(d["dosage"]),
     "dask-ml's randomized PCA": lambda d: fitted(d["tall"]),
+    "xeofs's EOF": lambda d: variances(d["tall"]),
 }
 
 
