@@ -31,6 +31,10 @@ LARGEST = 2
 LITTLE = 0.25
 #: K-tiles as long as can be: what is large does not travel.
 LONG = Cut(k_tiles=0.0625)
+#: Elements of a chunk from which on CPUs multiply it by itself: to join 100 MB of chunks of 25 MB
+#: takes 20 ms, and their product with a vector 10. On GPUs a thread takes longer for a product than
+#: the GPU for the copy.
+ALONE = {"cpu": 2**18, "gpu": 0}
 #: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
 LEAST_JOINED = 2
 
@@ -78,7 +82,9 @@ def _layouts(
     usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
     across = problem.m if by_columns else problem.n
     for output_tiles in _output_tiles(rows, spec.cols, across, cluster, regular=not problem.chunks):
-        partial_products = PartialProducts(rows, columns, at, output_tiles, workers, by_columns)
+        partial_products = PartialProducts(
+            rows, columns, at, output_tiles, workers, by_columns, alone=ALONE[cluster.slowest.kind]
+        )
         lengths = partial_products.lengths
         if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
             continue

@@ -85,6 +85,9 @@ class PartialProducts:
     coalesced : bool
         What each worker has of the other operand travels as one block: a hundred small chunks take
         a tenth of a second.
+    alone : int
+        Elements of a chunk from which on it is multiplied by itself. Smaller ones are joined to
+        others of their group; 0: all are.
     """
 
     rows: Blocks
@@ -94,6 +97,7 @@ class PartialProducts:
     workers: int
     by_columns: bool = False
     coalesced: bool = False
+    alone: int = 0
 
     @cached_property
     def k_tiles(self) -> tuple[int, ...]:
@@ -156,11 +160,27 @@ class PartialProducts:
     ) -> PartialProduct:
         groups, starts, begin = [], {}, 0
         for k_tiles, kinds in by_k_tiles.items():
-            groups.append(Group(tuple(i for kind in kinds for i in alike[kind]), k_tiles))
+            rows = [i for kind in kinds for i in alike[kind]]
+            width = max(self.columns[self.k_tiles[s]] for s in k_tiles)
+            groups += [Group(own, k_tiles) for own in self._together(rows, width)]
             for kind in kinds:
                 starts[kind] = begin
                 begin += sum(self.rows[i] for i in alike[kind])
         return PartialProduct(tuple(groups), starts)
+
+    def _together(self, rows: list[int], width: int) -> Iterator[tuple[int, ...]]:
+        """Rows of chunks of a width, those together whose chunks are joined."""
+        if not self.alone:
+            yield tuple(rows)
+            return
+        own: list[int] = []
+        for i in rows:
+            own.append(i)
+            if sum(self.rows[j] for j in own) * width >= self.alone:
+                yield tuple(own)
+                own = []
+        if own:
+            yield tuple(own)
 
     def runs(self, output_tile: int) -> Iterator[Run]:
         """What an output tile is made of."""
