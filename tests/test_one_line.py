@@ -162,7 +162,10 @@ def wait_until(process, condition):
 
 
 def test_ctrl_c_while_workers_start(tmp_path):
+    # A job in the background of a shell ignores it, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = product(tmp_path, "--workers", 2, size=8000)  # not over before the signal
+    signal.signal(signal.SIGINT, before)
     wait_until(process, lambda: len(psutil.Process(process.pid).children()) > 1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
