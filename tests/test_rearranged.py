@@ -96,9 +96,6 @@ def test_of_a_product_that_is_taken_apart_owners_are_known(client):
 MOVED = {
     "covariance of a field": ("txy,tuv->xyuv", ((640, 24, 52),), ((80, 24, 52),)),
     "fields from modes": ("tm,mxy->txy", ((1264, 64), (64, 72, 152)), ((316, 64), (64, 36, 152))),
-    "two sites of a chain": (
-        "apb,bqc->apqc", ((376, 4, 376), (376, 4, 376)), ((188, 4, 188), (188, 4, 188)),
-    ),
     "density fitting": ("Lpq,Lrs->pqrs", ((384, 40, 36),), ((96, 20, 36),)),
 }  # fmt: skip
 
