@@ -135,7 +135,8 @@ def test_a_worker_lets_go_of_the_pool_of_a_peer_that_it_has_met(runtime, process
 
 
 def test_a_client_lets_go_of_pools_of_earlier_and_later_workers(runtime, process, monkeypatch):
-    monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: pool_of(process))
+    own = pool_of(process)
+    monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: own)
     with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
         client.register_plugin(PeerMemory())
         peer_memory.let_go_in(client)  # the worker was there before

@@ -75,8 +75,8 @@ def set_up_cluster(
     own = client.cluster is not None and is_wanted(seldom_garbage)
     garbage = (SeldomGarbage(),) if own else ()
     install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *garbage)
-    let_go_in(client)
     try:
+        let_go_in(client)
         for reason in sorted(set(obstacles(client).values())):
             logger.warning("blocks travel between products, not during them: %s", reason)
         wait_until_warm(client)

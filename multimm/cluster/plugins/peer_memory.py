@@ -84,8 +84,9 @@ def let_go_in(client: Client) -> None:
         release_when_ended(Pool(**event[1]["pool"]))
 
     client.subscribe_topic(TOPIC, announced)
-    for event in client.get_events(TOPIC):
-        announced(event)
+    for pool in client.run(_own_pool).values():  # of those that are there
+        if pool is not None:
+            release_when_ended(pool)
 
 
 def release_when_ended(pool: Pool) -> None:
