@@ -165,3 +165,19 @@ def test_sums_over_any_axes_are_symmetric_products_too(monkeypatch):
     assert [plan.layout.problem.symmetric for plan in seen] == [True]
     multimm.einsum("tij,tkl->ijkl", x, centred)
     assert not seen[1].layout.problem.symmetric
+
+
+@pytest.mark.parametrize("layers", [300, 3000])
+def test_operands_thousands_of_layers_deep_are_multiplied(layers):
+    a, b = da.ones((4, 4), chunks=2), da.zeros((4, 4), chunks=2)
+    for _ in range(layers):
+        a, b = a + 1, b + 1
+    assert not same_values(a, b, turned=False)
+    assert multimm.matmul(a, b).shape == (4, 4)
+
+
+def test_operands_that_are_added_to_themselves_again_and_again_are_looked_at_once():
+    a = da.ones((4, 4), chunks=2)
+    for _ in range(60):  # 2^60 ways down
+        a = a + a
+    assert multimm.matmul(a, a + 1).shape == (4, 4)

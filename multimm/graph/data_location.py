@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
@@ -72,25 +72,35 @@ def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
     plugin leaves that where the block is.
     """
-    return _owners_below(array, array.name, workers) if array.ndim == 2 else ()
-
-
-def _owners_below(array: da.Array, name: str, workers: int) -> tuple[int, ...]:
-    layer = array.dask.layers.get(name)
-    if isinstance(layer, ProductLayer):
-        return layer.owners if layer.workers == workers else ()
-    if isinstance(layer, RearrangedLayer):
-        owners = _owners_below(array, layer.source, workers)
-        return tuple(owners[number] for number in layer.numbers) if owners else ()
-    if not isinstance(layer, Blockwise) or layer.new_axes:
+    if array.ndim != 2:
         return ()
-    for source, indices in layer.indices:
-        same_blocks = layer.numblocks.get(str(source)) == array.numblocks
-        if indices is not None and tuple(indices) == tuple(layer.output_indices) and same_blocks:
-            owners = _owners_below(array, str(source), workers)
-            if owners:
-                return owners
+    # Layers may be thousands deep. Of each that is left to look at: the numbers of its blocks that
+    # the array's blocks are made of, where these are others.
+    left: list[tuple[str, tuple[int, ...] | None]] = [(array.name, None)]
+    seen = set()
+    while left:
+        name, numbers = left.pop()
+        layer = None if name in seen else array.dask.layers.get(name)
+        seen.add(name)
+        if isinstance(layer, ProductLayer):
+            if layer.owners and layer.workers == workers:
+                owners = layer.owners
+                return owners if numbers is None else tuple(owners[n] for n in numbers)
+        elif isinstance(layer, RearrangedLayer):
+            own = layer.numbers
+            below = own if numbers is None else tuple(own[n] for n in numbers)
+            left.append((layer.source, below))
+        elif isinstance(layer, Blockwise) and not layer.new_axes:
+            left += [(source, numbers) for source in _same_blocks(layer, array)][::-1]
     return ()
+
+
+def _same_blocks(layer: Blockwise, array: da.Array) -> Iterator[str]:
+    """The arrays of whose blocks each block of a layer is made, one of each, in the same places."""
+    for source, indices in layer.indices:
+        same = layer.numblocks.get(str(source)) == array.numblocks
+        if indices is not None and tuple(indices) == tuple(layer.output_indices) and same:
+            yield str(source)
 
 
 def block_keys(array: da.Array) -> list[Key]:

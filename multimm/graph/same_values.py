@@ -31,6 +31,9 @@ _ELEMENTWISE: frozenset[Any] = frozenset(
 )  # fmt: skip
 #: Tasks that only put axes of length 1 between others: more are not looked through. Arbitrary.
 _MOST_TASKS = 4096
+#: Layers one above the other that are looked through: below, arrays are what they are called. More
+#: would take 0.06 ms each, and of hundreds Python's stack has no room. Arbitrary otherwise.
+_MOST_LAYERS = 128
 
 
 def same_values(a: da.Array, b: da.Array, *, turned: bool) -> bool:
@@ -68,11 +71,16 @@ class _Expressions:
         self._layers = graph.layers
         self._numbers = numbers
         self._known: dict[tuple[str, Axes], int] = {}
+        self._layers_above = 0
 
     def number(self, name: str, axes: Axes, *, real: bool = False) -> int:
         """Of the array of that name, whose axes are those axes of the whole."""
+        if self._layers_above == _MOST_LAYERS:
+            return self._numbered((name, axes))
         if (name, axes) not in self._known:
+            self._layers_above += 1
             self._known[name, axes] = self._found(name, axes, real)
+            self._layers_above -= 1
         return self._known[name, axes]
 
     def _found(self, name: str, axes: Axes, real: bool) -> int:
@@ -151,8 +159,9 @@ def _without_new_axes(layer: MaterializedLayer) -> tuple[str, tuple[int, ...]] |
     """The array that this one is with axes of length 1 between its own, and which are its own."""
     if len(layer.mapping) > _MOST_TASKS:
         return None
-    found = {_new_axes(task) for task in layer.mapping.values()}
-    if len(found) != 1 or (only := found.pop()) is None:
+    tasks = iter(layer.mapping.values())
+    only = _new_axes(next(tasks, None))
+    if only is None or any(_new_axes(task) != only for task in tasks):
         return None
     source, index = only
     return source, tuple(n for n, part in enumerate(index) if part == "whole")
