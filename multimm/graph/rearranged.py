@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task, TaskRef
-from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
@@ -32,7 +31,7 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.layers import TaskLayer
-from multimm.graph.lowering.operand import number_of
+from multimm.graph.lowering.operand import number_of, only_source, source_array
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Index, Where
@@ -100,12 +99,9 @@ def permuted(array: da.Array) -> tuple[da.Array, Index]:
 
 def _below(array: da.Array) -> tuple[da.Array, Index] | None:
     """The array that this one is Dask's own transpose of, and the order of its axes."""
-    layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, Blockwise) or len(layer.indices) != 1:
+    if (found := only_source(array)) is None:
         return None
-    name, before = str(layer.indices[0][0]), layer.indices[0][1]
-    if before is None or layer.new_axes or layer.io_deps or layer.annotations:
-        return None
+    layer, name, before = found
     after = tuple(layer.output_indices)
     if sorted(map(str, before)) != sorted(map(str, after)) or len({*before}) < array.ndim:
         return None
@@ -118,12 +114,8 @@ def _below(array: da.Array) -> tuple[da.Array, Index] | None:
             return None
     elif func is not np.transpose or kwargs.get("axes") != axes:
         return None
-    chunks = tuple(array.chunks[axes.index(n)] for n in range(array.ndim))
-    if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
-        return None
-    graph = array.dask.cull_layers([name])
-    meta = array._meta.transpose([axes.index(n) for n in range(array.ndim)])
-    return da.Array(graph, name, chunks, meta=meta), axes
+    below = source_array(array, name, axes)
+    return None if below is None else (below, axes)
 
 
 def grouped_chunks(chunks: Sequence[Blocks], groups: Sequence[int]) -> Chunks:

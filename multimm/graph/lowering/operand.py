@@ -92,21 +92,36 @@ def _below(
     array: da.Array, does: Callable[[Blockwise, Sequence[str], da.Array], bool], *, swapped: bool
 ) -> da.Array | None:
     """The array that this one is made of by nothing but what the topmost layer does to blocks."""
+    found = only_source(array)
+    if found is None or not does(found[0], found[2], array):
+        return None
+    axes = tuple(range(array.ndim))
+    return source_array(array, found[1], (*axes[:-2], *axes[:-3:-1]) if swapped else axes)
+
+
+def only_source(array: da.Array) -> tuple[Blockwise, str, Sequence[str]] | None:
+    """The layer that makes an array block by block of one other, that one's name and labels."""
     layer = array.dask.layers.get(array.name)
     if not isinstance(layer, Blockwise) or len(layer.indices) != 1:
         return None
     (name, before), *_ = layer.indices
     if layer.new_axes or layer.io_deps or layer.annotations or before is None:
         return None
-    if not does(layer, before, array):
+    return layer, str(name), before
+
+
+def source_array(array: da.Array, name: str, axes: Index) -> da.Array | None:
+    """The array of that name, of which the `only_source` takes the axes in this order.
+
+    None unless it reads every block once.
+    """
+    places = [axes.index(n) for n in range(array.ndim)]
+    chunks = tuple(array.chunks[place] for place in places)
+    layers = array.dask.layers
+    if layers[array.name].numblocks.get(name) != tuple(map(len, chunks)) or name not in layers:
         return None
-    name = str(name)
-    chunks, meta = array.chunks, array._meta
-    if swapped:
-        chunks, meta = (*chunks[:-2], chunks[-1], chunks[-2]), meta.swapaxes(-1, -2)
-    if layer.numblocks.get(name) != tuple(map(len, chunks)) or name not in array.dask.layers:
-        return None
-    return da.Array(array.dask.cull_layers([name]), name, chunks, meta=meta)
+    graph = array.dask.cull_layers([name])
+    return da.Array(graph, name, chunks, meta=array._meta.transpose(places))
 
 
 def _conjugates(layer: Blockwise, before: Sequence[str], array: da.Array) -> bool:
