@@ -79,13 +79,16 @@ class Product(NamedTuple):
         return alike and kept and step.trans_a != step.trans_b
 
     @property
+    def _k(self) -> int:
+        return int(self.a.shape[-2 if self.step.trans_a else -1])
+
+    @property
     def _arrays(self) -> list[Array]:
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
     def result(self) -> Array:
         """Lazy if one operand is, else computed."""
-        k = self.a.shape[-2 if self.step.trans_a else -1]
-        warn_of_overflow(self.a.dtype, self.b.dtype, k, self.step.dtype, self.asked)
+        warn_of_overflow(self.a.dtype, self.b.dtype, self._k, self.step.dtype, self.asked)
         if is_dask(self.a):
             made = self._lazy()
         else:
@@ -159,8 +162,9 @@ class Product(NamedTuple):
     def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
         """The format that narrow integers are multiplied in, empty for other operands."""
         able = gpu and all(TENSOR_CORES in device.packs for device in cluster.devices)
-        k = self.a.shape[-2 if self.step.trans_a else -1]
-        return format_of(_dtype(self.a), _dtype(self.b), k, named_dtype(self.step.accumulate), able)
+        return format_of(
+            _dtype(self.a), _dtype(self.b), self._k, named_dtype(self.step.accumulate), able
+        )
 
     def _problem(
         self, pack: str, exact: str, cluster: ClusterSpec, held: Held, *, hosted: bool

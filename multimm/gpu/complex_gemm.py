@@ -27,7 +27,7 @@ from multimm.gpu.elementwise import complex_parts, reduce
 from multimm.gpu.kernel_selection import SPLIT, choose_kernel
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.runtime.workspace import nothing, workspace
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.validate import product_shape
 
@@ -256,7 +256,7 @@ def _by_complex(
 
     device = a.device.id
     y, trans_b = _by_rows(b, flags["trans_b"])
-    release_left = release_right = _nothing
+    release_left = release_right = nothing
     if a.dtype == COMPLEX:
         x, trans_a = _by_rows(a, flags["trans_a"])
         left = x.view(FLOAT32)
@@ -290,7 +290,7 @@ def _complex_by_real(
     import cupy
 
     x, trans = _by_rows(a, flags["trans_a"])
-    left, release_left = (x.view(FLOAT32), _nothing) if trans else _split(x, 1.0)
+    left, release_left = (x.view(FLOAT32), nothing) if trans else _split(x, 1.0)
     k, m = x.shape if trans else x.shape[::-1]
     left = left if trans else left.reshape(2 * m, k)
     n = b.shape[-2] if flags["trans_b"] else b.shape[-1]
@@ -318,7 +318,7 @@ def _of_itself(
     parts, release = _split(x, -1.0 if all(conj) else 1.0)
     turned = (2 * len(x), m) if trans else (m, 2 * x.shape[1])
     whole = other = parts.reshape(turned)
-    release_other = _nothing
+    release_other = nothing
     if not hermitian:  # Xr' Xr - Xi' Xi
         other, release_other = _split(x, 1.0 if all(conj) else -1.0)
         other = other.reshape(turned)
@@ -377,7 +377,3 @@ def _split(x: Array, sign: float) -> tuple[Array, Any]:
 
 def _float32(x: Array) -> Array:
     return x.astype(FLOAT32, copy=False)
-
-
-def _nothing() -> None:
-    """In the place of what gives memory back."""

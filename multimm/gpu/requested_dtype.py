@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import DTypeError
-from multimm.gpu.dtypes import gemm_dtype, result_dtype
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
 from multimm.gpu.integers.bounds import is_narrow, sums_dtype
 
 DType = np.dtype[Any]
@@ -83,7 +83,7 @@ def sums(a: DType, b: DType, k: int, dtype: DType) -> DType:
     """
     if is_narrow(a) and is_narrow(b):
         return sums_dtype(a, b, k, dtype)
-    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+    return accumulate_dtype(dtype, dtype)
 
 
 def _casts(own: DType, dtype: DType) -> bool:

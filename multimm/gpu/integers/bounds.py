@@ -27,7 +27,7 @@ def is_integer(dtype: DType) -> bool:
 
 def is_narrow(dtype: DType) -> bool:
     """Whether it is bool, or integers of at most 16 bits."""
-    return dtype.kind in "iub" and dtype.itemsize <= NARROW_BYTES
+    return is_integer(dtype) and dtype.itemsize <= NARROW_BYTES
 
 
 def magnitude(dtype: DType) -> int:

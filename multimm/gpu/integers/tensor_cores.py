@@ -26,11 +26,11 @@ from multimm.gpu.emulated.configs import (
     tiles_for,
 )
 from multimm.gpu.emulated.pack import source_of
-from multimm.gpu.integers.bounds import FP16, HELD, is_narrow, magnitude, terms
-from multimm.gpu.integers.float_blas import largest
+from multimm.gpu.integers.bounds import FP16, HELD, is_narrow, terms
+from multimm.gpu.integers.float_blas import most
 from multimm.gpu.kernel_selection import ALONE, SPLIT, Choice, note
 from multimm.gpu.runtime.launch import device_of, kernel_for
-from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.runtime.workspace import nothing, workspace
 
 Array = Any
 DType = np.dtype[Any]
@@ -103,11 +103,11 @@ def product(
     k = a.shape[-2 if trans[0] else -1]
     if len(shape) > 2 and shape[-2] * shape[-1] * k < ALONE:
         return None
-    plan = plan_for(_most(a), _most(b))
-    if plan is None:
-        return None
     import cupy
 
+    plan = plan_for(most(cupy, a), most(cupy, b))
+    if plan is None:
+        return None
     with cupy.cuda.Device(a.device.id):
         if len(shape) == 2:
             made = _matrix(a, b, trans, sums, partial, final, plan, lower)
@@ -127,11 +127,6 @@ def product(
 
 def _bits(dtype: DType) -> str:
     return "one bit" if dtype.kind == "b" else f"{8 * dtype.itemsize} bits"
-
-
-def _most(x: Array) -> int:
-    """The largest absolute value that there is, or could be where that suits already."""
-    return magnitude(x.dtype) if x.dtype.itemsize == 1 else largest(x)
 
 
 def _matrix(
@@ -183,7 +178,7 @@ def _launch(
     chip = device_of(device)
     k, tiles_a, release_a = _packed(a, "a", trans[0], device)
     if a is b and trans[0] != trans[1]:
-        tiles_b, release_b = tiles_a, _nothing
+        tiles_b, release_b = tiles_a, nothing
     else:
         _, tiles_b, release_b = _packed(b, "b", trans[1], device)
     config = config_for(m, n, chip.limits, chip.multiprocessors, lower)
@@ -240,7 +235,3 @@ def _packed(x: Array, side: str, trans: bool, device: int) -> tuple[int, Array, 
     )  # fmt: skip
     kernel((panels * slabs, 1, 1), (_PACK_THREADS, 1, 1), args)
     return source.k, tiles, release
-
-
-def _nothing() -> None:
-    pass
