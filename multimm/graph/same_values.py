@@ -75,8 +75,6 @@ class _Expressions:
 
     def number(self, name: str, axes: Axes, *, real: bool = False) -> int:
         """Of the array of that name, whose axes are those axes of the whole."""
-        if self._layers_above == _MOST_LAYERS:
-            return self._numbered((name, axes))
         if (name, axes) not in self._known:
             self._layers_above += 1
             self._known[name, axes] = self._found(name, axes, real)
@@ -84,7 +82,7 @@ class _Expressions:
         return self._known[name, axes]
 
     def _found(self, name: str, axes: Axes, real: bool) -> int:
-        layer = self._layers.get(name)
+        layer = self._layers.get(name) if self._layers_above <= _MOST_LAYERS else None
         if isinstance(layer, Blockwise) and _readable(layer, len(axes)):
             func, inputs = layer.task.func, layer.indices
             if func in (np.transpose, np.swapaxes) and len(inputs) == 1:
