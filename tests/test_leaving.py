@@ -150,13 +150,25 @@ class Interrupted(BaseException):
 
 @pytest.fixture
 def interrupting():
-    """What interrupts this thread, wherever it waits."""
+    """What interrupts this thread once, wherever it waits.
+
+    A signal that comes just before the thread begins to wait is seen only after
+    the wait, so it is sent until it was seen.
+    """
+    seen = threading.Event()
 
     def interrupt(*_):
-        raise Interrupted
+        if not seen.is_set():
+            seen.set()
+            raise Interrupted
+
+    def send():
+        while not seen.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            seen.wait(0.05)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
-    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+    yield send
     signal.signal(signal.SIGUSR1, before)
 
 
