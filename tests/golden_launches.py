@@ -38,7 +38,6 @@ from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.runtime import launch, launch_cache
-from multimm.gpu.tuning import autotune
 
 FILE = Path(__file__).parent / "golden" / "launches.jsonl"
 #: Multiprocessors by compute capability: T4, A100, RTX 4090, H100.
@@ -198,7 +197,6 @@ def recording(on: int = 90) -> Iterator[Recorder]:
         recorder.on, recorder.names, recorder.events = on, [], []
         patch.setitem(sys.modules, "cupy", fake_cupy())
         patch.setattr(launch, "_loaded", recorder.load)
-        patch.setattr(autotune, "winners_on", lambda device: {})
         forget()
         yield recorder
     forget()

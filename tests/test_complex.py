@@ -27,7 +27,7 @@ COMPLEX = Step("complex64", "complex64")
 
 
 def real_gemm(
-    a, b, *, precision, trans_a, trans_b, tuned, alpha=1.0, beta=0.0, c=None, partial=None,
+    a, b, *, precision, trans_a, trans_b, alpha=1.0, beta=0.0, c=None, partial=None,
     out=None, lower=False,
 ):  # fmt: skip
     """In the place of our product of float32; what is not asked for is NaN."""

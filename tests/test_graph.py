@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import dask.array as da
@@ -178,19 +177,3 @@ def test_bits_do_not_depend_on_the_number_of_workers():
         results.append(product_of(a, b, plan).compute(scheduler="threads"))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
-
-
-def test_tasks_do_not_ask_a_worker_what_was_tuned_there(monkeypatch):
-    """Otherwise blocks of one product would run differently on workers with different caches."""
-    from multimm.gpu import product
-    from multimm.graph.tasks import multiply
-
-    asked = []
-    monkeypatch.setattr(multiply, "is_cupy", lambda block: True)
-    monkeypatch.setattr(multiply, "stream_for", lambda block: nullcontext())
-    monkeypatch.setattr(multiply, "finished", lambda block: block)
-    monkeypatch.setattr(product, "gemm", lambda a, b, *, tuned, **rest: asked.append(tuned))
-    x = integers((4, 4))
-    multiply.multiply(x, x, step=FLOAT)
-    multiply.gemm(x, x, step=FLOAT)
-    assert asked == [False, True]

@@ -67,7 +67,6 @@ FOLDERS: dict[str, set[str]] = {
     "gpu.simt": {"gpu.runtime", "gpu.elementwise"},
     "gpu.emulated": {"gpu.runtime", "gpu.elementwise", "gpu.simt", "shapes"},
     "gpu.integers": {"gpu.runtime", "gpu.emulated"},
-    "gpu.tuning": {"gpu.runtime", "gpu.elementwise", "gpu.simt", "gpu.emulated"},
     "planning.tiling": set(),
     "planning.work": {"planning.tiling", "shapes"},
     "planning.cost": {"planning.tiling", "planning.work"},
@@ -75,7 +74,6 @@ FOLDERS: dict[str, set[str]] = {
 }
 #: Imports between folders that point the other way: to be mended, none to be added.
 UPWARDS = {
-    ("gpu.simt.gemm", "gpu.tuning.autotune"),
     ("graph.tasks.host_offload", "graph.lowering.sub_blocks"),
     ("graph.tasks.partial_products", "graph.lowering.sub_blocks"),
     ("planning.tiling.blocking", "planning.cost.memory"),

@@ -25,8 +25,6 @@ from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt import split_k, thin
-from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.tuning import autotune
 
 ieee = functools.partial(product.gemm, precision="ieee")
 
@@ -99,7 +97,6 @@ def cupy():
     """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
     with standing_in(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(autotune, "winners_on", lambda device: {})
         runtime_launch.device_of.cache_clear()
         yield sys.modules["cupy"]
     runtime_launch.device_of.cache_clear()
@@ -225,7 +222,7 @@ def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monk
     ):
         monkeypatch.setattr(holder, name, value, raising=False)
     a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
-    out = ieee(a, b, tuned=False)
+    out = ieee(a, b)
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
     (first, size, stream), freed = events  # to decide nothing was allocated
     assert (first, stream) == ("allocated", 99)
@@ -332,21 +329,3 @@ def test_a_configuration_is_named_for_one_call_alone(launches):
     assert launches[2][0].defines["BLOCK_N"] != 128
     with pytest.raises(KernelError, match="is none of sgemm_ffma: pass a TileConfig"):
         product.gemm(a, b, config=SPLIT_REGISTRY[0].config)
-
-
-def test_a_tuned_configuration_is_used_unless_it_is_not_wanted(launches, monkeypatch):
-    a, b = integers(1, (24, 30)), integers(2, (40, 30))
-    asked = []
-
-    def lookup(device, sizes, *sides):
-        asked.append((device, sizes.m, sizes.n, sizes.k, sides))
-        return REGISTRY[0].config
-
-    monkeypatch.setattr(autotune, "lookup", lookup)
-    ieee(a, b, trans_b=True)
-    ieee(a, b, trans_b=True, tuned=False)
-    ieee(a, b, trans_b=True, config=REGISTRY[1].name)
-    blocks = [kernel.defines["BLOCK_K"] for kernel, *_ in launches]
-    assert asked == [(0, 24, 40, 30, (False, True))]
-    assert blocks[0] == REGISTRY[0].config.block_k
-    assert blocks[2] == REGISTRY[1].config.block_k

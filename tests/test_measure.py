@@ -215,7 +215,7 @@ def run(*args):
 def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     plan = ("plan", "4096x4096", "4096x4096", "--workers", "2")
     assert "rates as shipped" in run(*plan).output
-    measured = run("tune", "--cluster", "--workers", "2", "--memory-limit", "1GiB")
+    measured = run("tune", "--workers", "2", "--memory-limit", "1GiB")
     assert measured.exit_code == 0, measured.output
     assert "GFLOP/s (shipped " in measured.output
     assert "tcp within a host: " in measured.output

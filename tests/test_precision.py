@@ -28,10 +28,10 @@ class Kernels:
         self.ran, self.prepared = [], 0
         self.device = HOPPER
 
-    def gemm(self, problem, config, tuned):
+    def gemm(self, problem, config):
         return self.prepare("ffma" + " lower" * problem.lower, problem)
 
-    def on_tensor_cores(self, problem, choice, tuned):
+    def on_tensor_cores(self, problem, choice):
         left, right, *_ = problem.arrays
         assert not problem.symmetric or left is right, "copied twice"
         kind = " gram" * problem.symmetric + " lower" * problem.lower

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multimm.errors import KernelError
+from multimm.gpu import precompile
 from multimm.gpu.arch import IF_REFUSED, LOWER, limits_for
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.emulated.configs import choose_split
 from multimm.gpu.simt.configs import INSTEAD, Device, choose
 from multimm.gpu.simt.load_paths import alike, load_paths
 from multimm.gpu.strides import GemmSizes, Stack
-from multimm.gpu.tuning import precompile
 from multimm.graph import warmup
 
 

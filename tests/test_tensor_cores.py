@@ -12,11 +12,11 @@ import stand_in
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
+from multimm.gpu import precompile
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.tuning import autotune, precompile
 from multimm.gpu.validate import check_product
 
 CHOICE = Choice(SPLIT, "float32", "large")
@@ -123,7 +123,6 @@ def kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(stand_in.GPUArray, "get", lambda x, stream: np.array(x), raising=False)
     monkeypatch.setattr(runtime_launch, "_loaded", found.load)
-    monkeypatch.setattr(autotune, "winners_on", lambda device: {})
     runtime_launch.kernel_for.cache_clear()
     runtime_launch.device_of.cache_clear()
     yield found
@@ -136,7 +135,7 @@ def run(kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.
     """Prepare a product, and compute it twice."""
     problem = check_product(a, b, c, partial, out, trans, alpha, beta, lower).addressable()
     kernels.k = problem.shape.k
-    product = emulated_gemm.prepared(problem, CHOICE, tuned=False)
+    product = emulated_gemm.prepared(problem, CHOICE)
     for _ in range(2):
         out[...] = np.nan
         product(problem.pointers)

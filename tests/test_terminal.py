@@ -66,7 +66,7 @@ def test_a_missing_file_is_named(name, more):
         (ORDERS,),
         ("matmul", "a.npy", "b.npy", "--scheduler", ORDERS, "-o", "c.npy"),
         ("matmul", "a.npy", "b.npy", "--memory-limit", ORDERS, "-o", "c.npy"),
-        ("tune", "--shapes", ORDERS),
+        ("tune", "--memory-limit", ORDERS),
     ],
     ids=lambda args: args[0],
 )

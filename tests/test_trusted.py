@@ -20,9 +20,6 @@ from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates
 from multimm.cluster.start import private_scratch
 from multimm.gpu.runtime import file_cache, nvrtc
 from multimm.gpu.runtime import jit as compiling
-from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.tuning import autotune
-from multimm.gpu.tuning.autotune import Case, Model, Outcome, Timing
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 STRANGER = 54321
@@ -30,9 +27,6 @@ FOUND = Rates(
     (DeviceRates(H200.name, H200.gflops, 60_000.0, (("float32", 170_000.0),), "2026-11-21"),),
     (LinkRates("ucxx", H200.name, False, 100.0, 120.0, 2e-4, "2026-11-21"),),
 )
-MODEL, CASE = Model("NVIDIA H200", 90), Case(512, 256, 128)
-WINNER = REGISTRY[1].name
-TUNED = Outcome(CASE, (Timing(REGISTRY[0].name, 1.0), Timing(WINNER, 0.5)))
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +57,6 @@ def home(monkeypatch, tmp_path):
 def another_process():
     """Forget all but files."""
     store.forget()
-    autotune.winners_on.cache_clear()
     for said in (file_cache._unwritable, file_cache._refused):
         said.cache_clear()
 
@@ -89,18 +82,6 @@ class Rated:
     file = Path("rates.json")
 
 
-class Tuned:
-    @staticmethod
-    def write():
-        return autotune.save(MODEL, [TUNED]) is not None
-
-    @staticmethod
-    def known():
-        return autotune.read(MODEL) == {CASE: WINNER}
-
-    file = Path("tuned/nvidia-h200-sm_90.json")
-
-
 class Compiled:
     @staticmethod
     def write():
@@ -115,7 +96,7 @@ class Compiled:
     file = Path("kernels/name-*.cubin")
 
 
-KINDS = [Rated, Tuned, Compiled]
+KINDS = [Rated, Compiled]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -339,35 +320,30 @@ def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
 # ------------------------------------------------------------------- locks
 
 
-LOCKED = [(Rated, "rates.json.lock"), (Tuned, "tuned/nvidia-h200-sm_90.json.lock")]
-every_lock = pytest.mark.parametrize(("kind", "lock"), LOCKED)
+LOCK = "rates.json.lock"
 
 
-@every_lock
-def test_a_lock_truncates_nothing_and_follows_no_link(home, tmp_path, kind, lock):
+def test_a_lock_truncates_nothing_and_follows_no_link(home, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("not ours to cut")
-    (home / lock).parent.mkdir(exist_ok=True)
-    (home / lock).symlink_to(precious)
-    assert kind.write()
+    (home / LOCK).symlink_to(precious)
+    assert Rated.write()
     assert precious.read_text() == "not ours to cut"
-    (home / lock).unlink()
-    (home / lock).symlink_to(tmp_path / "nothing")
-    assert kind.write()
+    (home / LOCK).unlink()
+    (home / LOCK).symlink_to(tmp_path / "nothing")
+    assert Rated.write()
     assert not (tmp_path / "nothing").exists()
-    (home / lock).unlink()
-    (home / lock).write_text("a lock of old")
-    assert kind.write()
-    assert (home / lock).read_text() == "a lock of old"
+    (home / LOCK).unlink()
+    (home / LOCK).write_text("a lock of old")
+    assert Rated.write()
+    assert (home / LOCK).read_text() == "a lock of old"
     another_process()
-    assert kind.known()
+    assert Rated.known()
 
 
-@every_lock
 @pytest.mark.parametrize("place", ["pipe", "folder", "stranger's"])
-def test_what_is_no_lock_of_ours_is_gone_on_without(home, kind, lock, place, monkeypatch, caplog):
-    path = home / lock
-    path.parent.mkdir(exist_ok=True)
+def test_what_is_no_lock_of_ours_is_gone_on_without(home, place, monkeypatch, caplog):
+    path = home / LOCK
     if place == "pipe":
         os.mkfifo(path)
     elif place == "folder":
@@ -377,28 +353,27 @@ def test_what_is_no_lock_of_ours_is_gone_on_without(home, kind, lock, place, mon
         os.chown(path, STRANGER, STRANGER)
     else:
         pytest.skip("only root gives files away")
-    assert kind.write()
+    assert Rated.write()
     assert len(warnings(caplog)) == 1
     assert str(path) in warnings(caplog)[0]
     another_process()
-    assert kind.known()
+    assert Rated.known()
 
 
 @pytest.mark.alone
-@every_lock
-def test_nobody_waits_for_a_lock_for_ever(home, kind, lock, monkeypatch, caplog):
+def test_nobody_waits_for_a_lock_for_ever(home, monkeypatch, caplog):
     import fcntl
 
     monkeypatch.setattr(file_cache, "LOCK_SECONDS", 0.2)
-    assert kind.write()
-    with open(home / lock) as held:
+    assert Rated.write()
+    with open(home / LOCK) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         began = time.monotonic()
-        assert kind.write()
+        assert Rated.write()
         assert 0.1 < time.monotonic() - began < 5
     assert "held by another process" in warnings(caplog)[0]
     another_process()
-    assert kind.known()
+    assert Rated.known()
 
 
 @pytest.mark.alone
@@ -447,9 +422,9 @@ def test_without_a_home_all_works(monkeypatch, kind):
     for name in ("MULTIMM_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/none")
-    kind.write()
+    Rated.write()
     another_process()
-    assert not kind.known()
+    assert not Rated.known()
 
 
 def scratch_folder():

@@ -47,7 +47,7 @@ def plan(
     """Print how A times B would be computed; A and B are shapes such as 65536x65536, or files.
 
     Plans for H200 GPUs (--gpus) or for CPU workers of this machine (--workers); none are started.
-    Rates are as shipped, unless `multimm tune --cluster` measured them here. Exit code 2 if the
+    Rates are as shipped, unless `multimm tune` measured them here. Exit code 2 if the
     product does not fit in the workers' memory.
     """
     import multimm

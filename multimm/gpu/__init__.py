@@ -10,8 +10,7 @@ call            was one of this kind launched before?   `runtime.launch_cache`
 checks          do the arrays fit? -> `Problem`         `validate`, `problem`, `strides`
 kernel          which one is fastest? -> `Choice`       `kernel_selection`
 configuration   how does it cut its work? -> values     `simt.configs`, `simt.load_paths`,
-                                                        `simt.thin`, `emulated.configs`,
-                                                        `tuning.autotune`
+                                                        `simt.thin`, `emulated.configs`
 preparation     which grids and arguments? -> `Run`     `simt.gemm`, `simt.thin`, `simt.split_k`,
                                                         `emulated.gemm`, `emulated.multiply`
 launch          from addresses into the stream          `runtime.launch`, `runtime.driver_launch`

@@ -94,7 +94,6 @@ def gemm(
     c: Array = None,
     partial: Array = None,
     dtype: str = "complex64",
-    tuned: bool = True,
     lower: bool = False,
     out: Array = None,
 ) -> Array:
@@ -106,7 +105,7 @@ def gemm(
     b : cupy.ndarray, shape (..., k, n), or (..., n, k) if `trans_b`
         Of complex64, or of a dtype that float32 holds; any layout, never changed. Those whose rows
         or columns are contiguous are not copied before.
-    precision, tuned
+    precision
         As for `multimm.gpu.gemm`.
     conj_a, conj_b : bool
         op conjugates as well. Of a real operand it says nothing.
@@ -134,8 +133,7 @@ def gemm(
         Operands that do not fit together.
     """
     conj = conj_a and a.dtype == COMPLEX, conj_b and b.dtype == COMPLEX
-    flags = {"precision": precision, "trans_a": trans_a, "trans_b": trans_b, "tuned": tuned,
-             "lower": lower}  # fmt: skip
+    flags = {"precision": precision, "trans_a": trans_a, "trans_b": trans_b, "lower": lower}
     epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial}
     try:
         return _gemm(a, b, conj, flags, epilogue, dtype, out)

@@ -47,7 +47,6 @@ def gemm(
     partial: Array = None,
     out: Array = None,
     config: TileConfig | SplitConfig | str | None = None,
-    tuned: bool = True,
     lower: bool = False,
 ) -> Array:
     """D = alpha * (op(A) @ op(B) + P) + beta * C.
@@ -75,8 +74,6 @@ def gemm(
         Or the name of one. One of arrays means sgemm_ffma, whatever the precision; its bits are
         those of any other, but of skinny products, which have kernels of their own. The bits of a
         product of packed operands do not depend on it.
-    tuned : bool, optional
-        False leaves out what `multimm tune` found on this GPU.
     lower : bool, optional
         D is square, and what is above its diagonal is not asked for: it is computed or not, and
         else whatever memory holds. About half of the operations are left out, and of one array and
@@ -101,9 +98,9 @@ def gemm(
         check_beta(beta, c)
         options = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
                    "lower": lower, "config": config}  # fmt: skip
-        return _of_packed(a, b, trans_a, trans_b, options, tuned)
+        return _of_packed(a, b, trans_a, trans_b, options)
     known = launch_cache.product_kind(
-        precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, tuned, lower
+        precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, lower
     )
     if config is None and (done := launch_cache.again(*known)) is not None:
         return done
@@ -117,17 +114,15 @@ def gemm(
 
     with cupy.cuda.Device(problem.device):
         if choice.kernel == SPLIT and problem.shape.batch:
-            made = _one_by_one(problem, precision, tuned)
+            made = _one_by_one(problem, precision)
         elif choice.kernel == SPLIT and stretch_of(*problem.shape[1:]) < problem.shape.k:
-            made = _in_stretches(problem, precision, tuned)
+            made = _in_stretches(problem, precision)
         else:
-            made = _at_once(problem, choice, config, tuned, known)
+            made = _at_once(problem, choice, config, known)
     return made if out is None else out
 
 
-def _at_once(
-    problem: Problem, choice: Choice, config: object, tuned: bool, known: tuple[Any, ...]
-) -> Array:
+def _at_once(problem: Problem, choice: Choice, config: object, known: tuple[Any, ...]) -> Array:
     """D of the chosen kernel; what was decided is kept for the next product of the kind."""
     problem = problem.with_result()
     *_, result = problem.arrays
@@ -135,7 +130,7 @@ def _at_once(
         note(choice)
         return result
     found = problem.addressable(dense=choice.kernel == SPLIT)
-    run = _prepared(found, choice, config, tuned)
+    run = _prepared(found, choice, config)
     # The copies stay referenced until everything that reads them is in the stream.
     run(found.pointers)
     if config is None and found.stands_for(problem):
@@ -143,11 +138,11 @@ def _at_once(
     return result
 
 
-def _prepared(problem: Problem, choice: Choice, config: object, tuned: bool) -> Run:
+def _prepared(problem: Problem, choice: Choice, config: object) -> Run:
     """What launches the chosen kernel and notes that it did."""
     if choice.kernel == SPLIT:
-        return emulated_gemm.prepared(problem, choice, tuned)
-    launches = simt_gemm.prepared(problem, config, tuned)
+        return emulated_gemm.prepared(problem, choice)
+    launches = simt_gemm.prepared(problem, config)
 
     def run(pointers: Sequence[int]) -> None:
         launches(pointers)
@@ -161,7 +156,7 @@ def _turned(run: Run) -> Run:
     return lambda pointers: run((pointers[1], pointers[0], *pointers[2:]))
 
 
-def _one_by_one(problem: Problem, precision: str, tuned: bool) -> Array:
+def _one_by_one(problem: Problem, precision: str) -> Array:
     """The products of a stack, one after the other: each has the whole GPU to do."""
     import cupy
 
@@ -174,11 +169,11 @@ def _one_by_one(problem: Problem, precision: str, tuned: bool) -> Array:
     }
     for at in np.ndindex(shape.batch):
         matrices = {name: x[at] for name, x in stacks.items()}
-        gemm(**matrices, out=out[at], precision=precision, tuned=tuned, **problem.options)
+        gemm(**matrices, out=out[at], precision=precision, **problem.options)
     return out
 
 
-def _in_stretches(problem: Problem, precision: str, tuned: bool) -> Array:
+def _in_stretches(problem: Problem, precision: str) -> Array:
     """The sum of the products of one stretch of k after another; the last one adds C.
 
     An array and its transpose stay one array, so that each stretch is packed once.
@@ -194,7 +189,7 @@ def _in_stretches(problem: Problem, precision: str, tuned: bool) -> Array:
         if start + step < shape.k:
             room, release_next = workspace(shape.result, problem.device)
             more = options | {"alpha": 1.0, "beta": 0.0, "out": room}
-        sums = gemm(x, y, partial=sums, precision=precision, tuned=tuned, **more)
+        sums = gemm(x, y, partial=sums, precision=precision, **more)
         if release is not None:
             release()
         release = release_next
@@ -216,7 +211,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
 
 
 def _of_packed(
-    a: Operand, b: Operand, trans_a: bool, trans_b: bool, options: dict[str, Any], tuned: bool
+    a: Operand, b: Operand, trans_a: bool, trans_b: bool, options: dict[str, Any]
 ) -> Array:
     """At least one operand is packed: pack the other, or multiply both as they were."""
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
@@ -231,7 +226,7 @@ def _of_packed(
         return multiply.gemm(a, b, choice, **options)
     if a.raw is None or b.raw is None:
         not_captured("a packed operand is unpacked first", "multiply the arrays")
-    options |= {"precision": "ieee", "config": None, "tuned": tuned}
+    options |= {"precision": "ieee", "config": None}
     result = gemm(a.unpack(), b.unpack(), **options)
     note(choice)
     return result

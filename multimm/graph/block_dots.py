@@ -24,7 +24,7 @@ def dot(a: Block, b: Block) -> Block:
     accumulate = str(library_gemm.accumulate_dtype(a.dtype, b.dtype))
     step = Step(accumulate, str(library_gemm.result_dtype(a.dtype, b.dtype)))
     with stream_for(a):
-        return finished(gemm(a, b, step=step, tuned=False))
+        return finished(gemm(a, b, step=step))
 
 
 def with_our_dots(

@@ -16,7 +16,7 @@ from dask.system import CPU_COUNT
 
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.kernel_selection import PRECISIONS
-from multimm.gpu.tuning.precompile import compile_files
+from multimm.gpu.precompile import compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
 from multimm.graph.lowering.sub_blocks import SubBlocks

@@ -42,7 +42,7 @@ def test_rounding_is_that_of_one_dot_product(shape):
     a, b = normal(1, m, k), normal(2, k, n)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     bound = U * (k + 3) * (abs(a).astype(np.float64) @ abs(b).astype(np.float64))
-    off = abs(ieee(a, b, tuned=False) - exact)
+    off = abs(ieee(a, b) - exact)
     assert bool((off <= bound).all()), f"{float((off / bound).max())} times the bound"
 
 
@@ -55,7 +55,7 @@ def test_small_integers_are_exact_with_every_scalar_and_addend(shape):
         for size in ((m, k), (k, n), (m, n), (m, n))
     )
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    result = ieee(a, b, alpha=2, beta=-1, c=c, partial=p, tuned=False)
+    result = ieee(a, b, alpha=2, beta=-1, c=c, partial=p)
     assert bool((result == 2 * (exact + p) - c).all())
 
 
@@ -63,7 +63,7 @@ def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():
     m, n, k = 190, 61, 9001
     assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b = normal(4, m, k), normal(5, k, n)
-    expected = ieee(a, b, tuned=False)
+    expected = ieee(a, b)
     turned = {"a": cupy.ascontiguousarray(a.T), "b": cupy.ascontiguousarray(b.T)}
     for entry in REGISTRY:
         for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
@@ -76,15 +76,15 @@ def test_a_replayed_graph_writes_to_no_memory_of_others():
     m, n, k = 128, 96, 30_000
     assert slices_of_k(sizes_of(m, n, k), device_of(0)) > 1
     a, b, out = normal(6, m, k), normal(7, k, n), cupy.empty((m, n), np.float32)
-    expected = ieee(a, b, tuned=False)
+    expected = ieee(a, b)
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     try:
-        ieee(a, b, out=out, tuned=False)  # compiles
+        ieee(a, b, out=out)  # compiles
         stream.synchronize()
         stream.begin_capture()
         for _ in range(3):
-            ieee(a, b, out=out, tuned=False)
+            ieee(a, b, out=out)
         graph = stream.end_capture()
         # All sizes of block that the pool may have kept for the slices.
         others = [cupy.full(2**power, 7, np.float32) for power in range(10, 24) for _ in range(4)]

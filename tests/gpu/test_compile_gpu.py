@@ -1,4 +1,4 @@
-"""Compiled, loaded and launched on a GPU: files, subnormals, streams, graphs, tuning."""
+"""Compiled, loaded and launched on a GPU: files, subnormals, streams, graphs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from multimm.gpu import product
+from multimm.gpu import precompile, product
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.simt.configs import REGISTRY, choose, entry_named
-from multimm.gpu.tuning import autotune, precompile
-from multimm.gpu.tuning import bench as tuning_bench
-from multimm.gpu.tuning.autotune import Case
 from multimm.graph.warmup import compile_kernels
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -48,10 +44,8 @@ def directory(monkeypatch, tmp_path):
         lambda name, defines: TEXTS.get(name) or original(name, defines),
     )
     runtime_launch.kernel_for.cache_clear()
-    autotune.winners_on.cache_clear()
     yield tmp_path
     runtime_launch.kernel_for.cache_clear()
-    autotune.winners_on.cache_clear()
 
 
 def device() -> int:
@@ -114,44 +108,3 @@ def test_a_product_can_be_captured_in_a_graph():
             np.testing.assert_array_equal(cupy.asnumpy(out), cupy.asnumpy(a) @ cupy.asnumpy(b))
             a += 1
             stream.synchronize()
-
-
-def test_tuning_finds_winners_with_the_same_bits(directory):
-    case = Case(300, 200, 500, False, True)
-    this = runtime_launch.device_of(device())
-    default, _ = choose(case.sizes, this)
-    configs = autotune.candidates(default, this)
-    bench = tuning_bench.GpuBench(case, device(), configs)
-    outcome = autotune.tune(case, list(configs), bench, 0.05)
-    assert [timing.reason for timing in outcome.timings] == [""] * len(configs)
-    assert all(1e-7 < one.seconds < 1e-2 for one in outcome.timings)
-    model = autotune.model_of(device())
-    assert autotune.save(model, [outcome]).parent == directory / "tuned"
-    found = autotune.lookup(device(), case.sizes, False, True)
-    winner = outcome.winner
-    assert found == (
-        None if winner is outcome.default else entry_named(REGISTRY, winner.name).config
-    )
-
-
-def test_tuning_notices_a_wrong_result(monkeypatch):
-    case = Case(64, 64, 64)
-    this = runtime_launch.device_of(device())
-    configs = autotune.candidates(choose(case.sizes, this)[0], this)
-    first, second = list(configs)[:2]
-    right = product.gemm
-
-    def wrong(a, b, *, config=None, out=None, **sides):
-        result = right(a, b, config=config, out=out, **sides)
-        if config == configs[second]:
-            result[63, 63] += 1
-        return result
-
-    monkeypatch.setattr(product, "gemm", wrong)
-    bench = tuning_bench.GpuBench(case, device(), configs)
-    assert bench.wrong(first) == ""
-    assert bench.wrong(second) == "other bits than the default"
-    monkeypatch.setattr(product, "gemm", lambda *args, **named: right(*args, **named) * 0)
-    assert (
-        tuning_bench.GpuBench(case, device(), configs).wrong(first) == "the default result is wrong"
-    )

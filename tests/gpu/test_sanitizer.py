@@ -231,7 +231,7 @@ def guarded() -> None:
         problem = check_product(
             x, uploaded(b, 3), *none, out, (False, False), 1.0, 0.0, lower=False
         ).addressable()
-        prepared(problem, choice, tuned=False)(problem.pointers)
+        prepared(problem, choice)(problem.pointers)
         exact = a.astype(float) @ b
         result = downloaded(out)
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{n}x{k} {odd}"
@@ -241,7 +241,7 @@ def guarded() -> None:
             x, x, *none, symmetric, (False, True), 1.0, 0.0, lower=True
         ).addressable()
         assert problem.symmetric
-        prepared(problem, choice, tuned=False)(problem.pointers)
+        prepared(problem, choice)(problem.pointers)
         exact, result = np.tril(a.astype(float) @ a.T), np.tril(downloaded(symmetric))
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{m}x{k} {odd}"
 

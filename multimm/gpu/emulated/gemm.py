@@ -44,7 +44,7 @@ _ALIGNMENT = 256  # of everything in the workspace, in bytes
 KEPT_BYTES = 2**20
 
 
-def prepared(problem: Problem, choice: Choice, tuned: bool) -> Run:
+def prepared(problem: Problem, choice: Choice) -> Run:
     """Return what computes products like this one.
 
     Parameters
@@ -54,8 +54,6 @@ def prepared(problem: Problem, choice: Choice, tuned: bool) -> Run:
         not 0. An array and its transpose are packed once where half of D is asked for.
     choice : Choice
         Its precision is what operands are packed for.
-    tuned : bool
-        As for `simt.gemm.prepared`.
 
     Returns
     -------
@@ -79,7 +77,7 @@ def prepared(problem: Problem, choice: Choice, tuned: bool) -> Run:
         outliers.prepared(
             *problem.shape[1:], scheme, problem.device, problem.alpha, problem.stacks[-1].ld
         ),
-        gemm.prepared(problem, None, tuned, if_refused=True),
+        gemm.prepared(problem, None, if_refused=True),
     )
 
 

@@ -1,6 +1,6 @@
 """From kernel text to machine code: the one way in which this project compiles CUDA C++.
 
-At run time, when kernels are tuned and in tests without a GPU alike. Needs neither a GPU nor
+At run time and in tests without a GPU alike. Needs neither a GPU nor
 CuPy. Unlike CuPy's own path from text, which always adds -ftz=true, this one keeps subnormals.
 """
 

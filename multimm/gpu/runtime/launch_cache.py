@@ -80,12 +80,12 @@ def product(a: Any, b: Any, precision: str) -> Array | None:
 
 def product_kind(
     precision: str, a: Any, b: Any, c: Any, partial: Any, out: Any, trans_a: bool, trans_b: bool,
-    alpha: float, beta: float, tuned: bool, lower: bool,
+    alpha: float, beta: float, lower: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of `again` for a product: for a plain one, what `product` looks for."""
     known = (precision, (a, b, c, partial), out, trans_a, trans_b)
-    plain = alpha == 1 and tuned and not lower and c is partial is out is None
-    return known if plain else (*known, alpha, beta, tuned, lower, lower and a is b)
+    plain = alpha == 1 and not lower and c is partial is out is None
+    return known if plain else (*known, alpha, beta, lower, lower and a is b)
 
 
 def again(verb: str, operands: Sequence[Any], out: Any, *scalars: Hashable) -> Array | None:
@@ -159,7 +159,7 @@ def keep(
 
 
 def forget() -> None:
-    """Forget everything, such as after new winners were found."""
+    """Forget everything."""
     global _library
     _known.clear()
     _library = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import IF_REFUSED, LOWER, tiles_of
+from multimm.gpu.arch import IF_REFUSED, LOWER, Device, tiles_of
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import (
     batch_axes,
@@ -27,10 +27,9 @@ from multimm.gpu.simt.configs import (
 from multimm.gpu.simt.load_paths import alike, load_paths, sizes_of
 from multimm.gpu.simt.split_k import can_be_added, in_slices
 from multimm.gpu.strides import GemmSizes
-from multimm.gpu.tuning import autotune
 
 
-def prepared(problem: Problem, config: object, tuned: bool, if_refused: bool = False) -> Run:
+def prepared(problem: Problem, config: object, if_refused: bool = False) -> Run:
     """Return what computes products like this one.
 
     Parameters
@@ -39,9 +38,7 @@ def prepared(problem: Problem, config: object, tuned: bool, if_refused: bool = F
         Addressable, and not empty.
     config : TileConfig or str or None
         Or the name of one: then sgemm_ffma runs. By default skinny products have kernels of their
-        own, and others what `multimm tune` found on this GPU, else what `configs.choose` decides.
-    tuned : bool
-        False leaves out what was found on this GPU.
+        own, and for others `configs.choose` decides.
     if_refused : bool, optional
         Whether the product is needed only if packing refuses an operand. Then all of D is computed
         by sgemm_ffma, and what is returned takes the address of what packing has counted as well.
@@ -62,7 +59,7 @@ def prepared(problem: Problem, config: object, tuned: bool, if_refused: bool = F
         tile, _ = choose(sizes, device, INSTEAD)
         loads, guard = alike(loads), IF_REFUSED  # the fewest kernels
     else:
-        tile, guard = _tile(config, sizes, problem.device, sides, tuned), ()
+        tile, guard = _tile(config, sizes, device), ()
     kernel = kernel_for(
         problem.device, "sgemm_ffma.cu", "sgemm_ffma",
         (*tile.defines().items(), *loads.items(), *guard, *LOWER * sizes.lower),
@@ -80,17 +77,12 @@ def prepared(problem: Problem, config: object, tuned: bool, if_refused: bool = F
     return launches(problem.head, problem.stacks, axes)
 
 
-def _tile(
-    config: object, sizes: GemmSizes, ident: int, sides: tuple[bool, bool],
-    tuned: bool,
-) -> TileConfig:  # fmt: skip
-    """What was asked for, what was fastest on this GPU, or what should be."""
+def _tile(config: object, sizes: GemmSizes, device: Device) -> TileConfig:
+    """What was asked for, or what should be fastest."""
     if isinstance(config, str):
         config = entry_named(REGISTRY, config).config
-    if config is None and tuned:
-        config = autotune.lookup(ident, sizes, *sides)
     if config is None:
-        config, _ = choose(sizes, device_of(ident))
+        config, _ = choose(sizes, device)
     if not isinstance(config, TileConfig):
         raise KernelError(f"{config} is none of sgemm_ffma: pass a TileConfig, or its name")
     return config

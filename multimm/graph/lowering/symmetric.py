@@ -49,9 +49,9 @@ def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool
     """`multiply_diagonal` in the order of the current stream."""
     a = declared(a, step.dtype_a)
     if is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
-        return gemm(a, a, partial, step=step, tuned=False, lower=True)  # mirrored, too
+        return gemm(a, a, partial, step=step, lower=True)  # mirrored, too
     if computes_triangles(a, step):
-        sums = gemm(a, _as_right(a), partial, step=step, tuned=False, lower=True)
+        sums = gemm(a, _as_right(a), partial, step=step, lower=True)
     else:
         sums = _in_sub_blocks(a, partial, step)
     return _mirrored(sums, step) if complete else sums
@@ -71,7 +71,7 @@ def _in_sub_blocks(a: Block, partial: Block, step: Step) -> Block:
     for rows, columns in triangle(size, step.accumulate):
         p = None if partial is None else partial[..., rows, columns]
         left, right = (a[..., x] if step.trans_a else a[..., x, :] for x in (rows, columns))
-        result[..., rows, columns] = gemm(left, right, p, step=step, tuned=False)
+        result[..., rows, columns] = gemm(left, right, p, step=step)
     return result
 
 

@@ -96,7 +96,7 @@ def link(
 ) -> Block:
     """`multiply` in the order of the current stream."""
     a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
-    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, tuned=False, out=out)
+    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, out=out)
 
 
 def declared(block: Block, dtype: DType) -> Block:
@@ -111,7 +111,6 @@ def gemm(
     c: Block = None,
     *,
     step: Step,
-    tuned: bool = True,
     lower: bool = False,
     out: Block = None,
 ) -> Block:
@@ -124,8 +123,6 @@ def gemm(
     partial : array of shape (..., m, n) and dtype ``step.accumulate``, optional
     c : array of shape (..., m, n), optional
     step : Step
-    tuned : bool
-        Use what `multimm tune` found on this GPU.
     lower : bool
         m and n are equal, and what is above the diagonal is not asked for: our own kernels may
         leave there whatever memory held (`computes_triangles`). Of complex blocks `a` is `b`, and
@@ -154,7 +151,6 @@ def gemm(
             precision=scheme_of(step.precision, a.dtype, b.dtype),
             c=as_float32(c),
             partial=partial,
-            tuned=tuned,
             lower=lower,
             out=out if step.dtype == "float32" else None,
             **same,
@@ -174,7 +170,6 @@ def gemm(
             c=c,
             partial=partial,
             dtype=step.dtype,
-            tuned=tuned,
             lower=lower,
             out=out,
             **same,

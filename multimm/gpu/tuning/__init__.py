@@ -1,1 +1,0 @@
-"""The fastest configuration on this GPU, measured; kernels compiled before they are needed."""
