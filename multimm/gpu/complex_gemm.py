@@ -29,6 +29,7 @@ from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.workspace import nothing, workspace
 from multimm.gpu.strides import GemmSizes
+from multimm.gpu.subproducts import of_a_stack
 from multimm.gpu.validate import product_shape
 
 logger = logging.getLogger(__name__)
@@ -230,19 +231,11 @@ def _one_by_one(
     a: Array, b: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, out: Array
 ) -> Array:
     """The products of a stack, each of which keeps the whole GPU busy."""
-    import cupy
-
-    batch, same = out.shape[:-2], a is b
-    stacks = {"a": a, "b": b, "c": epilogue["c"], "partial": epilogue["partial"]}
-    whole = {
-        name: None if x is None else cupy.broadcast_to(x, (*batch, *x.shape[-2:]))
-        for name, x in stacks.items()
-    }
     scalars = {name: epilogue[name] for name in ("alpha", "beta")}
-    for at in np.ndindex(batch):
-        own: Options = {name: None if x is None else x[at] for name, x in whole.items()}
-        own["b"] = own["a"] if same else own["b"]
-        gemm(**own, out=out[at], conj_a=conj[0], conj_b=conj[1], **flags, **scalars)
+    stacks = of_a_stack(out.shape[:-2], a, b, epilogue["c"], epilogue["partial"])
+    for at, (x, y, c, partial) in stacks:
+        gemm(x, y, c=c, partial=partial, out=out[at], conj_a=conj[0], conj_b=conj[1], **flags,
+             **scalars)  # fmt: skip
     return out
 
 

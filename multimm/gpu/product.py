@@ -24,10 +24,11 @@ from multimm.gpu.problem import Problem
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
-from multimm.gpu.runtime.workspace import not_captured, workspace
+from multimm.gpu.runtime.workspace import not_captured, nothing, workspace
 from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt.configs import TileConfig
 from multimm.gpu.strides import GemmSizes
+from multimm.gpu.subproducts import along_k, of_a_stack
 from multimm.gpu.validate import check_beta, check_product
 
 Array = Any
@@ -160,40 +161,28 @@ def _one_by_one(problem: Problem, precision: str) -> Array:
     """The products of a stack, one after the other: each has the whole GPU to do."""
     import cupy
 
-    shape, (*read, out) = problem.shape, problem.arrays
-    out = cupy.empty(shape.result, np.float32) if out is None else out
-    stacks = {
-        name: cupy.broadcast_to(x, (*shape.batch, *x.shape[-2:]))
-        for name, x in zip(("a", "b", "c", "partial"), read, strict=True)
-        if x is not None
-    }
-    for at in np.ndindex(shape.batch):
-        matrices = {name: x[at] for name, x in stacks.items()}
-        gemm(**matrices, out=out[at], precision=precision, **problem.options)
+    *read, out = problem.arrays
+    out = cupy.empty(problem.shape.result, np.float32) if out is None else out
+    for at, (a, b, c, partial) in of_a_stack(problem.shape.batch, *read):
+        gemm(a, b, c=c, partial=partial, out=out[at], precision=precision, **problem.options)
     return out
 
 
 def _in_stretches(problem: Problem, precision: str) -> Array:
-    """The sum of the products of one stretch of k after another; the last one adds C.
-
-    An array and its transpose stay one array, so that each stretch is packed once.
-    """
+    """The sum of the products of one stretch of k after another; the last one adds C."""
     a, b, c, sums, out = problem.arrays
-    shape, trans, options = problem.shape, problem.trans, problem.options
-    same, step, release = a is b and trans[0] != trans[1], stretch_of(*shape[1:]), None
-    for start in range(0, shape.k, step):
-        k = slice(start, start + step)
-        x = a[k] if trans[0] else a[:, k]
-        y = x if same else b[:, k] if trans[1] else b[k]
-        more, release_next = options | {"c": c, "out": out}, None
-        if start + step < shape.k:
-            room, release_next = workspace(shape.result, problem.device)
-            more = options | {"alpha": 1.0, "beta": 0.0, "out": room}
-        sums = gemm(x, y, partial=sums, precision=precision, **more)
-        if release is not None:
-            release()
+    shape, options, release = problem.shape, problem.options, nothing
+    parts = [*along_k(a, b, problem.trans, stretch_of(*shape[1:]))]
+    for x, y in parts[:-1]:
+        room, release_next = workspace(shape.result, problem.device)
+        first = options | {"alpha": 1.0, "beta": 0.0, "out": room}
+        sums = gemm(x, y, partial=sums, precision=precision, **first)
+        release()
         release = release_next
-    return sums
+    x, y = parts[-1]
+    made = gemm(x, y, partial=sums, c=c, out=out, precision=precision, **options)
+    release()
+    return made
 
 
 def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:

@@ -10,7 +10,6 @@ int32 holds, and these are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ from multimm.gpu.integers.float_blas import most
 from multimm.gpu.kernel_selection import ALONE, SPLIT, Choice, note
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.workspace import nothing, workspace
+from multimm.gpu.subproducts import along_k, of_a_stack
 
 Array = Any
 DType = np.dtype[Any]
@@ -112,13 +112,8 @@ def product(
         if len(shape) == 2:
             made = _matrix(a, b, trans, sums, partial, final, plan, lower)
         else:
-            stacks = [
-                None if x is None else cupy.broadcast_to(x, (*shape[:-2], *x.shape[-2:]))
-                for x in (a, b, partial)
-            ]
             made = cupy.empty(shape, sums)
-            for at in np.ndindex(shape[:-2]):
-                left, right, p = (None if x is None else x[at] for x in stacks)
+            for at, (left, right, p) in of_a_stack(shape[:-2], a, b, partial):
                 made[at] = _matrix(left, right, trans, sums, p, None, plan, lower)
     bits = _bits(a.dtype), _bits(b.dtype)
     note(Choice(SPLIT, "exact", f"FP16 carries integers of {bits[0]} and {bits[1]}"))
@@ -140,7 +135,7 @@ def _matrix(
     n = b.shape[0] if trans[1] else b.shape[1]
     modular = sums.kind in "iu" and sums.itemsize <= _INT32.itemsize
     longest = stretch_of(m, n, k)
-    stretches = [*_stretches(a, b, trans, k, longest if modular else min(longest, plan.length))]
+    stretches = [*along_k(a, b, trans, longest if modular else min(longest, plan.length))]
     if not modular:
         total: Array = None
         for left, right in stretches:
@@ -157,17 +152,6 @@ def _matrix(
         _launch(left, right, trans, before, d, plan, lower)
         before = d
     return before if before.dtype == final else before.astype(sums, copy=False)
-
-
-def _stretches(
-    a: Array, b: Array, trans: tuple[bool, bool], k: int, length: int
-) -> Iterator[tuple[Array, Array]]:
-    """Parts of the operands along k; of one array on both sides one."""
-    same = a is b and trans[0] != trans[1]
-    for start in range(0, k, length):
-        at = slice(start, start + length)
-        left = a[at] if trans[0] else a[:, at]
-        yield left, left if same else b[:, at] if trans[1] else b[at]
 
 
 def _launch(
