@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import records
-from benchmarks.cases import Case, square
-from benchmarks.harness import Reference, WrongResultError, operands
-from benchmarks.ladder import RUNGS
-from benchmarks.timing import HostTimer, interleave
 from multimm.gpu.runtime.jit import compile_text
+from multimm_benchmarks import records
+from multimm_benchmarks.cases import Case, square
+from multimm_benchmarks.harness import Reference, WrongResultError, operands
+from multimm_benchmarks.ladder import RUNGS
+from multimm_benchmarks.timing import HostTimer, interleave
 
 pytestmark = pytest.mark.slow
 

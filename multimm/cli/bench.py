@@ -48,7 +48,7 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
     is wrong or a case failed.
     """
     find_benchmarks("bench")
-    from benchmarks import agenda, harness, records, scaling, unfinished, verdict
+    from multimm_benchmarks import agenda, harness, records, scaling, unfinished, verdict
 
     out = console(WIDTH)
     path: Path | None
@@ -71,18 +71,18 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
 
 
 def find_benchmarks(command: str) -> None:
-    """Make the repository's package `benchmarks`, which nobody installs, importable."""
+    """Make the package `multimm_benchmarks`, which nobody installs, importable."""
     import multimm
 
     root = Path(multimm.__file__).resolve().parents[1]
-    if (root / "benchmarks" / "report").is_dir() and str(root) not in sys.path:
+    if (root / "multimm_benchmarks").is_dir() and str(root) not in sys.path:
         sys.path.insert(0, str(root))  # an editable installation shows the package multimm alone
     try:
-        found = find_spec("benchmarks.report")
+        found = find_spec("multimm_benchmarks")
     except ModuleNotFoundError:
         found = None
     if found is None:
         raise OptionError(
-            f"multimm {command} runs from a checkout of the repository: its package 'benchmarks' "
-            "is not installed with multimm"
+            f"multimm {command} runs from a checkout of the repository: its package "
+            "'multimm_benchmarks' is not installed with multimm"
         )

@@ -34,9 +34,9 @@ def report(output: Path, results: Path | None) -> None:
     its place. Runs from a checkout of the repository.
     """
     find_benchmarks("report")
-    from benchmarks.records import RESULTS
-    from benchmarks.report import files
-    from benchmarks.report.runs import Runs
+    from multimm_benchmarks.records import RESULTS
+    from multimm_benchmarks.report import files
+    from multimm_benchmarks.report.runs import Runs
 
     if not files.drawable():
         raise OptionError("figures are drawn by matplotlib: pip install 'multimm[bench]'")
