@@ -30,7 +30,7 @@ assert not any(path.is_symlink() for path in (root, *root.rglob("*")))
 for name in sorted(found):
     if name.endswith(".cu"):
         assert "__global__" in kernel_text(name, {}), name
-print(f"multimm {version('multimm')}: {len(found)} kernel sources read from {root}")
+print(f"multimm {version('dask-multimm')}: {len(found)} kernel sources read from {root}")
 """
 
 

@@ -9,7 +9,7 @@ import click
 from multimm.cli.bench import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.terminal import say
-from multimm.errors import OptionError
+from multimm.errors import OptionError, how_to_install
 
 
 @click.command()
@@ -39,7 +39,7 @@ def report(output: Path, results: Path | None) -> None:
     from multimm_benchmarks.report.runs import Runs
 
     if not files.drawable():
-        raise OptionError("figures are drawn by matplotlib: pip install 'multimm[bench]'")
+        raise OptionError(f"figures are drawn by matplotlib: {how_to_install('bench')}")
     folder = RESULTS if results is None else results
     if not any(folder.glob("*.json")):
         raise OptionError(f"--results {folder}: no records there; multimm bench writes some")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from multimm.errors import how_to_install
 from multimm_benchmarks.report import blocks, gallery, page
 from multimm_benchmarks.report.runs import Runs
 
@@ -73,7 +74,7 @@ def update(runs: Runs, say: Callable[[str], None] = print) -> None:
             path.write_text(picture.svg(runs), "utf-8")
             say(f"{path}: written")
         else:
-            say(f"{path}: left alone, matplotlib is not installed (pip install multimm[bench])")
+            say(f"{path}: left alone, matplotlib is missing: {how_to_install('bench')}")
 
 
 def _pages(runs: Runs) -> Iterator[tuple[Path, str]]:
