@@ -67,6 +67,12 @@ class IntegerOverflowWarning(RuntimeWarning):
 DISTRIBUTION = "dask-multimm"
 
 
+def checkout() -> Path | None:
+    """The checkout of the repository that runs; None where multimm is installed from it."""
+    root = Path(__file__).resolve().parents[1]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
 def how_to_install(extra: str = "") -> str:
     """The command that installs this project and an extra from where it came from.
 
@@ -76,23 +82,25 @@ def how_to_install(extra: str = "") -> str:
         A name of ``[project.optional-dependencies]``; none by default.
     """
     extras = f"[{extra}]" if extra else ""
-    root = Path(__file__).resolve().parents[1]
-    if (root / "pyproject.toml").is_file():
+    if root := checkout():
         return f"pip install -e {shlex.quote(f'{root}{extras}')}"
-    if source := _came_from(extras):
+    if source := came_from(extras):
         return f"pip install {shlex.quote(source)}"
     return f"pip install {shlex.quote(f'.{extras}')} in a checkout of multimm"
 
 
-def _came_from(extras: str) -> str:
-    """The folder, archive or repository that pip installed us from, as pip takes it (PEP 610)."""
+def came_from(extras: str = "") -> str:
+    """The folder, archive or repository that pip installed us from, as pip takes it (PEP 610).
+
+    Empty where that is unknown, such as an index, or gone.
+    """
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
         record = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
         url, path = str(record["url"]), Path(unquote(urlsplit(record["url"]).path))
     except (PackageNotFoundError, ValueError, KeyError):
-        return ""  # from an index, or a folder of wheels
+        return ""
     if "vcs_info" in record:
         url = f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
     elif url.startswith("file:"):

@@ -67,7 +67,7 @@ class Group:
 
     def __enter__(self) -> Group:
         environment = dict(os.environ)
-        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        paths = [str(ROOT or ""), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         if self._devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self._devices

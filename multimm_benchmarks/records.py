@@ -11,16 +11,21 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multimm import __version__
+from multimm.errors import came_from, checkout
+
 Record = dict[str, Any]
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+#: The checkout that runs, if it is one; where records go, and come from.
+ROOT = checkout()
+RESULTS = ROOT / "benchmarks" / "results" if ROOT else Path("multimm-records")
 
 #: What `run_header` calls the form of a file. Files without a number are of version 1, in which
 #: every record has seconds; from version 2 on a case that failed is recorded without.
@@ -51,6 +56,8 @@ PACKAGES = (
 def commit() -> str:
     """Return the commit that is measured: MULTIMM_COMMIT, or what git says.
 
+    Of an installed package, the commit of the repository that pip got it from, or its version.
+
     Raises
     ------
     RuntimeError
@@ -58,6 +65,9 @@ def commit() -> str:
     """
     if given := os.environ.get("MULTIMM_COMMIT", "").strip():
         return given
+    if ROOT is None:
+        found = re.search(r" @ [a-z]+\+.*@(\w+)$", came_from())
+        return found[1] if found else f"v{__version__}"
     try:
         head = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")

@@ -21,7 +21,7 @@ from multimm_benchmarks.report import (
 )
 from multimm_benchmarks.report.runs import Runs, origin
 
-NO_SWEEP = "No records of suite scaling from a GPU machine yet: `multimm bench`."
+NO_SWEEP = "Not measured yet: `multimm bench`."
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]

@@ -1,4 +1,4 @@
-"""``multimm report``: tables, figures and a page of the benchmarks' records, from a checkout."""
+"""``multimm report``: tables, figures and a page of the benchmarks' records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from multimm.cli.bench import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.terminal import say
 from multimm.errors import OptionError, how_to_install
@@ -24,16 +23,15 @@ from multimm.errors import OptionError, how_to_install
 @click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of records. Default: those of the checkout.",
+    help="Folder of records. Default: that of `multimm bench`.",
 )
 @DEBUG
 def report(output: Path, results: Path | None) -> None:
     """Write tables, figures (SVG and PNG) and one HTML page of the newest benchmark records.
 
     report.html holds everything and needs nothing else. What there are no records of is named in
-    its place. Runs from a checkout of the repository.
+    its place.
     """
-    find_benchmarks("report")
     from multimm_benchmarks.records import RESULTS
     from multimm_benchmarks.report import files
     from multimm_benchmarks.report.runs import Runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from multimm_benchmarks.records import ROOT
 from multimm_benchmarks.report import files
 from multimm_benchmarks.report.runs import Runs
 
@@ -14,6 +15,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if stale")
     given = parser.parse_args(arguments)
+    if ROOT is None:
+        parser.error("the documents are in a checkout: multimm report draws elsewhere")
     runs = Runs()
     if not given.check:
         files.update(runs)

@@ -16,12 +16,13 @@ from multimm_benchmarks.report import gallery, prediction, scaling_tables, table
 from multimm_benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing, origin
 from multimm_benchmarks.report.split_tables import accuracy, split
 
-#: The documents that have such blocks.
+_ROOT = ROOT or Path()
+#: The documents of a checkout that have such blocks.
 PAGES = tuple(
-    ROOT / name
+    _ROOT / name
     for name in ("README.md", "kernels/README.md", "benchmarks/README.md", "docs/benchmarks.md")
 )
-FIGURES = ROOT / "docs" / "figures"
+FIGURES = _ROOT / "docs" / "figures"
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>table|figure): (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=kind) -->)",
     re.DOTALL,
@@ -82,7 +83,7 @@ def figure(name: str, runs: Runs, beside: Path) -> str:
     return f"![{picture.alt}]({link})\n"
 
 
-def render(text: str, runs: Runs, beside: Path = ROOT) -> str:
+def render(text: str, runs: Runs, beside: Path = _ROOT) -> str:
     """Return a text, which lies in the folder `beside`, with its blocks written anew."""
 
     def fill(found: re.Match[str]) -> str:

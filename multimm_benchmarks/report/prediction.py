@@ -170,7 +170,8 @@ def check(records: list[Record]) -> str:
         for r in sweep.done(records)
         if r["system"] == "multimm" and r["detail"].get("predicted_seconds")
     ]  # fmt: skip
-    head = ("case", "precision", "GPUs", "predicted, s", "measured, s", "measured / predicted")
+    counts = f"{sweep.scale(records).worker}s"
+    head = ("case", "precision", counts, "predicted, s", "measured, s", "measured / predicted")
     return markdown(head, rows, words=2)
 
 

@@ -1,9 +1,9 @@
 """The newest run of every suite in a folder of records.
 
-Sweeps on one model of GPU count as one run: each may have had another number of GPUs, other cases
-or other peers. What the newest did not come to is taken from an older one, where driver and
-versions are the same, and the tables say of which commit. But a case in which multimm failed is
-not replaced by one of an older commit in which it did not.
+Runs on GPUs come before those on CPU workers. Sweeps on one model of GPU count as one run: each may
+have had another number of GPUs, other cases or other peers. What the newest did not come to is
+taken from an older one, where driver and versions are the same, and the tables say of which commit.
+But a case in which multimm failed is not replaced by one of an older commit in which it did not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from multimm.errors import OptionError
 from multimm.gpu.kernel_selection import PRECISIONS
@@ -19,10 +19,15 @@ from multimm_benchmarks.agenda import key_of
 from multimm_benchmarks.records import INTERRUPTED, RESULTS, Record, load
 from multimm_benchmarks.sweep_cases import KINDS
 
-#: Its runs count where multimm ran on GPUs: rates of CPU workers show that the sweep runs, and
-#: nothing about speed.
 SCALING = "scaling"
 REHEARSAL = "rehearsal"
+
+
+class Computer(NamedTuple):
+    """What the runs of one machine, or of several alike, are found by."""
+
+    gpu: str = ""
+    cores: str = ""
 
 
 class Runs:
@@ -36,26 +41,28 @@ class Runs:
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
-        self._found: dict[str, dict[str, list[Record]]] = {}
+        self._found: dict[str, dict[Computer, list[Record]]] = {}
 
     def of(self, suite: str) -> list[Record]:
-        """Return the records of the newest run; none if there is none that counts."""
-        return list(self._by_gpu(suite).values())[-1] if self._by_gpu(suite) else []
+        """Return the records of the newest run on GPUs, or else on CPUs; none if none was made."""
+        found = self._by_computer(suite)
+        newest = [one for one in found if one.gpu] or list(found)
+        return found[newest[-1]] if newest else []
 
     def per_gpu(self, suite: str) -> dict[str, list[Record]]:
         """Return the records of the newest run on each model of GPU."""
-        return {gpu: records for gpu, records in self._by_gpu(suite).items() if gpu}
+        return {one.gpu: records for one, records in self._by_computer(suite).items() if one.gpu}
 
-    def _by_gpu(self, suite: str) -> dict[str, list[Record]]:
-        """By model of GPU (empty: none), the one that ran last comes last."""
+    def _by_computer(self, suite: str) -> dict[Computer, list[Record]]:
+        """The one that ran last comes last."""
         if suite not in self._found:
-            found: dict[str, list[Record]] = {}
+            found: dict[Computer, list[Record]] = {}
             for path in sorted(self.folder.glob(f"{suite}-*.json")):
                 records = _load(path)
-                if records and (suite != SCALING or _from_gpus(records)):
-                    gpu = records[0]["machine"]["gpu"] or ""
-                    older = found.pop(gpu, [])
-                    found[gpu] = _together(older, records) if suite == SCALING else records
+                if records:
+                    one = _computer(records)
+                    older = found.pop(one, [])
+                    found[one] = _together(older, records) if suite == SCALING else records
             self._found[suite] = found
         return self._found[suite]
 
@@ -112,8 +119,18 @@ def _load(path: Path) -> list[Record]:
         raise OptionError(f"{error}") from error
 
 
-def _from_gpus(records: list[Record]) -> bool:
-    return any(r["system"] == "multimm" and r["detail"]["device"] == "gpu" for r in records)
+def _on_gpus(records: list[Record]) -> bool:
+    """Whether multimm ran on GPUs: on a machine that has some it may have had CPU workers."""
+    details = (r["detail"] for r in records if r["system"] == "multimm")
+    devices = {d["device"] for d in details if isinstance(d, dict) and "device" in d}
+    return bool(records[0]["machine"]["gpu"]) and devices != {"cpu"}
+
+
+def _computer(records: list[Record]) -> Computer:
+    machine = records[0]["machine"]
+    if _on_gpus(records):
+        return Computer(machine["gpu"])
+    return Computer(cores=f"{machine.get('cores')} {machine.get('cpu')}")
 
 
 def command(suite: str) -> str:
@@ -125,8 +142,6 @@ def command(suite: str) -> str:
 
 def missing(suite: str) -> str:
     """Return the line that stands in the place of records."""
-    if suite == SCALING:
-        return f"No records of suite {suite} from a GPU machine yet: `{command(suite)}`."
     return f"Not measured yet: `{command(suite)}`."
 
 
@@ -134,8 +149,9 @@ def origin(records: list[Record]) -> str:
     """Return the line that says on what, when and of which commit records were measured."""
     first = max(records, key=_date)
     machine = first["machine"]
-    where = machine["gpu"] or f"{machine['cores']} cores, no GPU"
-    count = max(record["machine"]["count"] or 1 for record in records)
+    on_gpus = _on_gpus(records)
+    where = machine["gpu"] if on_gpus else f"{machine['cores']} cores, no GPU"
+    count = max(record["machine"]["count"] or 1 for record in records) if on_gpus else 1
     many = f"{count} x " if count > 1 else ""
     text = f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}"
     measured = (record for record in records if record.get("seconds"))

@@ -12,18 +12,21 @@ from multimm_benchmarks.report.style import look
 
 
 def rates(records: list[Record]) -> str:
-    """TFLOP/s by workers; of ours, the share of what the workers reach each on its own."""
-    counts = sorted({sweep.workers(r) for r in records})
+    """Rates by workers; of ours, the share of what the workers reach each on its own."""
+    counts, scale = sorted({sweep.workers(r) for r in records}), sweep.scale(records)
     rows: Rows = []
     for case in sweep.cases(records):
         here = [r for r in records if r["case"] == case]
         for name in dict.fromkeys(sweep.system(r) for r in here):
             at = {sweep.workers(r): r for r in here if sweep.system(r) == name}
             error = _largest(at, "rel_error")
-            cells = [_rate(at.get(count)) for count in counts]
+            cells = [_rate(at.get(count), scale) for count in counts]
             rows.append((case, look(name).label, *cells, error))
-    heads = [f"{count} GPU{'s' if count > 1 else ''}" for count in counts]
-    text = "TFLOP/s, and in brackets the share of all GPUs' own rates with all of them running:\n\n"
+    heads = [f"{count} {scale.worker}{'s' * (count > 1)}" for count in counts]
+    text = (
+        f"{scale.unit}, and in brackets the share of all {scale.worker}s' own rates with all of "
+        "them running:\n\n"
+    )
     table = markdown(("case", "system", *heads, "relative error"), rows, words=2)
     return text + table + "".join(_stalls(records))
 
@@ -38,14 +41,14 @@ def _stalls(records: list[Record]) -> Iterator[str]:
             )
 
 
-def _rate(entry: Record | None) -> str:
+def _rate(entry: Record | None, scale: sweep.Scale) -> str:
     if entry is None:
         return ""
     if entry["detail"]["status"] != "done":
         return str(entry["detail"]["status"])
     best = sweep.ideal(entry)
     share = f" ({100 * entry['tflops'] / best:.0f} %)" if best else ""
-    return f"{figures(entry['tflops'])}{share}"
+    return f"{figures(scale.factor * entry['tflops'])}{share}"
 
 
 def _largest(found: dict[int, Record], key: str) -> str:
@@ -59,6 +62,7 @@ def verdict(records: list[Record]) -> str:
     No row where no peer of the same accuracy was measured: the others are slower for being better.
     """
     rows: Rows = []
+    scale = sweep.scale(records)
     keys = dict.fromkeys((r["case"], sweep.workers(r), sweep.promise(r)) for r in records)
     for case, count, promise in keys:
         here = [r for r in sweep.done(records) if (r["case"], sweep.workers(r)) == (case, count)]
@@ -69,11 +73,11 @@ def verdict(records: list[Record]) -> str:
         ]  # fmt: skip
         if ours and any(sweep.promise(r) == promise for r in peers):
             best, peer = (max(found, key=lambda r: r["tflops"]) for found in (ours, peers))
-            rows.append((case, promise, f"{count}", figures(best["tflops"]),
-                         look(sweep.system(peer)).label, figures(peer["tflops"]),
+            rows.append((case, promise, f"{count}", figures(scale.factor * best["tflops"]),
+                         look(sweep.system(peer)).label, figures(scale.factor * peer["tflops"]),
                          _times(best, peer)))  # fmt: skip
-    head = ("case", "accuracy of", "GPUs", "multimm, TFLOP/s", "fastest peer", "TFLOP/s",
-            "times the peer")  # fmt: skip
+    head = ("case", "accuracy of", f"{scale.worker}s", f"multimm, {scale.unit}", "fastest peer",
+            scale.unit, "times the peer")  # fmt: skip
     return markdown(head, rows, words=2)
 
 
@@ -91,8 +95,9 @@ def moved(records: list[Record]) -> str:
          _gb(r["peak_bytes"]))
         for r in sweep.done(records) if r["bytes_received"] is not None
     ]  # fmt: skip
-    head = ("case", "system", "GPUs", "GB predicted", "GB received", "received / predicted",
-            "peak GB of a GPU")  # fmt: skip
+    worker = sweep.scale(records).worker
+    head = ("case", "system", f"{worker}s", "GB predicted", "GB received", "received / predicted",
+            f"peak GB of a {worker}")  # fmt: skip
     return markdown(head, rows, words=2)
 
 
@@ -109,7 +114,8 @@ def starts(records: list[Record]) -> str:
     ]  # fmt: skip
     if not rows:
         return "This run did not record them yet.\n"
-    return markdown(("case", "system", "GPUs", "tasks", "first task after, ms"), rows, words=2)
+    counts = f"{sweep.scale(records).worker}s"
+    return markdown(("case", "system", counts, "tasks", "first task after, ms"), rows, words=2)
 
 
 def peers(records: list[Record]) -> str:

@@ -10,7 +10,6 @@ from multimm_benchmarks.report import style, sweep
 from multimm_benchmarks.report.runs import SCALING, Runs
 from multimm_benchmarks.report.style import Axes, Figure
 
-_IDEAL = "ideal: every GPU at its own rate, all running"
 #: Colour and hatch of what a worker does.
 _KINDS = {
     "multiply": ("#0b559f", ""),
@@ -43,23 +42,24 @@ def weak(figure: Figure, runs: Runs) -> None:
 
 
 def _scaling(figure: Figure, records: list[Record], *, per_worker: bool) -> None:
-    cases, promises = sweep.cases(records), _promises(records)
+    cases, promises, scale = sweep.cases(records), _promises(records), sweep.scale(records)
     counts = sorted({sweep.workers(r) for r in records})
     figure.set_size_inches(style.WIDTH, 1.3 + 2.0 * len(cases))
     grid = figure.subplots(len(cases), len(promises), squeeze=False)
     for row, case in zip(grid, cases, strict=True):
         for axes, promise in zip(row, promises, strict=True):
             here = [r for r in records if (r["case"], sweep.promise(r)) == (case, promise)]
-            _panel(axes, here, per_worker)
+            _panel(axes, here, scale, per_worker)
             axes.set_title(f"{case}, {promise}")
-            style.counts(axes, counts, "GPUs")
+            style.counts(axes, counts, f"{scale.worker}s")
             if per_worker:
                 style.from_zero(axes)
             else:
                 style.doubling(axes)  # the ideal is a straight line
-        row[0].set_ylabel("TFLOP/s per GPU" if per_worker else "TFLOP/s")
+        row[0].set_ylabel(f"{scale.unit} per {scale.worker}" if per_worker else scale.unit)
     if any(sweep.ideal(r) for r in records):
-        grid[-1, -1].plot([], [], color="black", linestyle="--", linewidth=1, label=_IDEAL)
+        label = f"ideal: every {scale.worker} at its own rate, all running"
+        grid[-1, -1].plot([], [], color="black", linestyle="--", linewidth=1, label=label)
     style.legend(figure, 2)
 
 
@@ -67,15 +67,16 @@ def _promises(records: list[Record]) -> list[str]:
     return [name for name in ("FP32", "TF32") if any(sweep.promise(r) == name for r in records)]
 
 
-def _panel(axes: Axes, records: list[Record], per_worker: bool) -> None:
+def _panel(axes: Axes, records: list[Record], scale: sweep.Scale, per_worker: bool) -> None:
     """A line per system, and beside each of ours its ideal."""
     for name in dict.fromkeys(sweep.system(r) for r in records):
         here = [r for r in records if sweep.system(r) == name]
-        share = {sweep.workers(r): sweep.workers(r) if per_worker else 1 for r in here}
-        points = [(sweep.workers(r), r["tflops"] / share[sweep.workers(r)]) for r in here]
+        counts = [sweep.workers(r) for r in here]
+        factor = {count: scale.factor / (count if per_worker else 1) for count in counts}
+        points = [(at, r["tflops"] * factor[at]) for at, r in zip(counts, here, strict=True)]
         style.line(axes, name, points, label=sweep.label(here[-1]))
         best = [(sweep.workers(r), sweep.ideal(r)) for r in here]
-        limits = [(count, rate / share[count]) for count, rate in best if rate is not None]
+        limits = [(count, rate * factor[count]) for count, rate in best if rate is not None]
         if limits:
             xs, ys = zip(*sorted(limits), strict=True)
             axes.plot(xs, ys, color=style.look(name).colour, linestyle="--", linewidth=1)
@@ -84,17 +85,19 @@ def _panel(axes: Axes, records: list[Record], per_worker: bool) -> None:
 def sizes(figure: Figure, runs: Runs) -> None:
     """TFLOP/s of square products against n, on the most GPUs that were measured."""
     records = largest_squares(runs)
-    promises = _promises(records)
+    promises, scale = _promises(records), sweep.scale(records)
     panels = figure.subplots(1, len(promises), squeeze=False)[0]
     for axes, promise in zip(panels, promises, strict=True):
         here = [r for r in records if sweep.promise(r) == promise]
         for name in dict.fromkeys(sweep.system(r) for r in here):
-            points = [(r["shape"][0], r["tflops"]) for r in here if sweep.system(r) == name]
+            points = [(r["shape"][0], scale.factor * r["tflops"]) for r in here
+                      if sweep.system(r) == name]  # fmt: skip
             style.line(axes, name, points, label=style.look(name).label)
         style.counts(axes, sorted({r["shape"][0] for r in here}), "n")
         style.from_zero(axes)
-        axes.set_title(f"{max(map(sweep.workers, records))} GPUs, accuracy of {promise}")
-    panels[0].set_ylabel("TFLOP/s")
+        most = max(map(sweep.workers, records))
+        axes.set_title(f"{most} {scale.worker}{'s' * (most > 1)}, accuracy of {promise}")
+    panels[0].set_ylabel(scale.unit)
     style.legend(figure)
 
 
@@ -128,7 +131,7 @@ def moved(figure: Figure, runs: Runs) -> None:
         style.doubling(axes)
         low, high = axes.get_ylim()
         axes.set_ylim(low / 1.5, high * 1.5)  # a doubling at least, where values are close
-        style.counts(axes, counts, "GPUs")
+        style.counts(axes, counts, f"{sweep.scale(records).worker}s")
     for row in grid:
         row[0].set_ylabel("GB received")
     style.legend(figure)

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from multimm_benchmarks.records import Record
 from multimm_benchmarks.report.style import look
+
+
+class Scale(NamedTuple):
+    """In which words and units a sweep is shown."""
+
+    worker: str  #: "GPU" or "worker"
+    unit: str  #: of rates
+    factor: float  #: that a rate in TFLOP/s is multiplied by
+
+
+def scale(records: Iterable[Record]) -> Scale:
+    """Return those that suit a sweep: CPU workers reach billions of operations a second."""
+    found = done(records)
+    ours = [r for r in found if r["system"] == "multimm"] or found
+    worker = "GPU" if any(r["detail"]["device"] == "gpu" for r in ours) else "worker"
+    if max((r["tflops"] for r in found), default=1.0) < 1:
+        return Scale(worker, "GFLOP/s", 1000.0)
+    return Scale(worker, "TFLOP/s", 1.0)
 
 
 def done(records: Iterable[Record]) -> list[Record]:
