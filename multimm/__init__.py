@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from multimm.dispatch import accelerate
     from multimm.errors import MultimmError
 
+__version__ = "0.2.0"
+
 __all__ = [
     "MultimmError",
     "accelerate",

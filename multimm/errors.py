@@ -6,10 +6,14 @@ derives from the built-in that a NumPy user would expect to catch.
 
 from __future__ import annotations
 
+import json
 import operator
+import shlex
 import sys
 import unicodedata
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 
 class MultimmError(Exception):
@@ -56,6 +60,55 @@ class KernelError(MultimmError, RuntimeError):
 
 class IntegerOverflowWarning(RuntimeWarning):
     """A product of narrow integers whose sums can leave the dtype of the result."""
+
+
+#: What is installed under the import name `multimm`. The `multimm` of the public package index is
+#: another project.
+DISTRIBUTION = "dask-multimm"
+
+
+def checkout() -> Path | None:
+    """The checkout of the repository that runs; None where multimm is installed from it."""
+    root = Path(__file__).resolve().parents[1]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def how_to_install(extra: str = "") -> str:
+    """The command that installs this project and an extra from where it came from.
+
+    Parameters
+    ----------
+    extra : str
+        A name of ``[project.optional-dependencies]``; none by default.
+    """
+    extras = f"[{extra}]" if extra else ""
+    if root := checkout():
+        return f"pip install -e {shlex.quote(f'{root}{extras}')}"
+    if source := came_from(extras):
+        return f"pip install {shlex.quote(source)}"
+    return f"pip install {shlex.quote(f'.{extras}')} in a checkout of multimm"
+
+
+def came_from(extras: str = "") -> str:
+    """The folder, archive or repository that pip installed us from, as pip takes it (PEP 610).
+
+    Empty where that is unknown, such as an index, or gone.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        record = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+        url, path = str(record["url"]), Path(unquote(urlsplit(record["url"]).path))
+    except (PackageNotFoundError, ValueError, KeyError):
+        return ""
+    if "vcs_info" in record:
+        url = f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
+    elif url.startswith("file:"):
+        if not path.exists():
+            return ""
+        if "dir_info" in record:
+            return f"{path}{extras}"
+    return f"{DISTRIBUTION}{extras} @ {url}"
 
 
 def integer(value: Any) -> int | None:

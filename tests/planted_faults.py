@@ -21,7 +21,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 #: Of the checkout, what tests need.
-COPIED = ("multimm", "kernels", "tests", "benchmarks", "docs", "README.md", "pyproject.toml")
+COPIED = (
+    *("multimm", "multimm_benchmarks", "kernels", "tests", "benchmarks", "docs"),
+    *("README.md", "pyproject.toml"),
+)
 #: A fault may have tasks wait for ever: then the process is ended, which finds it, too.
 LONGEST = ("--timeout=240", "--timeout-method=thread")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import records
+from multimm_benchmarks import records
 
 COUNTS = (1, 2, 4, 8)
 #: TFLOP/s of one GPU: (system, precision) -> rate, rms error, relative error.

@@ -8,10 +8,10 @@ from toy_cupy import toy_cupy
 
 import multimm.gpu.elementwise.reduce
 import multimm.gpu.product
-from benchmarks import kernels, matvec, python_comparison, records, sums
-from benchmarks.harness import Bench, WrongResultError
-from benchmarks.report.runs import Runs
-from benchmarks.timing import HostTimer
+from multimm_benchmarks import kernels, matvec, python_comparison, records, sums
+from multimm_benchmarks.harness import Bench, WrongResultError
+from multimm_benchmarks.report.runs import Runs
+from multimm_benchmarks.timing import HostTimer
 
 pytestmark = pytest.mark.slow
 

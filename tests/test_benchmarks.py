@@ -8,12 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import records
-from benchmarks.cases import Case, square
-from benchmarks.harness import Reference, WrongResultError, operands
-from benchmarks.ladder import RUNGS
-from benchmarks.timing import HostTimer, interleave
+import multimm
 from multimm.gpu.runtime.jit import compile_text
+from multimm_benchmarks import records
+from multimm_benchmarks.cases import Case, square
+from multimm_benchmarks.harness import Reference, WrongResultError, operands
+from multimm_benchmarks.ladder import RUNGS
+from multimm_benchmarks.timing import HostTimer, interleave
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +130,22 @@ def test_unknown_keys_and_other_files_are_refused(tmp_path):
     path.write_text(json.dumps({"case": 1}))
     with pytest.raises(ValueError, match="no run of the benchmarks"):
         records.load(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "commit"),
+    [
+        ("dask-multimm @ git+https://a.b/c@12ab", "12ab"),
+        ("dask-multimm @ file:///a+b@c/x.whl", f"v{multimm.__version__}"),
+        ("", f"v{multimm.__version__}"),
+    ],
+)
+def test_an_installed_package_records_what_was_installed(monkeypatch, source, commit):
+    """Not the commit of a repository that it happens to lie in."""
+    monkeypatch.delenv("MULTIMM_COMMIT", raising=False)
+    monkeypatch.setattr(records, "ROOT", None)
+    monkeypatch.setattr(records, "came_from", lambda: source)
+    assert records.commit() == commit
 
 
 def test_all_kept_records_can_be_read():

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from base64 import urlsafe_b64encode
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from multimm import errors
 from multimm.cli.doctor import doctor
 from multimm.cluster.inspect import host_report as facts_module
+from multimm.cluster.inspect import same_name
 from multimm.cluster.inspect.devices import Gpu
 from multimm.cluster.inspect.host_report import Facts, findings, gather, usable
 
+ROOT = Path(__file__).resolve().parents[1]
+IN_A_CHECKOUT = "pip install '.[io]' in a checkout of multimm"
 GPUS = tuple(Gpu(str(i), "NVIDIA H200", 150_754_820_096) for i in range(2))
 PACKAGES = {
     "numpy": (("numpy", "2.4.6"),),
@@ -60,7 +69,7 @@ def test_a_complete_gpu_host_is_usable_and_told_of_open_listeners():
             "2 builds of CuPy",
             "pip uninstall cupy-cuda12x cupy-cuda13x",
         ),
-        ({"cupy": ()}, "not installed: cupy", "multimm[cuda13]"),
+        ({"cupy": ()}, "not installed: cupy", f"{ROOT}[cuda13]"),
         ({"cupy": (("cupy-cuda12x", "14.2.0"),)}, "different CUDA versions", "pip uninstall"),
     ],
 )
@@ -77,7 +86,7 @@ def test_what_does_not_fit_is_a_problem_with_a_remedy(changes, text, remedy):
     [
         (GOOD, 0, "will use 2 GPU worker(s)"),
         (LAPTOP, 0, "will use CPU workers"),
-        (with_packages(cupy=()), 1, 'do: pip install "multimm[cuda13]"'),
+        (with_packages(cupy=()), 1, f"do: pip install -e '{ROOT}[cuda13]'"),
     ],
 )
 def test_the_command_prints_findings_and_exits_by_them(monkeypatch, facts, code, expected):
@@ -114,3 +123,92 @@ def test_this_machine_is_described():
     assert facts.memory_bytes > 2**28
     assert facts.packages["dask"][0][1] == facts.packages["distributed"][0][1]
     assert (facts.driver is None) == (facts.cuda is None)
+
+
+# Another project with our import name
+
+
+def installed(folder, name, version, entry, files=()):
+    """A distribution of these files, whose contents are their names."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[console_scripts]\n{name} = {entry}\n")
+    lines = []
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(file)
+        digest = urlsafe_b64encode(sha256(file.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{file},sha256={digest},{len(file)}\n")
+    (info / "RECORD").write_text("".join(lines))
+    return info
+
+
+OURS = ("multimm/__init__.py", "multimm/api.py", "multimm_benchmarks/cases.py")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of packages with an installation of ours."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    installed(tmp_path, "dask-multimm", "0.2.0", "multimm.cli:main", OURS)
+    return tmp_path
+
+
+def test_an_installation_of_ours_alone_is_in_order(site):
+    assert [*same_name.others()] == []
+    # That name was ours before.
+    installed(site, "multimm", "0.1.0", "multimm.cli:main")
+    assert [*same_name.others()] == []
+
+
+def test_a_distribution_of_another_project_is_named(site):
+    installed(site, "MultiMM", "2.0.2", "multimm.run:main")
+    (said,) = same_name.others()
+    assert said.startswith("MultiMM 2.0.2 is installed, another project with the import name")
+
+
+def test_files_of_another_project_are_named(site):
+    (site / "multimm" / "__init__.py").write_text("of another")
+    (site / "multimm" / "api.py").unlink()
+    (site / "multimm" / "bridge.py").write_text("of another")
+    assert [*same_name.others()] == [
+        "files of dask-multimm were replaced or removed: multimm/__init__.py, multimm/api.py",
+        f"files of another project lie in {site / 'multimm'}: multimm/bridge.py",
+    ]
+
+
+def test_the_command_says_what_to_do_about_another_project(monkeypatch):
+    facts = replace(LAPTOP, same_name=("MultiMM 2.0.2 is installed",))
+    monkeypatch.setattr(facts_module, "gather", lambda: facts)
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "problem: MultiMM 2.0.2 is installed" in result.output
+    assert f"do: pip uninstall multimm dask-multimm; pip install -e {ROOT}\n" in result.output
+
+
+# What to type to install this project
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"url": "file://{site}", "dir_info": {}}, "pip install '{site}[io]'"),
+        (
+            {"url": "file://{site}/x.whl", "archive_info": {}},
+            "pip install 'dask-multimm[io] @ file://{site}/x.whl'",
+        ),
+        (
+            {"url": "https://a.b/c", "vcs_info": {"vcs": "git", "commit_id": "12ab"}},
+            "pip install 'dask-multimm[io] @ git+https://a.b/c@12ab'",
+        ),
+        ({"url": "file:///gone/x.whl", "archive_info": {}}, IN_A_CHECKOUT),
+        ({}, IN_A_CHECKOUT),
+    ],
+)
+def test_what_to_install_is_where_it_came_from(site, monkeypatch, record, expected):
+    (site / "x.whl").touch()
+    text = json.dumps(record).replace("{site}", str(site))
+    (site / "dask_multimm-0.2.0.dist-info" / "direct_url.json").write_text(text)
+    monkeypatch.setattr(errors, "__file__", str(site / "multimm" / "errors.py"))
+    assert errors.how_to_install("io") == expected.replace("{site}", str(site))

@@ -133,7 +133,8 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def ours(path: Path) -> set[str]:
     """What a module imports of multimm."""
-    return {name for name in imports(ast.parse(path.read_text())) if name.startswith("multimm")}
+    found = imports(ast.parse(path.read_text()))
+    return {name for name in found if name.partition(".")[0] == "multimm"}
 
 
 def imported_modules() -> dict[str, set[str]]:
@@ -208,6 +209,16 @@ def test_imports_point_downwards(path):
     allowed = ALLOWED[part] | {part, "errors"}
     upwards = sorted(name for name in ours(path) if part_of(name) not in allowed)
     assert not upwards, f"{module_name(path)} imports {upwards}"
+
+
+def test_two_commands_alone_know_the_benchmarks():
+    known = {
+        module_name(path)
+        for path in MODULES
+        for name in imports(ast.parse(path.read_text()))
+        if name.partition(".")[0] == "multimm_benchmarks"
+    }
+    assert known == {"multimm.cli.bench", "multimm.cli.report"}
 
 
 def test_every_import_that_is_allowed_exists():

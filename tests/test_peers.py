@@ -9,11 +9,11 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from benchmarks.harness import WrongResultError
-from benchmarks.peers import system
-from benchmarks.peers.base import Machine, System, crossing, measure, normal
-from benchmarks.peers.on_dask import OnDask, RunError, elements
-from benchmarks.sweep_cases import Product
+from multimm_benchmarks.harness import WrongResultError
+from multimm_benchmarks.peers import system
+from multimm_benchmarks.peers.base import Machine, System, crossing, measure, normal
+from multimm_benchmarks.peers.on_dask import OnDask, RunError, elements
+from multimm_benchmarks.sweep_cases import Product
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from clusters import counting, soon
 from distributed import Event, secede, wait
 
 import multimm
-from benchmarks.peers.trace import NAME, Trace
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler import prefetch
 from multimm.graph.scheduler.product_state import Progress
+from multimm_benchmarks.peers.trace import NAME, Trace
 
 pytestmark = pytest.mark.alone
 

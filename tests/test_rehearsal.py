@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import rehearsal
-from benchmarks.records import load
-from benchmarks.report import prediction
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.tiling.triangle import computed
+from multimm_benchmarks import rehearsal
+from multimm_benchmarks.records import load
+from multimm_benchmarks.report import prediction
 
 pytestmark = pytest.mark.slow
 

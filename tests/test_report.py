@@ -8,9 +8,9 @@ from scaling_records import entry, save, swept, without_result
 
 import multimm
 import multimm.cli
-from benchmarks import records
-from benchmarks.cases import TRANSPOSES
-from benchmarks.report import (
+from multimm_benchmarks import records
+from multimm_benchmarks.cases import TRANSPOSES
+from multimm_benchmarks.report import (
     __main__,
     blocks,
     files,
@@ -19,9 +19,9 @@ from benchmarks.report import (
     scaling_tables,
     tables,
 )
-from benchmarks.report.runs import Runs, origin
+from multimm_benchmarks.report.runs import Runs, origin
 
-NO_SWEEP = "No records of suite scaling from a GPU machine yet: `multimm bench`."
+NO_SWEEP = "Not measured yet: `multimm bench`."
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_run_is_named(tmp_path):
 
 def test_documents_and_figures_agree_with_the_records():
     outdated = files.outdated(Runs())
-    assert outdated == [], "stale: run python -m benchmarks.report"
+    assert outdated == [], "stale: run python -m multimm_benchmarks.report"
 
 
 def test_each_table_stands_in_one_document():
@@ -190,7 +190,7 @@ def test_figures_that_records_lack_are_left_out(tmp_path):
     assert said["bytes"] == "No bytes received in the newest records of suite scaling."
     assert said["sizes"].startswith("Square products of two sizes or more: not in")
     assert said["prediction"] == ""
-    assert said["ladder"] == "Not measured yet: `python -m benchmarks.kernels ladder`."
+    assert said["ladder"] == "Not measured yet: `python -m multimm_benchmarks.kernels ladder`."
 
 
 # Tables of a sweep

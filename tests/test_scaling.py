@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
-from benchmarks.agenda import Item, ask
-from benchmarks.group import Group, GroupError, OutOfTimeError
-from benchmarks.harness import WrongResultError
-from benchmarks.limit import Limit
-from benchmarks.peers import SYSTEMS
-from benchmarks.peers.base import Machine
-from benchmarks.sweep_cases import KINDS, Product
 from multimm.cli import main
+from multimm_benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
+from multimm_benchmarks.agenda import Item, ask
+from multimm_benchmarks.group import Group, GroupError, OutOfTimeError
+from multimm_benchmarks.harness import WrongResultError
+from multimm_benchmarks.limit import Limit
+from multimm_benchmarks.peers import SYSTEMS
+from multimm_benchmarks.peers.base import Machine
+from multimm_benchmarks.sweep_cases import KINDS, Product
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)

@@ -17,13 +17,13 @@ from wgmma_model import wgmma_model
 
 import multimm.gpu.emulated.pack
 import multimm.gpu.product
-from benchmarks import accuracy, records, split, xla
-from benchmarks.cases import Case
-from benchmarks.cublas import COMPUTE_TF32
-from benchmarks.distributions import DISTRIBUTIONS, OVER_K
-from benchmarks.harness import Bench, Reference, U, WrongResultError, widened
-from benchmarks.report import split_tables
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, note
+from multimm_benchmarks import accuracy, records, split, xla
+from multimm_benchmarks.cases import Case
+from multimm_benchmarks.cublas import COMPUTE_TF32
+from multimm_benchmarks.distributions import DISTRIBUTIONS, OVER_K
+from multimm_benchmarks.harness import Bench, Reference, U, WrongResultError, widened
+from multimm_benchmarks.report import split_tables
 
 pytestmark = pytest.mark.slow
 

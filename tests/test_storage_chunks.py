@@ -184,7 +184,7 @@ def test_a_product_says_so_at_the_call(tmp_path):
     [(40, "tall", "none"), pytest.param(20, "wide", "zstd", marks=pytest.mark.slow)],
 )
 def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, form, codec):
-    from benchmarks import storage_chunks
+    from multimm_benchmarks import storage_chunks
 
     monkeypatch.setattr(storage_chunks, "LEAST", 80e6)
     case = storage_chunks.Case(megabytes, form, codec, True, "<f4", 512_000_000, 1, 1)

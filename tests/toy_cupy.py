@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 from stand_in import Device, gpu, standing_in
 
-from benchmarks.timing import GpuTimer, HostTimer
+from multimm_benchmarks.timing import GpuTimer, HostTimer
 
 
 class ToyDevice(Device):

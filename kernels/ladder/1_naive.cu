@@ -21,7 +21,7 @@
 #define BLOCK 32
 #endif
 #ifndef BLOCK
-#error "BLOCK must be defined: see benchmarks/ladder.py"
+#error "BLOCK must be defined: see multimm_benchmarks/ladder.py"
 #endif
 
 #include "common/ieee.cuh"

@@ -27,7 +27,7 @@
 #define THREAD_M 8
 #endif
 #if !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(BLOCK_K) || !defined(THREAD_M)
-#error "BLOCK_M, BLOCK_N, BLOCK_K and THREAD_M must be defined: see benchmarks/ladder.py"
+#error "BLOCK_M, BLOCK_N, BLOCK_K and THREAD_M must be defined: see multimm_benchmarks/ladder.py"
 #endif
 
 #include "common/ieee.cuh"

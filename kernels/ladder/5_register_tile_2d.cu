@@ -30,10 +30,10 @@
 #define MIN_BLOCKS 2
 #endif
 #if !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(BLOCK_K)
-#error "BLOCK_M, BLOCK_N and BLOCK_K must be defined: see benchmarks/ladder.py"
+#error "BLOCK_M, BLOCK_N and BLOCK_K must be defined: see multimm_benchmarks/ladder.py"
 #endif
 #if !defined(THREAD_M) || !defined(THREAD_N) || !defined(MIN_BLOCKS)
-#error "THREAD_M, THREAD_N and MIN_BLOCKS must be defined: see benchmarks/ladder.py"
+#error "THREAD_M, THREAD_N and MIN_BLOCKS must be defined: see multimm_benchmarks/ladder.py"
 #endif
 
 #include "common/ieee.cuh"

@@ -31,10 +31,10 @@
 #define THREAD_N 8
 #endif
 #if !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(BLOCK_K)
-#error "BLOCK_M, BLOCK_N and BLOCK_K must be defined: see benchmarks/ladder.py"
+#error "BLOCK_M, BLOCK_N and BLOCK_K must be defined: see multimm_benchmarks/ladder.py"
 #endif
 #if !defined(THREAD_M) || !defined(THREAD_N)
-#error "THREAD_M and THREAD_N must be defined: see benchmarks/ladder.py"
+#error "THREAD_M and THREAD_N must be defined: see multimm_benchmarks/ladder.py"
 #endif
 
 #include "common/ieee.cuh"

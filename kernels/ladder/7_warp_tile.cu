@@ -34,10 +34,10 @@
 #define MIN_BLOCKS 1
 #endif
 #if !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(BLOCK_K) || !defined(MIN_BLOCKS)
-#error "BLOCK_M, BLOCK_N, BLOCK_K and MIN_BLOCKS must be defined: see benchmarks/ladder.py"
+#error "BLOCK_M, BLOCK_N, BLOCK_K and MIN_BLOCKS must be defined: see multimm_benchmarks/ladder.py"
 #endif
 #if !defined(WARP_M) || !defined(WARP_N) || !defined(THREAD_M) || !defined(THREAD_N)
-#error "WARP_M, WARP_N, THREAD_M and THREAD_N must be defined: see benchmarks/ladder.py"
+#error "WARP_M, WARP_N, THREAD_M and THREAD_N must be defined: see multimm_benchmarks/ladder.py"
 #endif
 
 #include "common/ieee.cuh"

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
@@ -135,10 +134,10 @@ def _reason(error: BaseException) -> tuple[str, int]:
 
 
 def _version() -> str:
-    try:
-        return version("multimm")
-    except PackageNotFoundError:
-        return "not installed: run from a checkout"
+    import multimm
+
+    # Another project of the same import name may lie over ours: `doctor` says so.
+    return str(getattr(multimm, "__version__", "unknown"))
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import click
 from multimm.cli.options import DEBUG
 from multimm.cli.run import RunError
 from multimm.cli.terminal import console, say
-from multimm.errors import OptionError, printable
+from multimm.errors import printable
 
 #: Characters of a line of the table, where output goes to a file.
 WIDTH = 160
@@ -33,7 +31,8 @@ WIDTH = 160
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Folder of the records. Default: benchmarks/results, with --quick none.",
+    help="Folder of the records. Default: benchmarks/results in a checkout, multimm-records "
+    "elsewhere; with --quick none.",
 )
 @click.option("--restart", is_flag=True, help="Give up an unfinished sweep instead of going on.")
 @click.option("--close", is_flag=True, help="Record an unfinished sweep as it is, and end.")
@@ -44,11 +43,9 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
     Every product is verified before it is timed. After an interruption the same command goes on,
     and --close, with no other option than --output, records what there is: for what it lacks it
     says that it was interrupted. With --quick, what two minutes are too short for is left out, and
-    counted in the verdict. Runs from a checkout of the repository. Exit code 1 if a product
-    is wrong or a case failed.
+    counted in the verdict. Exit code 1 if a product is wrong or a case failed.
     """
-    find_benchmarks("bench")
-    from benchmarks import agenda, harness, records, scaling, unfinished, verdict
+    from multimm_benchmarks import agenda, harness, records, scaling, unfinished, verdict
 
     out = console(WIDTH)
     path: Path | None
@@ -68,21 +65,3 @@ def bench(output: Path | None, restart: bool, close: bool, **options: Any) -> No
         say(f"recorded in {printable(path)}")
     if not close and (failed := verdict.failed(found)):
         raise RunError(f"{len(failed)} of multimm's cases failed: the table says why")
-
-
-def find_benchmarks(command: str) -> None:
-    """Make the repository's package `benchmarks`, which nobody installs, importable."""
-    import multimm
-
-    root = Path(multimm.__file__).resolve().parents[1]
-    if (root / "benchmarks" / "report").is_dir() and str(root) not in sys.path:
-        sys.path.insert(0, str(root))  # an editable installation shows the package multimm alone
-    try:
-        found = find_spec("benchmarks.report")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise OptionError(
-            f"multimm {command} runs from a checkout of the repository: its package 'benchmarks' "
-            "is not installed with multimm"
-        )

@@ -13,7 +13,7 @@ from multimm.cli.matmul import InputFiles, described, multiply
 from multimm.cli.options import DEBUG, KIND, Workers, add
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.cli.terminal import say
-from multimm.errors import OptionError, printable
+from multimm.errors import OptionError, how_to_install, printable
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -70,7 +70,7 @@ def load_digits() -> tuple[Any, Any]:
         from sklearn.datasets import load_digits as load
     except ImportError:
         raise OptionError(
-            'the demo needs scikit-learn, zarr and h5py: pip install "multimm[demo]"'
+            f"the demo needs scikit-learn, zarr and h5py: {how_to_install('demo')}"
         ) from None
     images, labels = load(return_X_y=True)
     unit = images / np.linalg.norm(images, axis=1, keepdims=True)

@@ -54,6 +54,8 @@ def report(facts: Facts) -> Table:
     """The facts as a table of names and values."""
     from rich.table import Table
 
+    import multimm
+
     table = Table("what", "found", show_edge=False)
     table.add_row("Python", facts.python)
     table.add_row("system", facts.system)
@@ -69,7 +71,8 @@ def report(facts: Facts) -> Table:
     if len(facts.gpus) > 1:
         table.add_row("NVLink", _links(facts))
     for name, builds in facts.packages.items():
-        table.add_row(name, ", ".join(_build(name, *build) for build in builds) or "not installed")
+        absent = f"{multimm.__version__} (a checkout)" if name == "multimm" else "not installed"
+        table.add_row(name, ", ".join(_build(name, *build) for build in builds) or absent)
     return table
 
 

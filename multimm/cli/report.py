@@ -1,4 +1,4 @@
-"""``multimm report``: tables, figures and a page of the benchmarks' records, from a checkout."""
+"""``multimm report``: tables, figures and a page of the benchmarks' records."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from multimm.cli.bench import find_benchmarks
 from multimm.cli.options import DEBUG
 from multimm.cli.terminal import say
-from multimm.errors import OptionError
+from multimm.errors import OptionError, how_to_install
 
 
 @click.command()
@@ -24,22 +23,21 @@ from multimm.errors import OptionError
 @click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of records. Default: those of the checkout.",
+    help="Folder of records. Default: that of `multimm bench`.",
 )
 @DEBUG
 def report(output: Path, results: Path | None) -> None:
     """Write tables, figures (SVG and PNG) and one HTML page of the newest benchmark records.
 
     report.html holds everything and needs nothing else. What there are no records of is named in
-    its place. Runs from a checkout of the repository.
+    its place.
     """
-    find_benchmarks("report")
-    from benchmarks.records import RESULTS
-    from benchmarks.report import files
-    from benchmarks.report.runs import Runs
+    from multimm_benchmarks.records import RESULTS
+    from multimm_benchmarks.report import files
+    from multimm_benchmarks.report.runs import Runs
 
     if not files.drawable():
-        raise OptionError("figures are drawn by matplotlib: pip install 'multimm[bench]'")
+        raise OptionError(f"figures are drawn by matplotlib: {how_to_install('bench')}")
     folder = RESULTS if results is None else results
     if not any(folder.glob("*.json")):
         raise OptionError(f"--results {folder}: no records there; multimm bench writes some")

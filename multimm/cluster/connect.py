@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multimm.cluster.options import check_certificates
-from multimm.errors import ClusterError, OptionError
+from multimm.errors import ClusterError, OptionError, how_to_install
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -144,7 +144,7 @@ def _check(address: str, timeout: float, security: Security | None) -> str:
 def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
     if isinstance(error, ValueError) and "unknown address scheme" in str(error):
         hint = (
-            'install the GPU packages (pip install "multimm[cuda13]" or "multimm[cuda12]")'
+            f"install the GPU packages: {how_to_install('cuda13')} (or cuda12)"
             if scheme in ("ucx", "ucxx")
             else "allowed are tcp, tls and ucxx"
         )

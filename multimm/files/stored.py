@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import FileFormatError
+from multimm.errors import FileFormatError, how_to_install
 from multimm.files import remote
 from multimm.files.identity import Source
 from multimm.planning.matrix import Storage
@@ -118,8 +118,7 @@ def package(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise FileFormatError(
-            f"this format needs the package {name}, which is not installed: "
-            'pip install "multimm[io]"'
+            f"this format needs the package {name}, which is not installed: {how_to_install('io')}"
         ) from None
 
 

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from benchmarks.harness import WrongResultError, operands
-from benchmarks.ladder import RUNGS, run_rung
+from multimm_benchmarks.harness import WrongResultError, operands
+from multimm_benchmarks.ladder import RUNGS, run_rung
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -119,9 +119,9 @@ def test_rows_2_to_31_elements_apart(rung):
 @pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize(("batch", "extra", "offset"), [(0, 0, 0), (0, 1, 0), (0, 3, 1), (5, 0, 0)])
 def test_cublas_is_called_as_meant(letters, batch, extra, offset):
-    from benchmarks.cases import Case
-    from benchmarks.cublas import Cublas
-    from benchmarks.harness import Reference
+    from multimm_benchmarks.cases import Case
+    from multimm_benchmarks.cublas import Cublas
+    from multimm_benchmarks.harness import Reference
 
     case = Case(37, 53, 71, letters, batch, extra, offset)
     a, b, out = operands(cupy, case)

@@ -144,8 +144,8 @@ def test_tf32_meets_its_bound(name, k):
 @pytest.mark.parametrize("k", [1000, 4096, 20_000, 131_072])
 @pytest.mark.parametrize("name", ["normal", "uniform", "half zeros", "lognormal"])
 def test_tf32_is_as_accurate_as_cublas(name, k):
-    from benchmarks.cases import Case
-    from benchmarks.cublas import COMPUTE_TF32, Cublas
+    from multimm_benchmarks.cases import Case
+    from multimm_benchmarks.cublas import COMPUTE_TF32, Cublas
 
     rng = cupy.random.default_rng(31)
     a, b = drawn(name, rng, 1024, k), drawn(name, rng, k, 1024)

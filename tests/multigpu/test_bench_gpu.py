@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import records
 from multimm.cli import main
+from multimm_benchmarks import records
 
 
 @pytest.mark.multigpu(1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from multimm.errors import how_to_install
 from multimm.gpu.emulated.configs import mma_gflops, precisions_that_pay
 from multimm.planning.devices import H200, DeviceSpec
 
@@ -134,7 +135,7 @@ def driver_cuda() -> tuple[int, int] | None:
 def install_command(cuda: tuple[int, int] | None) -> str:
     """What to type to get the GPU packages that fit the driver's CUDA version."""
     extra = "cuda12" if cuda is not None and cuda[0] < 13 else "cuda13"
-    return f'pip install "multimm[{extra}]"'
+    return how_to_install(extra)
 
 
 def cpu_device(

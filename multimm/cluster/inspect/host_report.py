@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, Literal
 
+from multimm.cluster.inspect import same_name
 from multimm.cluster.inspect.devices import (
     Gpu,
     driver_cuda,
@@ -20,10 +21,11 @@ from multimm.cluster.inspect.devices import (
     nvml_handle,
     visible_gpus,
 )
+from multimm.errors import DISTRIBUTION, how_to_install
 
 #: Distributions by the name of what they provide; CUDA 12 and 13 have builds of their own.
 PACKAGES = {
-    "multimm": ("multimm",),
+    "multimm": (DISTRIBUTION,),
     "numpy": ("numpy",),
     "dask": ("dask",),
     "distributed": ("distributed",),
@@ -68,6 +70,8 @@ class Facts:
     packages: Mapping[str, tuple[tuple[str, str], ...]]  #: distributions and their versions
     #: What these ask of each other and do not get: in a sentence, and as they write it.
     unmet: tuple[tuple[str, str], ...] = ()
+    #: What else is installed under the import name `multimm`, each in a sentence.
+    same_name: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def gather() -> Facts:
         links,
         packages,
         tuple(_asked_in_vain(dict(itertools.chain(*packages.values())))),
+        tuple(same_name.others()),
     )
 
 
@@ -119,7 +124,7 @@ def _asked_in_vain(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
     for name, number in found.items():
         # Of our own extras what GPUs need counts, where that is installed.
-        extras = ("cuda12", "cuda13") if name == "multimm" and "dask-cuda" in found else ("",)
+        extras = ("cuda12", "cuda13") if name == DISTRIBUTION and "dask-cuda" in found else ("",)
         for requirement in map(Requirement, requires(name) or ()):
             other, marker = found.get(requirement.name), requirement.marker
             applies = marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
@@ -155,12 +160,19 @@ def _remotes(module: Any, handle: Any) -> Iterator[str]:
 
 def findings(facts: Facts) -> list[Finding]:
     """What does not fit together, what is missing and what to know."""
-    return [*_unmet(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
+    return [*_same_name(facts), *_unmet(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
 
 
 def usable(found: list[Finding]) -> bool:
     """Nothing found makes multimm fail here."""
     return all(finding.level == "note" for finding in found)
+
+
+def _same_name(facts: Facts) -> Iterator[Finding]:
+    """Each overwrites files of the other when it is installed, and takes them away when it goes."""
+    remedy = f"pip uninstall multimm {DISTRIBUTION}; {how_to_install()}"
+    for sentence in facts.same_name:
+        yield Finding("problem", sentence, remedy)
 
 
 def _unmet(facts: Facts) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from multimm.errors import KernelError, one_line
+from multimm.errors import KernelError, how_to_install, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def find() -> Nvrtc:
         logger.debug("NVRTC %d.%d", *found.version())
     except (ImportError, OSError, RuntimeError) as error:
         raise KernelError(
-            f"no CUDA run-time compiler was found ({one_line(error)[:200]}): install "
-            "multimm[cuda13] or multimm[cuda12], or the packages cuda-bindings and "
+            f"no CUDA run-time compiler was found ({one_line(error)[:200]}): "
+            f"{how_to_install('cuda13')} (or cuda12), or install the packages cuda-bindings and "
             "nvidia-cuda-nvrtc"
         ) from None
     return found

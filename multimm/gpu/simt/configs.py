@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 
 
 # Fitted to 78 products on an H200 (132 multiprocessors, 1980 MHz, 66.9 TFLOP/s): squares in all
-# transposes, the awkward list of benchmarks/cases.py and twenty more, each with all configurations
+# transposes, the awkward list of the benchmarks and twenty more, each with all configurations
 # and up to 18 numbers of slices; kernels compiled by NVRTC 13.0. What the model chooses takes 0.4 %
 # longer than the fastest of the table, geometric mean, and 2 % at most but for two: 257 x 257 x 257
 # would gain 6 % from slices, which `CALL` forbids, and 32 x 32 x 65536 takes 5 % longer. Predicted

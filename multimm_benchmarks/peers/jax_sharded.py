@@ -1,0 +1,114 @@
+"""JAX's sharded product over the devices of one host, at its highest precision and its default."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from multimm_benchmarks.peers.base import Array, Machine, System
+from multimm_benchmarks.sampling import Sample
+from multimm_benchmarks.sweep_cases import Product
+
+
+class JaxHighest(System):
+    """jax.lax.Precision.HIGHEST: float32 products."""
+
+    needs: ClassVar = {"cpu": ("jax",), "gpu": ("jax",)}
+    longest = 25.0  # XLA tries cuBLAS's algorithms on the sizes themselves: 20 to 35 on H200s
+    precision = "HIGHEST"
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._mesh: Any = None
+
+    @property
+    def config(self) -> str:
+        import jax
+
+        rows, columns = self._mesh.devices.shape
+        return (
+            f"JAX {jax.__version__}, jit of dot at Precision.{self.precision}, "
+            f"A, B and C sharded over a {rows} x {columns} mesh (A' A: A by rows, C by columns)"
+        )
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        count = self.machine.workers
+        if self.machine.device == "cpu":  # before JAX is imported
+            os.environ["JAX_PLATFORMS"] = "cpu"
+            os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+        import jax
+        from jax.sharding import Mesh
+
+        devices = jax.devices("gpu" if self.machine.device == "gpu" else "cpu")
+        if len(devices) < count:
+            raise RuntimeError(f"JAX finds {len(devices)} devices, {count} are needed")
+        rows = max(r for r in range(1, count + 1) if count % r == 0 and r * r <= count)
+        grid = np.array(devices[:count]).reshape(rows, count // rows)
+        self._mesh = Mesh(grid, ("x", "y"))
+        yield
+
+    def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, ...]:
+        import jax
+
+        keys = jax.random.split(jax.random.key(seed))
+        if product.gram:
+            made: tuple[Array, ...] = (
+                self._normal(product.k, product.m, ("x", "y"), None)(keys[0]),
+            )
+        else:
+            made = (
+                self._normal(product.m, product.k, "x", "y")(keys[0]),
+                self._normal(product.k, product.n, "x", "y")(keys[1]),
+            )
+        jax.block_until_ready(made)
+        return made
+
+    def multiply(self, operands: tuple[Array, ...], precision: str) -> Array:
+        return self._product(len(operands) == 1)(*operands).block_until_ready()
+
+    def sample(self, operands: Any, result: Array, at: Sample) -> tuple[Array, Array, Array]:
+        a, b = operands[0], operands[-1]
+        left = a[:, at.rows].T if len(operands) == 1 else a[at.rows]
+        parts = (left, b[:, at.columns], result[at.rows][:, at.columns])
+        left, right, found = (np.asarray(part) for part in parts)
+        return left, right, found
+
+    def _sharding(self, *axes: Any) -> Any:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        return NamedSharding(self._mesh, PartitionSpec(*axes))
+
+    @functools.cache  # noqa: B019 - one object in a process that ends with it
+    def _normal(self, rows: int, columns: int, *axes: Any) -> Any:
+        import jax
+
+        def make(key: Any) -> Any:
+            return jax.random.normal(key, (rows, columns), jax.numpy.float32)
+
+        return jax.jit(make, out_shardings=self._sharding(*axes))
+
+    @functools.cache  # noqa: B019
+    def _product(self, gram: bool) -> Any:
+        import jax
+
+        dot = functools.partial(
+            jax.numpy.matmul, precision=getattr(jax.lax.Precision, self.precision)
+        )
+        if gram:
+            return jax.jit(lambda a: dot(a.T, a), out_shardings=self._sharding(None, ("x", "y")))
+        return jax.jit(dot, out_shardings=self._sharding("x", "y"))
+
+
+class JaxDefault(JaxHighest):
+    """jax.lax.Precision.DEFAULT: on NVIDIA GPUs one pass of TF32; on CPUs the same as HIGHEST."""
+
+    needs: ClassVar = {"gpu": ("jax",)}
+    promise = "tf32"
+    longest = 5.0
+    precision = "DEFAULT"

@@ -1,0 +1,1 @@
+"""Tables, figures and a page of the records: python -m multimm_benchmarks.report."""

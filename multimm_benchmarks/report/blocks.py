@@ -1,0 +1,108 @@
+"""Blocks between markers in documents: tables and figures of the newest records.
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end of table -->``, a figure between
+``<!-- figure: name -->`` and ``<!-- end of figure -->``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from multimm_benchmarks.records import ROOT, Record
+from multimm_benchmarks.report import gallery, prediction, scaling_tables, tables
+from multimm_benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing, origin
+from multimm_benchmarks.report.split_tables import accuracy, split
+
+_ROOT = ROOT or Path()
+#: The documents of a checkout that have such blocks.
+PAGES = tuple(
+    _ROOT / name
+    for name in ("README.md", "kernels/README.md", "benchmarks/README.md", "docs/benchmarks.md")
+)
+FIGURES = _ROOT / "docs" / "figures"
+_BLOCK = re.compile(
+    r"(<!-- (?P<kind>table|figure): (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=kind) -->)",
+    re.DOTALL,
+)
+
+#: By the name in the marker: the suite whose newest run is shown, and how.
+TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
+    "ladder": ("ladder", tables.ladder),
+    "transpose": ("transpose", tables.transpose),
+    "add": ("add", tables.add),
+    "ffma": ("ffma", tables.ffma),
+    "awkward": ("awkward", tables.awkward),
+    "matvec": ("matvec", tables.matvec),
+    "latency": ("latency", tables.latency),
+    "split": ("split", split),
+    "accuracy": ("accuracy", accuracy),
+    "python": ("python", tables.python),
+    "python-grid": ("python", tables.python_grid),
+    "scaling": (SCALING, scaling_tables.rates),
+    "verdict": (SCALING, scaling_tables.verdict),
+    "bytes": (SCALING, scaling_tables.moved),
+    "starts": (SCALING, scaling_tables.starts),
+    "peers": (SCALING, scaling_tables.peers),
+    "prediction-check": (SCALING, prediction.check),
+    "rehearsal": (REHEARSAL, prediction.rehearsed),
+}
+#: That of no records.
+PREDICTION = "prediction"
+
+
+def table(name: str, runs: Runs) -> str:
+    """Return a table as Markdown, or the line that says why there is none.
+
+    Raises
+    ------
+    ValueError
+        If no table has this name.
+    """
+    if name == PREDICTION:
+        return prediction.table()
+    if name not in TABLES:
+        raise ValueError(
+            f"no table is called {name!r}; known are {', '.join((*TABLES, PREDICTION))}"
+        )
+    suite, draw = TABLES[name]
+    records = runs.of(suite)
+    if not records:
+        return f"{missing(suite)}\n"
+    return f"{draw(records)}\n{origin(records)}\n"
+
+
+def figure(name: str, runs: Runs, beside: Path) -> str:
+    """Return the link to a figure, as seen from a folder, or why there is none."""
+    picture = gallery.find(name)
+    if why := picture.missing(runs):
+        return f"{why}\n"
+    link = os.path.relpath(FIGURES / f"{name}.svg", beside)
+    return f"![{picture.alt}]({link})\n"
+
+
+def render(text: str, runs: Runs, beside: Path = _ROOT) -> str:
+    """Return a text, which lies in the folder `beside`, with its blocks written anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        name = found["name"]
+        inside = table(name, runs) if found["kind"] == "table" else figure(name, runs, beside)
+        return f"{found[1]}{inside}{found[4]}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def figures(text: str) -> list[str]:
+    """Return the names of the figures that a text shows."""
+    return _named(text, "figure")
+
+
+def tables_of(text: str) -> list[str]:
+    """Return the names of the tables that a text shows."""
+    return _named(text, "table")
+
+
+def _named(text: str, kind: str) -> list[str]:
+    return [found["name"] for found in _BLOCK.finditer(text) if found["kind"] == kind]

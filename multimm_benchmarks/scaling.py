@@ -1,0 +1,243 @@
+"""Scaling over workers, beside the peers: python -m multimm bench
+
+Every system is measured in a process group of its own, one after the other on the same machine.
+What is finished is kept in a file next to the results, so that an interrupted sweep goes on where
+it was when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from multimm.cluster.inspect.devices import visible_gpus
+from multimm_benchmarks import records
+from multimm_benchmarks.agenda import Asked, Item, agenda, check_disk, groups, key_of
+from multimm_benchmarks.group import Group, GroupError, Message, OutOfTimeError
+from multimm_benchmarks.harness import WrongResultError
+from multimm_benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
+from multimm_benchmarks.machine import described
+from multimm_benchmarks.peers.__main__ import job
+from multimm_benchmarks.records import Record
+from multimm_benchmarks.report.runs import SCALING
+from multimm_benchmarks.sweep_records import line, record_of, unmeasured
+from multimm_benchmarks.unfinished import Unfinished, give_up, in_order
+
+
+class Sweep:
+    """A sweep under way.
+
+    Parameters
+    ----------
+    items : sequence of Item
+    kept : Unfinished
+        Where records go.
+    logs : Path
+        Folder for what the groups print.
+    console : Console
+    limit : Limit
+        When it is up, what is left is absent.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], kept: Unfinished, logs: Path, console: Console, limit: Limit
+    ) -> None:
+        finished = {key_of(record) for record in kept.records}
+        self.left = [item for item in items if item.key not in finished]
+        self._kept, self._logs, self._console, self._limit = kept, logs, console, limit
+        self._advance: Callable[[int], None] = lambda runs: None
+        self._runs = 0  #: that the case under way has had
+        self._begun = 0.0  #: seconds after which its group began
+
+    def run(self) -> None:
+        """Measure all that is left.
+
+        Raises
+        ------
+        WrongResultError
+            If a product of multimm is wrong; nothing is recorded of it.
+        """
+        with self._progress():
+            for item in self.left:
+                if item.absent:
+                    self._add(item, "absent", item.absent)
+            for items in groups(item for item in self.left if not item.absent):
+                while items and self._limit.left:
+                    # A group that dies takes one case along, and not the others.
+                    items = self._group(items)
+                for item in items:
+                    self._add(item, "absent", NOT_BEGUN)
+
+    def _group(self, items: list[Item]) -> list[Item]:
+        """Measure in one process group, and return what it did not come to."""
+        first, waiting, opened, failed = items[0], list(items), False, False
+        name, workers = first.group
+        work = [(item.product, item.precision, item.repeats) for item in items]
+        log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
+        self._begun = self._limit.passed
+        try:
+            with Group(job(name, first.machine, work), log, _devices(first), self._limit) as group:
+                for message in group.messages():
+                    opened = opened or "opened" in message
+                    if ended := self._heard(items, message):
+                        waiting.remove(ended)
+                        failed = "done" not in message
+            reason = "its process ended early"
+        except OutOfTimeError:
+            begun = [] if failed else waiting[:1]
+            for item in begun:
+                self._add(item, "absent", BROKEN_OFF)
+            return waiting[len(begun) :]
+        except GroupError as error:
+            reason = str(error)
+        if failed:
+            return waiting
+        for item in waiting[:1] if opened else waiting:
+            self._add(item, "failed", reason)
+        return waiting[1:] if opened else []
+
+    def _heard(self, items: list[Item], message: Message) -> Item | None:
+        """Keep what a message says; return the item that it ends."""
+        if "step" in message:
+            self._runs += 1
+            self._advance(1)
+        if "opened" in message and not self._console.is_terminal:
+            since = self._limit.passed - self._begun
+            self._say(f"{message['opened']}, {items[0].machine.workers} x "
+                      f"{items[0].machine.device}: ready after {since:.1f} s")  # fmt: skip
+        for word in ("done", "failed", "wrong"):
+            if word in message:
+                item = items[message[word]]
+                break
+        else:
+            return None
+        if word == "wrong" and item.system == "multimm":
+            raise WrongResultError(
+                f"{item.product.name}, {item.precision}, {item.machine.workers} workers: "
+                f"{message['reason']}"
+            )
+        if word == "done":
+            self._add(item, "done", "", message)
+        else:
+            text = "wrong result: " if word == "wrong" else ""
+            self._add(item, "failed", text + message["reason"])
+        return item
+
+    def _add(self, item: Item, status: str, reason: str, message: Message | None = None) -> None:
+        record = record_of(item, status, reason, message)
+        self._kept.add(record)
+        if not item.absent:
+            self._advance(item.repeats + 1 - self._runs)  # those that it did without
+            self._runs = 0
+        if not self._console.is_terminal or status == "failed":
+            self._say(line(record))
+
+    def _say(self, text: str) -> None:
+        """Print a line; in a log, where no bar has the time, it begins with the seconds."""
+        stamp = "" if self._console.is_terminal else f"{self._limit.passed:4.0f} s  "
+        self._console.print(stamp + text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _progress(self) -> Iterator[None]:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+                   TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+        runs = sum(item.repeats + 1 for item in self.left if not item.absent)
+        console = self._console
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("measuring", total=runs)
+            self._advance = lambda runs: progress.advance(bar, runs)
+            yield
+
+
+def _devices(item: Item) -> str:
+    """CUDA_VISIBLE_DEVICES of a group: no more GPUs than it is to use."""
+    if item.machine.device == "cpu":
+        return ""
+    return ",".join(gpu.ident for gpu in visible_gpus()[: item.machine.workers])
+
+
+def sweep(
+    asked: Asked,
+    output: Path | None,
+    console: Console,
+    *,
+    restart: bool = False,
+    items: Sequence[Item] | None = None,
+    limit: Limit | None = None,
+) -> tuple[list[Record], Path | None]:
+    """Run a sweep, or what is left of it.
+
+    Parameters
+    ----------
+    asked : Asked
+    output : Path, optional
+        Folder of the records. None records nothing.
+    console : rich.console.Console
+    restart : bool
+        Forget an unfinished sweep in `output`.
+    items : sequence of Item, optional
+        In place of what `agenda` makes of `asked`.
+    limit : Limit, optional
+        Default: none, and for a quick sweep `QUICK_SECONDS` from now.
+
+    Returns
+    -------
+    list of Record, Path or None
+        The records, and the file they are in.
+
+    Raises
+    ------
+    OptionError
+        If nothing can be measured here, or another sweep is unfinished there.
+    WrongResultError
+        If a product of multimm is wrong: what was measured until then stays unpublished.
+    """
+    limit = limit or (Limit(QUICK_SECONDS) if asked.quick else Limit())
+    items = agenda(asked) if items is None else items
+    with tempfile.TemporaryDirectory(prefix="multimm-bench-") as temporary:
+        folder = output or Path(temporary)
+        check_disk(folder)
+        header = (
+            records.run_header(described()) if output else dict.fromkeys(("schema", *records.RUN))
+        )
+        if restart:
+            give_up(folder)
+        planned = [unmeasured(item) for item in items]
+        kept = Unfinished(folder, header, asked.as_json(), planned)
+        under_way = Sweep(items, kept, Path(temporary), console, limit)
+        announce(items, under_way.left, console)
+        try:
+            under_way.run()
+        except KeyboardInterrupt:
+            if output:
+                console.print(
+                    f"{len(kept.records)} of {len(items)} cases are kept in {kept.path}; the same "
+                    "command goes on, and --close records them as they are", soft_wrap=True
+                )  # fmt: skip
+            raise
+        found = in_order(kept.records, planned)
+        path = records.save(found, kept.header, SCALING, folder) if output else None
+        kept.remove()
+        return found, path
+
+
+def announce(items: Sequence[Item], left: Sequence[Item], console: Console) -> None:
+    """Say what will be measured, and what will not and why, before anything is."""
+    present = [item for item in left if not item.absent]
+    counts = sorted({item.machine.workers for item in items})
+    text = f"to measure: {len(present)} of {len(items)}, on {', '.join(map(str, counts))} workers"
+    if len(left) < len(items):
+        text += f"; {len(items) - len(left)} are there from before"
+    console.print(text, highlight=False)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for item in left:
+        if item.absent:
+            reasons.setdefault((item.system, item.absent), []).append(item.product.name)
+    for (name, reason), cases in reasons.items():
+        console.print(f"left out: {name}, {', '.join(dict.fromkeys(cases))}: {reason}",
+                      highlight=False, soft_wrap=True)  # fmt: skip
