@@ -59,7 +59,7 @@ def start(
     protocol: str | None = None,
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
-    dashboard_address: str | None = None,
+    dashboard_address: str | None = ":8787",
     seldom_collect_garbage: bool | None = None,
 ) -> Client:
     """Start a cluster on this host and return a client that owns it.
@@ -111,8 +111,10 @@ def start(
     security : distributed.Security, optional
         TLS credentials, with ``require_encryption``. Default: no encryption.
     dashboard_address : str, optional
-        ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
-        ``"host:8787"`` on that address. Default: no dashboard.
+        Where Dask's dashboard is served: on the loopback interface, or with ``"host:8787"`` on that
+        address. ``client.dashboard_link`` says which port it has, another one where this is taken.
+        The dashboard needs bokeh, which is imported when a page is opened; without it, the page
+        says so. It has no TLS. None: no dashboard.
     seldom_collect_garbage : bool, optional
         A full collection of garbage halts the scheduler, which runs in this process. True: until
         the last cluster that was started so is closed, Python looks for garbage a tenth as often
@@ -143,6 +145,7 @@ def start(
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
         _require_memory(options)
+    from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
@@ -152,6 +155,8 @@ def start(
         with fewer_messages(), private_scratch():
             cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
         _leave_lost_workers_to_their_nannies(cluster)
+        if options.dashboard_address is not None:
+            dashboard.serve(cluster.scheduler)
     except Exception as error:
         # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
         raise ClusterError(
@@ -221,6 +226,8 @@ def _require_memory(options: StartOptions) -> None:
 def _common(options: StartOptions) -> dict[str, Any]:
     import dask
 
+    from multimm.cluster.dashboard import free_address
+
     return {
         # Said here for workers that are added later, too: see `private_scratch`.
         "local_directory": dask.config.get("temporary-directory"),
@@ -230,9 +237,10 @@ def _common(options: StartOptions) -> dict[str, Any]:
         "protocol": options.protocol,
         "host": LOOPBACK,
         "security": options.security,
-        # The scheduler serves HTTP (health, metrics) in any case: a free port on loopback.
-        "dashboard_address": options.dashboard_address or f"{LOOPBACK}:0",
-        "scheduler_kwargs": {"dashboard": options.dashboard_address is not None},
+        # The scheduler serves HTTP (health, metrics) in any case. The dashboard comes there when
+        # it is opened.
+        "dashboard_address": free_address(options.dashboard_address or f"{LOOPBACK}:0"),
+        "scheduler_kwargs": {"dashboard": False},
         "silence_logs": logging.ERROR,
     }
 
