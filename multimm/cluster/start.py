@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multimm.cluster import main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
@@ -40,10 +40,8 @@ RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-MAIN_GUARD = (
-    'In a script, start() belongs under `if __name__ == "__main__":`, because worker processes '
-    "import the script again."
-)
+#: Where more is said about workers that did not start.
+SEE = "see what they printed, and `multimm doctor`"
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
@@ -138,7 +136,7 @@ def start(
     options = check(
         gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
     )
-    _require_main_guard()
+    main_guard.require()
     if security is not None:
         check_certificates(security, "scheduler", "worker", "client")
     if options.gpus:
@@ -151,18 +149,18 @@ def start(
 
     seldom_garbage = is_wanted(seldom_collect_garbage)
     missing = _missing_variables()
-    try:
-        with fewer_messages(), private_scratch():
-            cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
-        _leave_lost_workers_to_their_nannies(cluster)
-        if options.dashboard_address is not None:
-            dashboard.serve(cluster.scheduler)
-    except Exception as error:
-        # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
-        raise ClusterError(
-            f"the workers did not start ({_root(error)}). {MAIN_GUARD} Otherwise see "
-            "`multimm doctor`."
-        ) from error
+    with main_guard.watched() as unguarded:
+        try:
+            with fewer_messages(), private_scratch():
+                cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
+            _leave_lost_workers_to_their_nannies(cluster)
+            if options.dashboard_address is not None:
+                dashboard.serve(cluster.scheduler)
+        except Exception as error:
+            if unguarded():
+                raise ClusterError(main_guard.UNGUARDED) from None
+            # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
+            raise ClusterError(f"the workers did not start ({_root(error)}): {SEE}") from error
     try:
         client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
     except BaseException as error:
@@ -181,13 +179,6 @@ def start(
         client.close()
         raise
     return client
-
-
-def _require_main_guard() -> None:
-    # A worker process that is still importing the user's script: going on would hang, as
-    # each of the two processes waits for the other.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ClusterError(f"a worker process called multimm.cluster.start(). {MAIN_GUARD}")
 
 
 def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
