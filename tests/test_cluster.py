@@ -387,7 +387,7 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"address": 5}, "address 5: give it as text"),
+        ({"address": 5}, "address 5: give text"),
         ({"address": None}, "address None"),
         ({"address": "tcp://host:1", "timeout": "soon"}, "timeout='soon'"),
         ({"address": ""}, "host and port"),
