@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
-from distributed import Client
+from distributed import Client, Security
 
 import multimm
 from multimm.errors import ClusterError, OptionError
@@ -74,12 +74,51 @@ def test_an_asynchronous_client_that_is_prepared_warns_of_nothing():
 
 def test_synchronous_clients_are_prepared_and_closed_ones_are_not():
     with in_threads(1) as cluster, Client(cluster) as client:
-        asyncio.run(multimm.cluster.prepare(client))
+        multimm.cluster.prepare(client)
         assert plugin.NAME in cluster.scheduler.plugins
-    with pytest.raises(ClusterError, match="the client is closed"):
-        asyncio.run(multimm.cluster.prepare(client))
-    with pytest.raises(OptionError, match="client=None"):
-        asyncio.run(multimm.cluster.prepare(None))
+        asyncio.run(awaited(client))  # as in a notebook, where a loop runs
+    for call in (multimm.cluster.prepare, multimm.cluster.connect):
+        with pytest.raises(ClusterError, match="the client is closed"):
+            call(client)
+        with pytest.raises(OptionError, match=r"None.* give .*a distributed\.Client"):
+            call(None)
+
+
+async def awaited(client):
+    await multimm.cluster.prepare(client)
+
+
+def test_connect_takes_a_client_that_is_there():
+    with in_threads(1) as cluster, Client(cluster) as client:
+        assert multimm.cluster.connect(client) is client
+        assert plugin.NAME in cluster.scheduler.plugins
+        with pytest.raises(OptionError, match="with security: the client has its own"):
+            multimm.cluster.connect(client, security=Security())
+        assert client.status == "running"
+
+    async def main():
+        async with in_a_loop() as (_, client):
+            with pytest.raises(OptionError, match=r"await multimm\.cluster\.prepare\(client\)"):
+                multimm.cluster.connect(client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.alone
+def test_clusters_start_and_multiply_where_a_loop_runs_in_the_main_thread():
+    """As in a notebook, of which each cell runs in the event loop of its kernel."""
+    x, a = matrix()
+
+    async def cell():
+        with multimm.cluster.start(workers=1, memory_limit="1GB") as client:
+            assert not client.asynchronous
+            c = multimm.matmul(a, a)
+            assert multimm.verify(a, a, c)
+            with multimm.cluster.connect(client.scheduler.address) as other:
+                multimm.cluster.prepare(other)
+                return c.compute()
+
+    np.testing.assert_array_equal(asyncio.run(cell()), x @ x)
 
 
 def test_verify_says_at_the_call_that_it_waits():

@@ -227,13 +227,6 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     assert "all network interfaces, unencrypted" in caplog.text
 
 
-def test_a_script_without_main_guard_is_told_so(monkeypatch):
-    process = SimpleNamespace(_inheriting=True)
-    monkeypatch.setattr(multiprocessing, "current_process", lambda: process)
-    with pytest.raises(ClusterError, match='__name__ == "__main__"'):
-        mc.start(gpus=0)
-
-
 @pytest.mark.parametrize(
     ("mask", "visible"),
     [(None, ["0", "1"]), ("1", ["1"]), ("", []), ("-1", []), ("0,7,1", ["0"]), ("GPU-a,1", 2)],
@@ -394,7 +387,7 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"address": 5}, "address 5: give it as text"),
+        ({"address": 5}, "address 5: give text"),
         ({"address": None}, "address None"),
         ({"address": "tcp://host:1", "timeout": "soon"}, "timeout='soon'"),
         ({"address": ""}, "host and port"),

@@ -113,14 +113,14 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _no_script() -> Iterator[None]:
-    """Leave what scripts must do out of an error."""
-    from multimm.cluster.start import MAIN_GUARD
+def _debug_shows_more() -> Iterator[None]:
+    """What workers print is shown with --debug alone, and an error says so."""
+    from multimm.cluster.start import SEE
 
     try:
         yield
     except ClusterError as error:
-        text = str(error).replace(f"{MAIN_GUARD} Otherwise see", "--debug shows what they say; see")
+        text = str(error).replace(SEE, "--debug shows what they say; see `multimm doctor`")
         raise ClusterError(text) from error
 
 
@@ -153,7 +153,7 @@ class Workers:
             if getattr(self, name) is not None
         }
         if self.scheduler is None:
-            with interrupts_held_back(), _no_script():
+            with interrupts_held_back(), _debug_shows_more():
                 client = cluster.start(**own)
             client.register_plugin(plain_streams())
             return client

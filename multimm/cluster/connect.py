@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Generator
+from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.options import check_certificates
 from multimm.errors import ClusterError, OptionError, how_to_install
@@ -15,7 +16,7 @@ GREETING_SECONDS = 0.5
 
 
 def connect(
-    address: str,
+    address: str | Client,
     *,
     timeout: float = 10,
     security: Security | None = None,
@@ -25,8 +26,10 @@ def connect(
 
     Parameters
     ----------
-    address : str
-        ``"tcp://host:8786"``, ``"tls://host:8786"``, ``"ucxx://host:8786"`` or ``"host:8786"``.
+    address : str or distributed.Client
+        ``"tcp://host:8786"``, ``"tls://host:8786"``, ``"ucxx://host:8786"`` or ``"host:8786"``. Or
+        a synchronous client that is connected already: it is returned, and stays the current one or
+        not. For an asynchronous one ``await prepare(client)``.
     timeout : float
         Seconds to wait for an answer.
     security : distributed.Security, optional
@@ -48,12 +51,14 @@ def connect(
     ------
     OptionError
         An address without host and port, a timeout that is not positive, ``tls://`` without
-        `security`, `security` with an address that is not encrypted, or certificates that cannot
-        be read.
+        `security`, `security` with an address that is not encrypted or with a client, certificates
+        that cannot be read, or an asynchronous client.
     ClusterError
-        Nothing answers in time, what answers cannot be used, or one side refuses the other's
-        certificate.
+        Nothing answers in time, what answers cannot be used, one side refuses the other's
+        certificate, or the client is closed.
     """
+    if not isinstance(address, str):
+        return _equipped(address, security, overlap)
     scheme = _check(address, timeout, security)
     from multimm.cluster import client as clients
 
@@ -71,19 +76,21 @@ def connect(
     return client
 
 
-async def prepare(client: Client) -> None:
-    """Install multimm's plugins on the cluster of an asynchronous client, before its products.
+def prepare(client: Client) -> Awaitable[None]:
+    """Install multimm's plugins on the cluster of a client, before its products.
 
-    With a synchronous client the first product does so, and `start` and `connect` do. In an event
-    loop a product cannot wait for it: without this it warns, and Dask alone places its blocks.
-    Once for each client is enough, and once more after its scheduler was started again.
+    ``await prepare(client)`` of an asynchronous client. In an event loop a product cannot wait for
+    the plugins: without this it warns, and Dask alone places its blocks. A synchronous client has
+    them when this returns, and what is returned may be awaited or not; without this its first
+    product installs them. `start` and `connect` do, too. Once for each client is enough, and once
+    more after its scheduler was started again.
 
     Parameters
     ----------
     client : distributed.Client
-        Running, best made as ``await Client(cluster, asynchronous=True)`` with a cluster object:
-        of one that was given an address the workers are not known, and products are planned for
-        one. A synchronous client is served, too.
+        Running. An asynchronous one is best made as ``await Client(cluster, asynchronous=True)``
+        with a cluster object: of one that was given an address the workers are not known, and
+        products are planned for one.
 
     Raises
     ------
@@ -104,20 +111,51 @@ async def prepare(client: Client) -> None:
     >>> print(asyncio.run(main()))
     64.0
     """
+    _check_runs(client, "prepare")
+    from multimm.graph.scheduler import install
+
+    if client.asynchronous:
+        return install.install_awaited(client)
+    install.install(client)
+    return _Done()
+
+
+class _Done:
+    """What has nothing left to wait for."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+def _equipped(client: Client, security: Security | None, overlap: bool) -> Client:
+    """A client that the caller has connected."""
+    if not hasattr(client, "asynchronous"):
+        raise OptionError(
+            f"scheduler address {client!r}: give text, such as tcp://host:8786, or a "
+            "distributed.Client"
+        )
+    _check_runs(client, "connect")
+    if security is not None:
+        raise OptionError("connect(client) with security: the client has its own; leave it out")
+    if client.asynchronous:
+        raise OptionError(
+            "connect(client) of an asynchronous client: run `await "
+            "multimm.cluster.prepare(client)` in its event loop"
+        )
+    from multimm.cluster.client import set_up_cluster
+
+    set_up_cluster(client, overlap=overlap, seldom_garbage=False)
+    return client
+
+
+def _check_runs(client: Client, verb: str) -> None:
     if not hasattr(client, "asynchronous"):  # without importing distributed
         raise OptionError(f"client={client!r}: give a distributed.Client")
     if client.status != "running":
-        raise ClusterError(f"the client is {client.status}: prepare it while it is connected")
-    from multimm.graph.scheduler import install
-
-    await install.install_awaited(client)
+        raise ClusterError(f"the client is {client.status}: {verb} it while it is connected")
 
 
 def _check(address: str, timeout: float, security: Security | None) -> str:
-    if not isinstance(address, str):
-        raise OptionError(
-            f"scheduler address {address!r}: give it as text, such as tcp://host:8786"
-        )
     scheme, _, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
     if not host or not port.isdigit():

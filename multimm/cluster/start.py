@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multimm.cluster import main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
@@ -40,10 +40,8 @@ RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-MAIN_GUARD = (
-    'In a script, start() belongs under `if __name__ == "__main__":`, because worker processes '
-    "import the script again."
-)
+#: Where more is said about workers that did not start.
+SEE = "see what they printed, and `multimm doctor`"
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
@@ -59,7 +57,7 @@ def start(
     protocol: str | None = None,
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
-    dashboard_address: str | None = None,
+    dashboard_address: str | None = ":8787",
     seldom_collect_garbage: bool | None = None,
 ) -> Client:
     """Start a cluster on this host and return a client that owns it.
@@ -111,8 +109,10 @@ def start(
     security : distributed.Security, optional
         TLS credentials, with ``require_encryption``. Default: no encryption.
     dashboard_address : str, optional
-        ``":8787"`` serves Dask's dashboard (which needs bokeh) on the loopback interface,
-        ``"host:8787"`` on that address. Default: no dashboard.
+        Where Dask's dashboard is served: on the loopback interface, or with ``"host:8787"`` on that
+        address. ``client.dashboard_link`` says which port it has, another one where this is taken.
+        The dashboard needs bokeh, which is imported when a page is opened; without it, the page
+        says so. It has no TLS. None: no dashboard.
     seldom_collect_garbage : bool, optional
         A full collection of garbage halts the scheduler, which runs in this process. True: until
         the last cluster that was started so is closed, Python looks for garbage a tenth as often
@@ -136,28 +136,31 @@ def start(
     options = check(
         gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
     )
-    _require_main_guard()
+    main_guard.require()
     if security is not None:
         check_certificates(security, "scheduler", "worker", "client")
     if options.gpus:
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
         _require_memory(options)
+    from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
     seldom_garbage = is_wanted(seldom_collect_garbage)
     missing = _missing_variables()
-    try:
-        with fewer_messages(), private_scratch():
-            cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
-        _leave_lost_workers_to_their_nannies(cluster)
-    except Exception as error:
-        # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
-        raise ClusterError(
-            f"the workers did not start ({_root(error)}). {MAIN_GUARD} Otherwise see "
-            "`multimm doctor`."
-        ) from error
+    with main_guard.watched() as unguarded:
+        try:
+            with fewer_messages(), private_scratch():
+                cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
+            _leave_lost_workers_to_their_nannies(cluster)
+            if options.dashboard_address is not None:
+                dashboard.serve(cluster.scheduler)
+        except Exception as error:
+            if unguarded():
+                raise ClusterError(main_guard.UNGUARDED) from None
+            # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
+            raise ClusterError(f"the workers did not start ({_root(error)}): {SEE}") from error
     try:
         client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
     except BaseException as error:
@@ -176,13 +179,6 @@ def start(
         client.close()
         raise
     return client
-
-
-def _require_main_guard() -> None:
-    # A worker process that is still importing the user's script: going on would hang, as
-    # each of the two processes waits for the other.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ClusterError(f"a worker process called multimm.cluster.start(). {MAIN_GUARD}")
 
 
 def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
@@ -221,6 +217,8 @@ def _require_memory(options: StartOptions) -> None:
 def _common(options: StartOptions) -> dict[str, Any]:
     import dask
 
+    from multimm.cluster.dashboard import free_address
+
     return {
         # Said here for workers that are added later, too: see `private_scratch`.
         "local_directory": dask.config.get("temporary-directory"),
@@ -230,9 +228,10 @@ def _common(options: StartOptions) -> dict[str, Any]:
         "protocol": options.protocol,
         "host": LOOPBACK,
         "security": options.security,
-        # The scheduler serves HTTP (health, metrics) in any case: a free port on loopback.
-        "dashboard_address": options.dashboard_address or f"{LOOPBACK}:0",
-        "scheduler_kwargs": {"dashboard": options.dashboard_address is not None},
+        # The scheduler serves HTTP (health, metrics) in any case. The dashboard comes there when
+        # it is opened.
+        "dashboard_address": free_address(options.dashboard_address or f"{LOOPBACK}:0"),
+        "scheduler_kwargs": {"dashboard": False},
         "silence_logs": logging.ERROR,
     }
 

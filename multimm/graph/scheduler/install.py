@@ -60,8 +60,6 @@ def install(client: Client, *more: Any) -> None:
 
 async def install_awaited(client: Client) -> None:
     """`install`, for who can wait: with an asynchronous client, in its event loop."""
-    if not client.asynchronous:
-        return install(client)
     wanted = _wanted(client, ())
     # Also where `install` has warned and holds the client for served: what is there stays.
     await _register(client, wanted[1])
