@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from golden_plans import cluster_of, operand, read
 
 import multimm
 from multimm.planning.choice import plan_matmul
 from multimm.planning.explain.arithmetic import arithmetic
-from multimm.planning.explain.text import rates_text
+from multimm.planning.explain.picture import matrices
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
@@ -35,6 +40,40 @@ def assert_readable(plan):
     assert text.isprintable() or set(text) - {"\n"} == {x for x in text if x.isprintable()}
     assert not re.search(r"\d\.\d+e[+-]?\d", text)  # no number needs a second look
     assert not re.search(r"\b(gram|chain|slab|portion|stretch|k-tile)", text, re.I)
+
+
+class Tags(HTMLParser):
+    """Checks that each tag is closed in its turn; counts them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.text = [], Counter(), ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] += 1
+        assert not {name for name, _ in attrs if name.startswith("on") or name in ("src", "href")}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen[tag] += 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def assert_page(made):
+    """Self-contained, of bounded size, no script, nothing that only suits a light page."""
+    page = Tags(made._repr_html_())
+    assert not page.seen["script"] + page.seen["img"] + page.seen["link"]
+    assert len(made._repr_html_()) < 60_000
+    assert not re.search("background:(#|white)|[^-]color:(#|black)", made._repr_html_())
+    return page
 
 
 def test_a_plan_of_a_small_cluster():
@@ -86,7 +125,11 @@ def test_no_number_of_workers_makes_it_long(workers):
     devices = tuple(few) * (workers // 9 + 1)
     cluster = ClusterSpec(devices[:workers], per_node=min(workers, 8))
     side = MatrixSpec((100_003, 100_003), "float16")
-    assert_readable(multimm.plan(side, side, c=side, beta=1, cluster=cluster))
+    plan = multimm.plan(side, side, c=side, beta=1, cluster=cluster)
+    assert_readable(plan)
+    assert_page(plan)
+    assert len(repr(cluster)) < 500
+    assert_page(cluster)
 
 
 def test_a_thousand_gpus():
@@ -114,6 +157,7 @@ def test_all_kinds_of_plans_are_readable(tmp_path):
                 given["blocks"] = tuple(blocks)
             plan = multimm.plan(x, y, c=z, cluster=cluster, **given)
             assert_readable(plan)
+            assert assert_page(plan).seen["path"] >= 3
             seen |= {line.split()[0] for line in str(plan).splitlines() if line[:1].strip()}
     assert {"operands", "chunks", "host", "links"} < seen
 
@@ -149,6 +193,41 @@ def test_it_says_how_each_dtype_is_computed(dtype, asked, cpu, gpu):
         assert said in arithmetic(plan.layout, plan.precision, gpu=on_gpu)
         assert "\ncomputed" in str(plan)
         assert "precision float32" not in str(plan)
+
+
+def test_the_picture_shows_who_makes_which_block():
+    plan = plan_of(4096, CPUS, blocks=1024, slabs=2048)
+    a, b, c = matrices(plan)
+    assert [[c.owner(i, j) for j in range(4)] for i in range(4)] == [[0, 1, 0, 1], [2, 3, 2, 3]] * 2
+    for i, s in product(range(4), range(2)):
+        assert a.owner(i, s) // 2 == i % 2  # in the row of workers that multiplies it
+        assert b.owner(s, i) % 2 == i % 2
+    page = assert_page(plan)
+    assert page.seen["path"] == 4 * 3
+    assert str(plan) in page.text
+
+
+def test_the_picture_of_an_operand_that_stays():
+    """Rows of A lie with two workers, in turn; there they are multiplied."""
+    rows = MatrixSpec((400_000, 2000), chunks=((50_000,) * 8, (2000,)), owners=(0, 1) * 4)
+    plan = multimm.plan(rows.T, rows, cluster=replace(GPUS, addresses=("a", "b")))
+    assert plan.layout.in_place is not None or plan.layout.located.parts
+    (a, _, _) = matrices(plan)
+    assert_page(plan)
+    assert {a.owner(i, j) for i in range(len(a.rows)) for j in range(len(a.columns))} == {0, 1}
+
+
+def test_pages_show_text_and_do_not_obey_it():
+    bad = "<script>alert(1)</script>&\x1b[31m"
+    cluster = ClusterSpec.homogeneous(replace(H200, name=bad), 2)
+    for made in (plan_of(4096, cluster), cluster):
+        page = assert_page(made)
+        assert "<script>alert(1)</script>&\\x1b[31m" in page.text
+    good, wrong = (
+        multimm.verify(x, x.T, c) for x in [np.ones((3, 2))] for c in (x @ x.T, x @ x.T + 1)
+    )
+    assert "verified" in assert_page(good).text
+    assert "WRONG" in assert_page(wrong).text
 
 
 def test_a_plan_that_does_not_fit_says_so_first():

@@ -21,7 +21,7 @@ from multimm.cluster.calibration import run as calibration_run
 from multimm.cluster.calibration.probes import Effort, product_gflops
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ClusterError
-from multimm.planning.explain.text import rates_text
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import (
     LOCAL_TCP,
     MatrixSpec,

@@ -15,7 +15,7 @@ from multimm.cluster.calibration import store
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, applied
 from multimm.errors import OptionError
 from multimm.planning.cost import time
-from multimm.planning.explain.text import rates_text
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.problem import Problem
 from multimm.planning.spec import (
     H200,

@@ -8,7 +8,7 @@ from functools import cached_property
 from multimm.errors import MemoryBudgetError
 from multimm.planning.cost import communication, counted_transfers, memory, redistribution, time
 from multimm.planning.cost.memory import Held, Terms
-from multimm.planning.explain import text
+from multimm.planning.explain import picture, text
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import MOST_TASKS
 from multimm.planning.options import Options
@@ -231,3 +231,6 @@ class MatmulPlan:
 
     def __repr__(self) -> str:
         return text.text(self)
+
+    def _repr_html_(self) -> str:
+        return picture.page(self)

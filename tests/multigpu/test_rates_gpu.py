@@ -9,7 +9,7 @@ import pytest
 import multimm
 import multimm.cluster as mc
 from multimm.cluster.calibration import probes, store
-from multimm.planning.explain.text import rates_text
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import H200, MatrixSpec
 
 POOL = 16 * 2**30

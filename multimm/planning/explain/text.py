@@ -11,9 +11,8 @@ from multimm.display.units import duration, flops, human
 from multimm.planning.cost import communication
 from multimm.planning.cost.memory import Terms
 from multimm.planning.cost.time import AROUND, BESIDE, IN_TURN
-from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.explain import workers
 from multimm.planning.explain.arithmetic import arithmetic
-from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.result_chunks import within
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 WIDTH, NAME, FIGURE = 88, 11, 32
 #: What is less than this share of all is not named by itself: arbitrary.
 LITTLE = 0.01
-#: Characters of a device's name, and how many of different ones: arbitrary.
-LONGEST_NAME, MOST_NAMES = 60, 3
 #: Terms of the time that have other names for readers.
 _SAID = {
     "packing": "packing for the tensor cores",
@@ -79,7 +76,7 @@ def summary(plan: MatmulPlan) -> str:
     memory = f"{human(plan.peak_bytes)} of {human(plan.budget_bytes)} memory"
     fits = "About" if plan.fits else "Does not fit. About"
     return (
-        f"{fits} {duration(plan.seconds)} on {_workers(plan.used, used)}; {move}; "
+        f"{fits} {duration(plan.seconds)} on {workers.counted(plan.used)}; {move}; "
         f"{memory}{' each' * (used > 1)}{spilled}; {_chunks(plan)}."
     )
 
@@ -91,10 +88,10 @@ def sections(plan: MatmulPlan) -> Iterator[Section]:
     gpu = plan.used.slowest.kind == "gpu"
     yield Section("computed", arithmetic(layout, plan.precision, gpu=gpu))
     yield Section("work", _work(plan))
-    yield Section("workers", _cluster(plan))
+    yield Section("workers", _workers(plan))
     if cluster.workers > 1:
-        yield Section("links", _links(cluster))
-    yield Section("rates", rates_text(cluster))
+        yield Section("links", workers.links(cluster))
+    yield Section("rates", workers.rates(cluster))
     yield Section("layout", _layout(plan))
     yield Section("blocks", _blocks(plan))
     yield Section("k", _k(plan))
@@ -125,36 +122,12 @@ def _work(plan: MatmulPlan) -> str:
     return f"{flops(plan.flops)}{half}"
 
 
-def _workers(cluster: ClusterSpec, count: int) -> str:
-    kind = {"gpu": "GPU", "cpu": "CPU worker"}[cluster.slowest.kind]
-    return f"{count:,} {kind}{'s' * (count > 1)}"
-
-
-def _cluster(plan: MatmulPlan) -> str:
+def _workers(plan: MatmulPlan) -> str:
     cluster, used = plan.cluster, plan.used.workers
-    found = sorted({_shortened(device.name) for device in cluster.devices})
-    more = f" and {len(found) - MOST_NAMES} others" if len(found) > MOST_NAMES else ""
-    devices = " and ".join(found[:MOST_NAMES]) + more
     some = f", {used} of them used" if used < cluster.workers else ""
-    threads = f", {cluster.threads} threads each" if cluster.threads > 1 else ""
     told = cluster.numbers and plan.layout.tasks > 1  # one task runs where its operands are
     anew = ", in the order in which blocks lie on them" if told else ""
-    paper = ", this process" if cluster.link.name == SHARED_MEMORY.name else ", on paper"
-    where = "" if cluster.addresses else paper
-    return f"{_workers(cluster, cluster.workers)} ({devices}){where}{some}{threads}{anew}"
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-
-
-def _links(cluster: ClusterSpec) -> str:
-    link, between = cluster.link, cluster.between
-    text = f"{_shortened(link.name)}, {human(link.gbps * 1e9)}/s to each worker"
-    if cluster.node == cluster.workers:
-        return text
-    far = f"{_shortened(between.name)}, {human(between.gbps * 1e9)}/s between nodes"
-    return f"{text} within a node of {cluster.node}; {far}"
+    return f"{workers.named(cluster)}{some}{anew}"
 
 
 def _layout(plan: MatmulPlan) -> str:
@@ -332,18 +305,18 @@ def _host(plan: MatmulPlan) -> str:
 
 def _memory(plan: MatmulPlan) -> tuple[str, tuple[tuple[str, str], ...]]:
     held, budget = human(plan.peak_bytes), human(plan.budget_bytes)
-    figures = [(name, human(size)) for name, size in _named(plan.memory_terms)]
+    figures = [(name, human(size)) for name, size in named(plan.memory_terms)]
     if plan.spill_terms:
         size = sum(plan.spill_terms.values())
         more = plan.peak_bytes + size - plan.budget_bytes
         over = f"{human(more)} more than all workers hold without" if more > 0 else ""
         figures += [("and what may be spilled", human(size))]
-        figures += [(f"  {name}", human(x)) for name, x in _named(plan.spill_terms)]
+        figures += [(f"  {name}", human(x)) for name, x in named(plan.spill_terms)]
         figures += [(f"  {over}", "")] if over else []
     return f"{held} of {budget} on the fullest worker", tuple(figures)
 
 
-def _named(terms: Terms, *, least: float = 0.0) -> list[tuple[str, float]]:
+def named(terms: Terms, *, least: float = 0.0) -> list[tuple[str, float]]:
     """Terms that are large enough to be named; the rest is one."""
     shown = max(least, LITTLE * sum(terms.values()))
     found = [(_SAID.get(name, name), value) for name, value in terms.items() if value > shown]
@@ -358,7 +331,7 @@ def phases(plan: MatmulPlan) -> list[tuple[str, list[tuple[str, float]]]]:
     found = []
     for phase, kinds in PHASES:
         terms = {name: plan.time_terms[name] for name in kinds}
-        if parts := _named(terms, least=LITTLE * plan.seconds):
+        if parts := named(terms, least=LITTLE * plan.seconds):
             found.append((phase, parts))
     return found
 
@@ -372,20 +345,6 @@ def _time(plan: MatmulPlan) -> tuple[str, tuple[tuple[str, str], ...]]:
         figures += [(f"{phase}:", "")]
         figures += [(f"  {name}", duration(value)) for name, value in parts]
     return f"{duration(plan.seconds)}, {flops(rate)}/s{each}", tuple(figures)
-
-
-def rates_text(cluster: ClusterSpec) -> str:
-    """Whether the rates behind the prediction were measured, when, and which were not."""
-    days = {"products": min(device.measured for device in cluster.devices)}
-    if cluster.node > 1 and cluster.link.name != SHARED_MEMORY.name:
-        days["transfers"] = cluster.link.measured
-    if cluster.node < cluster.workers:
-        days["transfers between nodes"] = cluster.between.measured
-    if not any(days.values()):
-        return "as shipped, not measured here"
-    missing = " and ".join(name for name, day in days.items() if not day)
-    oldest = min(day for day in days.values() if day)
-    return f"measured {oldest}" + f" except for {missing}" * bool(missing)
 
 
 def names(roles: Iterable[str]) -> str:
