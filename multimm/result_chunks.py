@@ -11,7 +11,7 @@ from dask.array.core import common_blockdim, normalize_chunks
 
 from multimm.errors import OptionError
 from multimm.operands import is_dask
-from multimm.planning.explain import MOST_TASKS
+from multimm.planning.limits import MOST_TASKS
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks
 from multimm.shapes import chunk_count

@@ -11,7 +11,7 @@ from dask.utils import parse_bytes
 from multimm.errors import MemoryBudgetError
 from multimm.planning.advice import refusal
 from multimm.planning.choice import plan_matmul
-from multimm.planning.explain import MOST_TASKS
+from multimm.planning.limits import MOST_TASKS
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
@@ -74,8 +74,8 @@ def test_more_tasks_than_dask_can_take_are_refused():
     plan = planned(square(300_000), 2 * GB)
     assert plan.peak_bytes <= plan.budget_bytes
     assert plan.tasks > MOST_TASKS
-    order = next(line for line in str(plan).splitlines() if line.startswith("order"))
-    assert re.search(rf"{plan.tasks} tasks \(more than Dask can take: \d+ GB in client", order)
+    line = next(line for line in str(plan).splitlines() if line.startswith("tasks"))
+    assert re.search(rf"{plan.tasks:,} \(more than Dask can take: \d+ GB in client", line)
     text = refused(plan)
     assert text.startswith(f"{plan.tasks} tasks: Dask takes")
     assert f"{MOST_TASKS} are allowed; give each worker" in text

@@ -143,7 +143,8 @@ def test_plan_of_narrow_elements(cli):
     assert "40 x 30 @ 30 x 50 -> int16" in result.stdout
     result = cli("plan", "4000x3000", "3000x5000", "--elements", "int8", "--dtype", "float32")
     assert result.exit_code == 0, result.output
-    assert "4000 x 3000 @ 3000 x 5000 -> float32, exact on tensor cores" in result.stdout
+    assert "4000 x 3000 @ 3000 x 5000 -> float32 of int8" in result.stdout
+    assert "exact, rounded once to float32, on tensor cores" in result.stdout
 
 
 def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
@@ -451,7 +452,7 @@ def test_the_command_starts_its_own_workers(tmp_path):
         (["3x4", "4x5x6"], ["4x5x6: ", "supported are", "a shape is 65536x65536"]),
         (["1e6x10", "10x3"], ["1e6x10: ", "a shape is 65536x65536"]),
         (["3.5x4", "4x3"], ["3.5x4: ", "a shape is 65536x65536"]),
-        (["abc", "--gram"], ["abc: ", "a shape is 65536x65536"]),
+        (["abc", "--symmetric"], ["abc: ", "a shape is 65536x65536"]),
         (["3x4", "4x5", "--gpus", "-1"], ["--gpus -1: at least 0"]),
         (["3x4", "4x5", "--dtype", "cat"], ["there is no dtype 'cat'"]),
         (["3x4", "4x5", "--dtype", "object"], ["object"]),

@@ -21,7 +21,7 @@ from multimm.cluster.calibration import run as calibration_run
 from multimm.cluster.calibration.probes import Effort, product_gflops
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ClusterError
-from multimm.planning.explain import rates_text
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import (
     LOCAL_TCP,
     MatrixSpec,
@@ -86,7 +86,7 @@ def test_describe_measures_when_asked_and_remembers(rates_file):
         before = mc.describe(client)
         assert before == mc.describe(client)
         assert not rates_file.exists()
-        assert "rates as shipped" in str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
+        assert "as shipped" in str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
         found = mc.describe(client, measure=True)
         assert rates_file.exists()
         another_process()
@@ -98,7 +98,7 @@ def test_describe_measures_when_asked_and_remembers(rates_file):
     assert 0 < found.link.gbps != LOCAL_TCP.gbps
     assert 0 < found.link.latency_s < 10
     today = time.strftime("%Y-%m-%d")
-    assert rates_text(found) in (f"rates measured {today}", f"rates measured {device.measured}")
+    assert rates_text(found) in (f"measured {today}", f"measured {device.measured}")
     assert rates_text(found) in text
     blank = {"gflops": 1.0, "measured": "", "packed_gflops": ()}
     assert [replace(one, **blank) for one in found.devices] == [
@@ -214,13 +214,13 @@ def run(*args):
 @pytest.mark.usefixtures("quick")
 def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     plan = ("plan", "4096x4096", "4096x4096", "--workers", "2")
-    assert "rates as shipped" in run(*plan).output
+    assert "as shipped" in run(*plan).output
     measured = run("tune", "--workers", "2", "--memory-limit", "1GiB")
     assert measured.exit_code == 0, measured.output
     assert "GFLOP/s (shipped " in measured.output
     assert "tcp within a host: " in measured.output
     assert f"kept in {rates_file}" in measured.output
     another_process()
-    assert "rates measured 2" in run(*plan).output
+    assert "measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")
     assert "except for transfers between nodes" in nodes.output

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from multimm.display.units import human
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, counted_transfers, memory, time
-from multimm.planning.explain import human
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
@@ -197,9 +197,7 @@ def test_a_thousand_gpus_are_planned_on_a_laptop():
     assert plan.grid.workers == 1024
     assert plan.flops == 2 * 524288**3
     assert len(plan.received) == 1024
-    text = str(plan.check())
-    for word in ("1024 of NVIDIA H200", "moved", "2D bound", "memory", "time"):
-        assert word in text
+    assert plan.check() is plan
 
 
 def test_the_same_count_block_by_block():
@@ -217,24 +215,6 @@ def test_the_same_count_block_by_block():
         assert far / total == pytest.approx(
             communication.share_between_nodes(shape, grid, per_node), abs=0.02
         )
-
-
-def test_plan_text_of_a_small_cluster():
-    plan = plan_matmul(square(4096), cpus(4), options=Options(blocks=1024, slabs=2048))
-    assert str(plan).splitlines() == [
-        "product   4096 x 4096 @ 4096 x 4096 -> float32, precision float32, 1.374e+11 flop",
-        "workers   4 of cpu, tcp, rates as shipped",
-        "grid      2 x 2 x 1 (p_m x p_n x p_k): stationary C, because 134 MB move; next best is "
-        "4 x 1 x 1 with 201 MB",
-        "blocks    C in 4 of 1024 x 4 of 1024, k in k-tiles of 2 of 2048",
-        "order     32 tasks in one row panel",
-        "moved     134 MB between workers, 33.6 MB to the busiest, 1.00 x the 2D bound",
-        "memory    92.3 MB of 1.2 GB per worker (partial sums 16.8 MB, sums being made 8.39 MB, "
-        "A in flight 33.6 MB, B in flight 33.6 MB)",
-        "          and 33.6 MB that may be spilled (A kept 16.8 MB, B kept 16.8 MB)",
-        "time      0.727 s, 189.1 GFLOP/s (block products 0.687, transfers 0.0336, sums between "
-        "k-tiles 0.00336, between tasks 0.016, scheduling 0.016, starting 0.0152)",
-    ]
 
 
 def test_large_operands_that_can_be_read_again_are_streamed():

@@ -34,6 +34,7 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
+from multimm.display import html
 from multimm.gpu.kernel_selection import check_precision
 from multimm.operands import check_waits, is_lazy
 
@@ -91,6 +92,19 @@ class Verification:
         rest = f"; {self.unchecked} elements were not checked" if self.unchecked else ""
         verdict = "verified" if self.ok else "WRONG" if self.worst > 1 else "NOT VERIFIED"
         return f"{verdict} ({self.rounds} rounds): {self.reason}{rest}"
+
+    def _repr_html_(self) -> str:
+        share = min(self.worst, 1.0) if self.worst >= 0 else 1.0
+        figures = (
+            ("an error is found in one element above", f"{self.detects:.3g}"),
+            ("largest element", f"{self.largest:.3g}"),
+            ("random vectors", f"{self.rounds}"),
+            ("rows that differ more than usual", f"{self.suspects}"),
+            ("rows recomputed", f"{self.recomputed}"),
+            ("elements not checked", f"{self.unchecked}"),
+        )
+        worst = ("largest difference", share, f"{self.worst:.2g} of its bound")
+        return html.page(str(self), html.bar("", [worst], 1.0), html.table(figures))
 
 
 def verify(

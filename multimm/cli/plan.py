@@ -26,7 +26,7 @@ MOST_BLOCKS = 10**6
 @add(*PRODUCT, *ON_PAPER)
 @click.option("--chunks", type=int, metavar="N", help="Blocks that the operands come in, N x N.")
 @click.option("--host", is_flag=True, help="Operands lie in host memory, and C is to go there.")
-@click.option("--gram", is_flag=True, help="B is A transposed; with --trans-a, A^T A. Leave B out.")
+@click.option("--symmetric", is_flag=True, help="A A^T, or with --trans-a A^T A: leave B out.")
 @click.option("--per-node", type=int, metavar="N", help="Workers of one node. Default: all.")
 @click.option("--node-link", type=float, metavar="GB/S", help="Rate of a worker to other nodes.")
 @click.option(
@@ -39,7 +39,7 @@ def plan(
     chunks: int | None,
     elements: str | None,
     host: bool,
-    gram: bool,
+    symmetric: bool,
     per_node: int | None,
     node_link: float | None,
     **options: Any,
@@ -53,14 +53,14 @@ def plan(
     import multimm
     from multimm.cluster.calibration import store
 
-    if gram == (b is not None):
-        raise OptionError("give A and B, or A and --gram for A times its own transpose")
+    if symmetric == (b is not None):
+        raise OptionError("give A and B, or A and --symmetric for A times its own transpose")
     names = ("gpus", "workers", "memory_limit", "threads")
     workers = Workers(**{name: options.pop(name) for name in names})
     held = elements or options["dtype"] or "float32"
     left = operand(a, chunks, held, host)
     right = left if b is None else operand(b, chunks, held, host)
-    if gram:
+    if symmetric:
         options["trans_b"] = not options["trans_a"]
     paper = store.applied(workers.on_paper(), store.stored())
     cluster = with_nodes(paper, per_node, node_link)

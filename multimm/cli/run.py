@@ -17,8 +17,8 @@ import click
 from multimm.cli import FAILED_RUN
 from multimm.cli.stop import STOP
 from multimm.cli.terminal import console
+from multimm.display.units import human
 from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
-from multimm.planning.explain import human
 
 if TYPE_CHECKING:
     import dask.array as da

@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil, log10
 
+from multimm.display.units import human
 from multimm.errors import MemoryBudgetError
 from multimm.planning import hardware
 from multimm.planning.choice import plan_matmul
-from multimm.planning.explain import MOST_TASKS, TASK_BYTES, human
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.tiling.counts import LEAST_EDGE, LONGEST

@@ -15,7 +15,7 @@ travels, the arrows do:
 with p_m, p_n and p_k all above one, C is stationary within each part of k and the partial
 sums of the parts are added ("three-dimensional"). The volume of all is
 |A| (p_n - 1) + |B| (p_m - 1) + |C| (p_k - 1), so the largest matrix wants the factor 1: a
-tall-skinny product keeps A or B in place, a Gram matrix of long vectors splits k.
+tall-skinny product keeps A or B in place, a symmetric product of long vectors splits k.
 
 Source of the volume: van de Geijn and Watts, "SUMMA" (1997), for the plane; Solomonik and
 Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), with parts of k.
@@ -27,11 +27,11 @@ import logging
 from dataclasses import replace
 from functools import lru_cache
 
+from multimm.display.units import duration, human
 from multimm.planning.candidates.in_place import in_place
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.candidates.worker_subset import with_fewer
 from multimm.planning.cost import time as cost_time
-from multimm.planning.explain import human
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import refuse_storage_chunks, refuse_the_hopeless
 from multimm.planning.options import Options
@@ -107,7 +107,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     if not options.given and is_small(problem, cluster):
         layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
-        reason = f"it takes {alone:.2g} s on one worker"
+        reason = f"it takes {duration(alone)} on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise workers are numbered as operands lie on them, and arranged in every way, or fewer
     # of them if that is faster; blocks may stay where they lie.
@@ -150,7 +150,7 @@ def strategy_name(layout: Schedule) -> str:
     """What stays in place in an arrangement."""
     if layout.in_place is not None:
         return f"stationary {layout.in_place.large.upper()}"
-    return "Gram, " * layout.mirrors + _grid_name(layout.grid)
+    return "symmetric, " * layout.mirrors + _grid_name(layout.grid)
 
 
 def _grid_name(grid: Grid) -> str:
@@ -168,11 +168,9 @@ def _grid_name(grid: Grid) -> str:
 def _stays(layout: Schedule) -> str:
     """What stays where it lies, of layouts that are made for that."""
     if layout.in_place is not None:
-        return (
-            f"{layout.in_place.large.upper()} stays where it lies, and what is made of it travels"
-        )
+        return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
     if layout.located.parts:
-        return "parts of k are where they lie"
+        return "ranges of k are summed where they lie"
     if layout.located.rows or layout.located.columns:
         return f"{'matrices' if layout.batch_blocks else 'operands'} stay where they lie"
     return ""
@@ -223,13 +221,13 @@ def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str
     layout, workers = plan.layout, plan.cluster.workers
     if workers == 1:
         return "there is one worker"
-    moved = f"{human(ranks[layout].moved)} move"
+    moved = f"{human(ranks[layout].moved)} move" if ranks[layout].moved else "nothing moves"
     if layout.operands.rechunk.nbytes:
-        moved += f", about {human(layout.operands.rechunk.nbytes)} of them to cut operands"
+        moved += f", about {human(layout.operands.rechunk.nbytes)} of them to rechunk operands"
     if min(ranks.values()).seconds < of_all:
         count = layout.grid.workers
         alone = f"{count} worker{'s' * (count > 1)} alone take{'s' * (count == 1)}"
-        moved = f"{alone} {plan.seconds:.3g} s, all {workers} {of_all:.3g} s; {moved}"
+        moved = f"{alone} {duration(plan.seconds)}, all {workers} {duration(of_all)}; {moved}"
     others = [other for other in ranks if other.grid != layout.grid]
     if not others and layout.grid.workers == 1:
         return moved
@@ -237,7 +235,7 @@ def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved}"
     second = min(others, key=ranks.__getitem__)
     other, own = ranks[second], ranks[layout]
-    text = f"{moved}; next best is {second.grid} with {human(other.moved)}"
+    text = f"{moved}; the next best, {second.grid.sides}, moves {human(other.moved)}"
     return text if other.moved >= own.moved else f"{text}, {_drawback(other, own)}"
 
 
@@ -249,7 +247,7 @@ def _drawback(other: Rank, own: Rank) -> str:
     if slow <= NEARLY * fast:
         time = f"as fast within {NEARLY - 1:.0%}"
     else:
-        time = f"{other.seconds:.3g} s in place of {own.seconds:.3g}"
+        time = f"{duration(other.seconds)} in place of {duration(own.seconds)}"
     if other.parts > own.parts == 1:
-        return f"{time}, but with sums of {other.parts} parts of k, which travel last"
+        return f"{time}, but with sums of {other.parts} ranges of k, which travel last"
     return time

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from multimm.errors import OptionError
 from multimm.planning.devices import INFINIBAND, LOCAL_TCP, NVLINK, DeviceSpec, Link, between_nodes
+from multimm.planning.explain import workers as said
 
 #: Of a product on workers of H200s: 11 to 13 ms on two and on four, and where eight of them shared
 #: one GPU; 6 to 7 ms where there is only one worker.
@@ -30,7 +31,7 @@ def _check_count(workers: int) -> None:
         raise OptionError(f"{workers} workers: at most {MOST_WORKERS} are planned for; give fewer")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClusterSpec:
     """The workers that a product is planned for.
 
@@ -84,6 +85,12 @@ class ClusterSpec:
             raise OptionError(f"threads={self.threads}: at least 1 is needed")
         if self.per_node < 0:
             raise OptionError(f"per_node={self.per_node}: 0 or more are needed")
+
+    def __repr__(self) -> str:
+        return f"<{said.text(self)}>"
+
+    def _repr_html_(self) -> str:
+        return said.page(self)
 
     @classmethod
     def homogeneous(

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
+from multimm.display.units import human
 from multimm.errors import MemoryBudgetError
 from multimm.planning.devices import MEMORY_SHARE
-from multimm.planning.explain import MOST_TASKS, human
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS
 from multimm.planning.tiling.grid import ceil_div
 
+#: Memory that Dask takes for a task: 2.3 to 3 kB for the graph in the client, and 4.4 to 5.4 more
+#: when it has been sent, of client and scheduler together (products of 4352 and of 22736 tasks).
+TASK_BYTES = 7000
+#: Tasks that are allowed: 14 GB of these, and a scheduler that does nothing else for 17 minutes at
+#: half a millisecond each, and for more than an hour at the 2.1 that it took beside a worker on two
+#: cores. Nobody has seen one that survives it.
+MOST_TASKS = 2_000_000
 #: A, B and C together may be so many times as large as the memory of all workers, what is spilled
 #: and read k-tile by k-tile included: arbitrary. A 4 TB disk is that for a worker of 4 GB.
 BEYOND = 1000

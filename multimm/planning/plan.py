@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from multimm.errors import MemoryBudgetError
-from multimm.planning import explain
 from multimm.planning.cost import communication, counted_transfers, memory, redistribution, time
 from multimm.planning.cost.memory import Held, Terms
-from multimm.planning.explain import MOST_TASKS
+from multimm.planning.explain import picture, text
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.limits import MOST_TASKS
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
@@ -21,7 +21,7 @@ from multimm.planning.tiling.grid import Blocks, Grid
 COUNTED = 500_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MatmulPlan:
     """How one product will be computed: ``print(plan)`` is the dry run.
 
@@ -69,7 +69,7 @@ class MatmulPlan:
     precision: str
     strategy: str
     reason: str
-    asked: tuple[Problem, Options] | None = field(default=None, compare=False, repr=False)
+    asked: tuple[Problem, Options] | None = field(default=None, compare=False)
 
     @property
     def m(self) -> int:
@@ -229,5 +229,8 @@ class MatmulPlan:
 
         raise MemoryBudgetError(refusal(self))
 
-    def __str__(self) -> str:
-        return explain.text(self)
+    def __repr__(self) -> str:
+        return text.text(self)
+
+    def _repr_html_(self) -> str:
+        return picture.page(self)

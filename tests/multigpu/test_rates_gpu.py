@@ -9,7 +9,7 @@ import pytest
 import multimm
 import multimm.cluster as mc
 from multimm.cluster.calibration import probes, store
-from multimm.planning.explain import rates_text
+from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import H200, MatrixSpec
 
 POOL = 16 * 2**30
@@ -45,7 +45,7 @@ def test_the_rates_of_one_gpu_are_measured_and_used_later(rates_file):
         plan = multimm.plan(side, side)
     packed = dict(device.packed_gflops)
     assert rates_file.exists()
-    assert rates_text(plan.cluster) == f"rates measured {device.measured}"
+    assert rates_text(plan.cluster) == f"measured {device.measured}"
     if not device.packs:
         assert packed == {}
         return

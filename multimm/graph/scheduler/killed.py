@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 
+from multimm.display.units import human
 from multimm.failures import ENDED_FOR_MEMORY, note_given_up
 from multimm.graph.block_task import LabelledTask
-from multimm.planning.explain import human
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

@@ -65,6 +65,15 @@ class Grid(NamedTuple):
     def __str__(self) -> str:
         return f"{self.p_m} x {self.p_n} x {self.p_k}"
 
+    @property
+    def sides(self) -> str:
+        """For readers: workers along the rows and columns of C, and along k where it is split.
+
+        >>> Grid(4, 2, 1).sides, Grid(4, 2, 2).sides
+        ('4 x 2', '4 x 2 x 2')
+        """
+        return str(self) if self.p_k > 1 else f"{self.p_m} x {self.p_n}"
+
 
 class Located(NamedTuple):
     """What stays where it lies. Empty: blocks have their turns, and parts of k are even."""

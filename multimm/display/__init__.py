@@ -1,0 +1,1 @@
+"""What users read: numbers in units, and parts of pages for notebooks."""

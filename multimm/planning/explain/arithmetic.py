@@ -1,0 +1,54 @@
+"""How blocks are multiplied: what is promised of each dtype, and what computes it."""
+
+from __future__ import annotations
+
+from multimm.planning.schedule import Schedule
+
+#: Of operands that are packed for the tensor cores.
+_PACKED = {
+    "float32": "tensor cores, by three FP16 products; as accurate as a float32 dot product",
+    "tf32": "tensor cores, by one FP16 product of operands rounded to 11 bits",
+}
+_HALVES = "tensor cores, by one FP16 product, which holds the operands; sums in float32"
+#: Without BLAS: what is longer than a double.
+_WIDE = ("float96", "float128", "complex192", "complex256")
+
+
+def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
+    """What computes the block products of a schedule on GPUs or CPUs, and how exactly."""
+    p = layout.problem
+    sums, blas = p.accumulate, "cuBLAS" if gpu else "NumPy's BLAS"
+    if p.exact:
+        units = {"tf32": "tensor cores, as FP16"}.get(p.exact, f"{blas}, as {p.exact}")
+        return f"{_exact(p.dtype)}, on {units}, in ranges of k that round nothing"
+    if sums == "bool":
+        return f"logical or of ands, by {'CuPy' if gpu else 'NumPy'}, without BLAS"
+    if sums.startswith(("int", "uint")):
+        return (
+            f"{_exact(p.dtype)}: {blas}, in ranges of k that round nothing, where the numbers are "
+            "small; else integer loops, many times slower"
+        )
+    if sums in _WIDE:
+        return f"{sums}, by NumPy's own loops, without BLAS"
+    if not gpu or sums in ("float64", "complex128"):
+        widened = "" if p.dtype == sums else f", rounded to {p.dtype} at the end"
+        return f"{sums}, by {blas}{widened}"
+    if sums == "complex64":
+        if not p.packs:
+            return "complex64, by cuBLAS"
+        return f"complex64, as real numbers on {_PACKED[p.pack]}"
+    if not layout.on_tensor_cores:
+        return "float32, by multimm's kernel with FP32 multiply-adds"
+    halves = p.pack == "tf32" and precision != "tf32"
+    return f"float32, on {_HALVES if halves else _PACKED[p.pack]}"
+
+
+def _exact(dtype: str) -> str:
+    """What an exact sum becomes.
+
+    >>> _exact("int32"), _exact("float32")
+    ('exact modulo 2^32', 'exact, rounded once to float32')
+    """
+    if dtype.startswith(("int", "uint")):
+        return f"exact modulo 2^{dtype.lstrip('uint')}"
+    return "exact" if dtype == "bool" else f"exact, rounded once to {dtype}"
