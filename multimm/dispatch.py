@@ -217,7 +217,8 @@ def accelerate() -> Acceleration:
     Results have NumPy's dtype, as `multimm.matmul` says: of int8 int8, which may wrap around, and
     of bool bool. Dask's own products of bools and short integers are in 64 bits, where one block's
     may have wrapped around before. Where wide ones are meant, call
-    ``multimm.matmul(x, y, dtype="int64")``; a warning says once that sums can leave int8.
+    ``np.matmul(x, y, dtype="int64")``, which Dask has not, or ``da.einsum("ij,jk", x, y,
+    dtype="int64")``; a warning says once that sums can leave int8.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can. opt_einsum's table of such functions is
@@ -236,7 +237,7 @@ def accelerate() -> Acceleration:
     taken (1)
       einsum of 4x3 float64 and 4x3 float64: 1 x product
     left to Dask (1)
-      einsum of 4x3 float64: no product of matrices: no axis is summed over two operands alone
+      einsum of 4x3 float64: no product of matrices: one operand
     """
     return Acceleration()
 

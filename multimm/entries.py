@@ -106,10 +106,16 @@ def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
     return tuple(described(x) for x in flat if hasattr(x, "shape"))
 
 
+def _two(name: str, args: Args, kwargs: Kwargs, *options: str) -> list[tuple[float, ...]]:
+    """Shapes of two operands that stand before all else, which is no more than these options."""
+    if kwargs.keys() - {*options} or len(args) != 2:
+        also = "".join(f" and {option}=" for option in options)
+        raise LeftToDaskError(f"{name} with other arguments than two operands by position{also}")
+    return _shapes(name, args)
+
+
 def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
-    if kwargs or len(args) != 2:
-        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
-    shapes = _shapes(name, args)
+    shapes = _two(name, args, kwargs, *(["dtype"] if name == "matmul" else []))
     ndims = [*map(len, shapes)]
     if 0 in ndims:
         raise LeftToDaskError(
@@ -117,8 +123,8 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         )
     if name == "dot" and max(ndims) > 2:
         last = -1, -min(ndims[1], 2)
-        return _steps(tensordot_steps(*args, axes=last))
-    return Product(partial(matmul, *args, chunks="operands"), "1 x product")
+        return _steps(tensordot_steps(args[0], args[1], last))
+    return Product(partial(matmul, *args, **kwargs, chunks="operands"), "1 x product")
 
 
 def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -143,18 +149,13 @@ def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
 
 
 def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
-    if kwargs or len(args) != 2:
-        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
-    _shapes(name, args)
+    _two(name, args, kwargs)
     return _steps(inner_steps(*args), dask_has_none=True)
 
 
 def _vecdot(name: str, args: Args, kwargs: Kwargs) -> Product:
-    axis = kwargs.get("axis", -1)
-    if kwargs.keys() - {"axis"} or len(args) != 2:
-        raise LeftToDaskError(f"{name} with other arguments than two operands by position")
-    _shapes(name, args)
-    return _steps(vecdot_steps(*args, axis), dask_has_none=True)
+    _two(name, args, kwargs, "axis")
+    return _steps(vecdot_steps(*args, **kwargs), dask_has_none=True)
 
 
 def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -176,7 +177,7 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
 def _steps(found: Contraction, *, dask_has_none: bool = False) -> Product:
     """What einsum or one of its like makes of operands, if it is a product of matrices."""
     if not (found.products or dask_has_none):
-        raise LeftToDaskError("no product of matrices: no axis is summed over two operands alone")
+        raise LeftToDaskError(f"no product of matrices: {found.why_none}")
     others = len(found.steps) - found.products
     counts = (found.products, "product"), (others, "sum or product of elements")
     note = ", ".join(f"{n} x {what}" for n, what in counts if n)

@@ -535,7 +535,8 @@ CONTRACTIONS = [
           "        numbers.append(number_of(source[::-1], array.numblocks[::-1]))\n"
           "    return _array(array, tasks, name, final, numbers)\n\n\ndef split", "rearranged"),
     Fault("narrow integers wrap around before they are added to wide ones", "contractions/steps.py",
-          "        if not alone and len(terms) < 3:", "        if True:",
+          "        if not self.asked and np.result_type(*own) == self.dtype:",
+          "        if not self.asked:",
           "contractions -k einsum_is"),
     Fault("a function of whole blocks counts as elementwise", "graph/same_values.py",
           "    if isinstance(func, np.ufunc):\n", "    if callable(func):\n        return True\n"

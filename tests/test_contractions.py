@@ -100,6 +100,7 @@ def test_einsum_is_numpys_in_dasks_chunks(workers, data):
     assert value.dtype == expected.dtype
     np.testing.assert_array_equal(value, expected)
     here = multimm.einsum(subscripts, *arrays)
+    assert type(here) is type(expected)
     assert here.dtype == expected.dtype
     np.testing.assert_array_equal(here, expected)
     terms = subscripts.partition("->")[0].split(",")
@@ -290,6 +291,39 @@ def test_operands_are_cast_where_that_is_safe():
     np.testing.assert_array_equal(found.compute(), y @ y.T)
     with pytest.raises(DTypeError, match="can be cast"):
         multimm.einsum("ij,kj->ik", x.astype(float), x, dtype="int32")
+
+
+NARROW = (
+    "ij,kj->ik", "ij,ij->i", "ij,ij->", "ij,kj->i", "ij,ij->ij", "ij->i", "ij,kj,kl->il",
+    "bij,bkj->bik",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ["int64", "float32"])
+@pytest.mark.parametrize("narrow", ["int8", "int16", "bool"])
+@pytest.mark.parametrize("subscripts", NARROW)
+def test_narrow_integers_are_exact_in_the_dtype_asked_for(workers, subscripts, narrow, asked):
+    """Sums beyond 2^24 of int16, beyond what int8 holds of the others."""
+    terms = subscripts.partition("->")[0].split(",")
+    high = {"int8": 127, "int16": 3000, "bool": 1}[narrow]
+    rng = np.random.default_rng(7)
+    arrays = [rng.integers(0, high + 1, (9, 8, 70)[-len(x) :]).astype(narrow) for x in terms]
+    if len(terms) == 3:
+        arrays = [arrays[0], arrays[0], arrays[0].T[:8, :]]
+        subscripts = "ij,kj,lk->il"
+    exact = np.einsum(subscripts, *(x.astype("int64") for x in arrays))
+    expected = exact.astype(asked)
+    operands = [da.from_array(x, chunks=5) for x in arrays]
+    for these in (operands, arrays):
+        found = multimm.einsum(subscripts, *these, dtype=asked)
+        assert found.dtype == asked
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_narrow_integers_travel_narrow():
+    x = da.from_array(np.ones((64, 96), "int8"), chunks=16).persist()
+    graph = dict(multimm.einsum("ij,kj->ik", x, x, dtype="float64").__dask_graph__())
+    assert not any("astype" in str(key) for key in graph)
 
 
 BAD = {

@@ -104,6 +104,38 @@ def test_every_way_to_a_product_is_taken(x, name):
     assert not ours(product(x, x.T))
 
 
+def test_matmul_takes_a_dtype_which_dask_has_none_for(x):
+    y = x.astype("int8")
+    with multimm.accelerate() as report:
+        result = np.matmul(y * 40, y.T, dtype="int32")
+    expected = np.matmul(y.compute() * np.int8(40), y.compute().T, dtype="int32")
+    assert len(report.taken) == 1
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result.compute(), expected)
+
+
+WHY = {
+    "ii": "one operand",
+    "iij->j": "one operand",
+    "ij,kj->ikj": "no axis of two operands is summed over",
+    "ij,kl->ik": "no axis of two operands is summed over",
+    "ij,ij->i": "the result has no axis of one operand alone",
+    "ij,ij,ij->j": "the result has no axis of one operand alone",
+}
+
+
+@pytest.mark.parametrize("subscripts", WHY)
+def test_the_report_says_why_a_sum_is_no_product(subscripts):
+    terms = subscripts.partition("->")[0].split(",")
+    arrays = [da.ones((3,) * len(term), chunks=2) for term in terms]
+    with multimm.accelerate() as report:
+        result = da.einsum(subscripts, *arrays)
+    assert [call.note for call in report.left] == [f"no product of matrices: {WHY[subscripts]}"]
+    np.testing.assert_array_equal(
+        result.compute(), np.einsum(subscripts, *(x.compute() for x in arrays))
+    )
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_dask_has_none_of_is_lazy_inside(x, name):
     product = COMPUTED[name]
@@ -214,7 +246,7 @@ def test_the_report_says_what_was_taken_and_what_was_left_and_why(x):
     assert [call.function for call in inner.taken] == ["tensordot"] * 2
     assert inner.left == []
     assert [call.operands for call in report.left] == [("5x4 float64",)]
-    assert "no product of matrices" in report.left[0].note
+    assert report.left[0].note == "no product of matrices: one operand"
     assert "tensordot of 5x4 float64 and 5x4 float64: 1 x product (2 times)" in str(report)
     assert repr(report) == "<accelerate(): 3 calls taken, 1 left to Dask>"
     da.tensordot(x, x, ((0,), (0,)))

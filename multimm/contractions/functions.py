@@ -10,9 +10,9 @@ import numpy as np
 from multimm.contractions.steps import Contraction, contraction
 from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
-from multimm.gpu import library_gemm
+from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.kernel_selection import check_precision
-from multimm.operands import Array, arrays, as_dask, check_same_device, is_dask, named_dtype
+from multimm.operands import Array, arrays, as_dask, check_same_device, is_dask
 
 
 def einsum(
@@ -33,7 +33,9 @@ def einsum(
         and a list for the result. NumPy, CuPy and Dask arrays, and what `matmul` takes besides; if
         one is a Dask array nothing is read or computed at the call.
     dtype : dtype, optional
-        That operands are cast to before, which has to be safe. Default: NumPy's result dtype.
+        Of the result and of its sums, which has to hold every value of the operands. Default:
+        NumPy's for them. Narrow integers travel as they are and are exact, as with the `dtype` of
+        `matmul`.
     optimize : bool, str or sequence
         The order for three and more operands: True or False for a good one, a name of
         opt_einsum's, such as ``"greedy"`` or ``"optimal"``, or a path, as `numpy.einsum_path`
@@ -53,7 +55,7 @@ def einsum(
     ShapeError
         Shapes that do not fit them; unknown chunk sizes.
     DTypeError, ArrayTypeError, MemoryBudgetError
-        As for `matmul`; `DTypeError` also for a `dtype` to which no operand can be cast safely.
+        As for `matmul`; `DTypeError` also for a `dtype` that cannot hold every value of an operand.
 
     Examples
     --------
@@ -65,7 +67,7 @@ def einsum(
            [1228, 1724, 2220]])
     """
     check_precision(precision)
-    return einsum_steps(operands, dtype, optimize).result(precision)
+    return _scalar(einsum_steps(operands, dtype, optimize).result(precision))
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: str = "float32") -> Array:
@@ -134,7 +136,7 @@ def inner(a: Any, b: Any, *, precision: str = "float32") -> Array:
     array([1., 2.])
     """
     check_precision(precision)
-    return inner_steps(a, b).result(precision)
+    return _scalar(inner_steps(a, b).result(precision))
 
 
 def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Array:
@@ -169,7 +171,7 @@ def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Arr
     array([2.-1.j, 7.+0.j])
     """
     check_precision(precision)
-    return vecdot_steps(a, b, axis).result(precision)
+    return _scalar(vecdot_steps(a, b, axis).result(precision))
 
 
 def outer(a: Any, b: Any) -> Array:
@@ -196,8 +198,13 @@ def outer(a: Any, b: Any) -> Array:
     array([[0, 0, 0],
            [0, 1, 2]])
     """
-    x, y = map(_vector, _given([a, b], None))
+    x, y = map(_vector, _given([a, b]))
     return x[:, None] * y[None, :]
+
+
+def _scalar(x: Array) -> Array:
+    """NumPy's scalar of an array of 0 dimensions; CuPy and Dask have none."""
+    return x if is_dask(x) or x.ndim else x[()]
 
 
 def _vector(x: Array) -> Array:
@@ -210,26 +217,27 @@ def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = Tru
     if not operands:
         raise OptionError("einsum without operands: give subscripts and arrays")
     if isinstance(operands[0], str):
-        given = _given(operands[1:], dtype)
+        given = _given(operands[1:])
         found = of_einsum(operands[0], [x.shape for x in given])
-        return contraction(found, given, optimize)
-    lists = [*operands[1::2]]
-    out = operands[-1] if len(operands) % 2 else None
-    given = _given(operands[: 2 * len(lists) : 2], dtype)
-    found = of_lists(lists, out, [x.shape for x in given])
-    return contraction(found, given, optimize)
+    else:
+        lists = [*operands[1::2]]
+        out = operands[-1] if len(operands) % 2 else None
+        given = _given(operands[: 2 * len(lists) : 2])
+        found = of_lists(lists, out, [x.shape for x in given])
+    wanted = None if dtype is None else _castable(given, dtype)
+    return contraction(found, given, optimize, dtype=wanted)
 
 
 def tensordot_steps(a: Any, b: Any, axes: Any = 2) -> Contraction:
     """What `tensordot` does, before it does it."""
-    given = _given([a, b], None)
+    given = _given([a, b])
     found = of_tensordot(axes, given[0].shape, given[1].shape)
     return contraction(found, given, split=False)
 
 
 def inner_steps(a: Any, b: Any) -> Contraction:
     """What `inner` does, before it does it."""
-    given = _given([a, b], None)
+    given = _given([a, b])
     summed = all(x.ndim for x in given)
     found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
     return contraction(found, given, split=False)
@@ -237,7 +245,7 @@ def inner_steps(a: Any, b: Any) -> Contraction:
 
 def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
     """What `vecdot` does, before it does it."""
-    left, right = _given([a, b], None)
+    left, right = _given([a, b])
     call = f"vecdot of shapes {left.shape} and {right.shape}"
     if not (left.ndim and right.ndim):
         raise ShapeError(f"{call}: operands need at least 1 dimension; multiply by a scalar with *")
@@ -252,7 +260,7 @@ def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
     return contraction(found, [x, y])
 
 
-def _given(operands: Sequence[Any], dtype: Any) -> list[Array]:
+def _given(operands: Sequence[Any]) -> list[Array]:
     """Operands as arrays of one kind, which can be multiplied."""
     if not operands:
         raise OptionError("einsum with subscripts alone: give an array for each operand")
@@ -263,18 +271,19 @@ def _given(operands: Sequence[Any], dtype: Any) -> list[Array]:
     given = [as_dask(x) if lazy else x for x in found.values()]
     for x in given:
         library_gemm.result_dtype(x.dtype, given[0].dtype)
-    return given if dtype is None else [_cast(x, dtype) for x in given]
+    return given
 
 
-def _cast(x: Array, dtype: Any) -> Array:
-    wanted = named_dtype(dtype)
-    library_gemm.result_dtype(wanted, wanted)
-    if not np.can_cast(x.dtype, wanted, "safe"):
-        raise DTypeError(
-            f"einsum with dtype={wanted} of an operand of {x.dtype}: not every value can be cast; "
-            "give a dtype that holds all of them, or cast it before with astype"
-        )
-    return x.astype(wanted)
+def _castable(given: list[Array], dtype: Any) -> np.dtype[Any]:
+    """The dtype that was asked for; NumPy takes one that holds every value of each operand."""
+    wanted = requested_dtype.named(dtype)
+    for x in given:
+        if not np.can_cast(x.dtype, wanted, "safe"):
+            raise DTypeError(
+                f"einsum with dtype={wanted} of an operand of {x.dtype}: not every value can be "
+                "cast; give a dtype that holds all of them, or cast it before with astype"
+            )
+    return wanted
 
 
 __all__ = ["einsum", "inner", "outer", "tensordot", "vecdot"]

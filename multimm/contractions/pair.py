@@ -16,6 +16,7 @@ import numpy as np
 from dask.array.core import common_blockdim
 
 from multimm.contractions.subscripts import Label, Labels, written
+from multimm.gpu.integers.bounds import is_narrow
 from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
@@ -58,21 +59,35 @@ def roles(a: Labels, b: Labels, out: Labels) -> Roles:
     )
 
 
-def elementwise(terms: list[Term], out: Labels) -> Array:
-    """What is no product of matrices: diagonals, sums of one operand, products of elements."""
+def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = None) -> Array:
+    """What is no product of matrices: diagonals, sums of one operand, products of elements.
+
+    Narrow integers are multiplied and added in 64 bits where a `dtype` of floats is asked for,
+    and rounded once.
+    """
     arrays = [term.array for term in terms]
-    dtype = np.result_type(*(x.dtype for x in arrays))
+    own = np.result_type(*(x.dtype for x in arrays))
+    made = own if dtype is None else dtype
+    exact = made.kind == "f" and all(is_narrow(x.dtype) for x in arrays)
+    sums = np.dtype("int64") if exact else dtype
     subscripts = written([term.labels for term in terms], out)
     if any(map(is_dask, arrays)):
-        return da.einsum(subscripts, *arrays).astype(dtype)  # Dask's sums are of 64 bits
+        return da.einsum(subscripts, *arrays, dtype=sums).astype(made)  # Dask's sums are of 64 bits
     if any(map(on_gpu, arrays)):
         import cupy
 
-        return cupy.einsum(subscripts, *arrays)
-    return np.asarray(np.einsum(subscripts, *arrays))
+        return cupy.einsum(subscripts, *arrays, dtype=sums).astype(made, copy=False)
+    return np.asarray(np.einsum(subscripts, *arrays, dtype=sums)).astype(made, copy=False)
 
 
-def multiply(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks], precision: str) -> Array:
+def multiply(
+    a: Term,
+    b: Term,
+    out: Labels,
+    chunks: dict[Label, Blocks],
+    precision: str,
+    dtype: np.dtype[Any] | None = None,
+) -> Array:
     """The product of two operands, in the order of axes and in the chunks that are asked for.
 
     Parameters
@@ -82,7 +97,7 @@ def multiply(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks], precisi
     out : tuple of str
     chunks : dict
         By label of the result; not read of arrays that are no Dask arrays.
-    precision : str
+    precision, dtype
         As for `multimm.matmul`.
     """
     if next((x for x in out if (x in a.labels) != (x in b.labels)), None) in b.labels:
@@ -102,8 +117,9 @@ def multiply(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks], precisi
         each = tuple(chunks[x] for x in made)
         asked = grouped_chunks(each, groups)
     product = checked(
-        left, right, stacks=True, precision=precision, options=NOTHING_FIXED, chunks=asked
-    )
+        left, right, stacks=True, precision=precision, options=NOTHING_FIXED, chunks=asked,
+        dtype=dtype,
+    )  # fmt: skip
     return _taken_apart(product.result(), made, groups, out, chunks, a, b)
 
 

@@ -12,6 +12,7 @@ from dask.array.core import common_blockdim
 from multimm.contractions.pair import Term, elementwise, multiply, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
+from multimm.gpu.integers.bounds import is_narrow
 from multimm.operands import Array, is_dask
 from multimm.planning.tiling.grid import Blocks
 
@@ -34,23 +35,36 @@ class Contraction(NamedTuple):
     out: Labels
     steps: tuple[Step, ...]
     split: bool  #: chunks of the result become no larger than Dask's einsum makes them
+    asked: np.dtype[Any] | None = None  #: the dtype of the result, if it was asked for
 
     @property
     def products(self) -> int:
         """How many steps are products of matrices."""
         return sum(step.product for step in self.steps)
 
+    @property
+    def why_none(self) -> str:
+        """Why no step is a product of matrices."""
+        if len(self.terms) == 1:
+            return "one operand"
+        labels = [term.labels for term in _without_broadcasts(self.terms)]
+        shared = {x for own in labels for x in own if sum(x in other for other in labels) > 1}
+        if shared <= {*self.out}:
+            return "no axis of two operands is summed over"
+        return "the result has no axis of one operand alone"
+
     def result(self, precision: str) -> Array:
         """Lazy if an operand is, else computed."""
-        terms = self._cast(_without_broadcasts(self.terms))
+        terms = _without_broadcasts(self.terms)
         for step in self.steps:
             taken = [terms[place] for place in step.places]
+            dtype = self._dtype(taken, step)
             if step.product:
                 chunks = self._chunks(taken, step)
                 a, b = taken
-                made = multiply(a, b, step.out, chunks, precision)
+                made = multiply(a, b, step.out, chunks, precision, dtype)
             else:
-                made = elementwise(taken, step.out)
+                made = elementwise(taken, step.out, dtype)
             kept = [term for n, term in enumerate(terms) if n not in step.places]
             kept.insert(step.places[0] if len(taken) == 1 else len(kept), Term(made, step.out))
             terms = kept
@@ -58,15 +72,28 @@ class Contraction(NamedTuple):
         if is_dask(made) and len(self.steps) > 1:
             chunks = self._chunks(terms, self.steps[-1])
             made = made.rechunk(tuple(chunks[label] for label in self.out))
-        return made
+        return made if made.dtype == self.dtype else made.astype(self.dtype)
 
-    def _cast(self, terms: list[Term]) -> list[Term]:
-        """Operands of the result's dtype, where sums on the way might leave their own."""
-        dtype = np.result_type(*(term.array.dtype for term in terms))
-        alone = any(len(step.places) == 1 for step in self.steps)
-        if not alone and len(terms) < 3:
-            return terms
-        return [Term(x.array.astype(dtype), x.labels) for x in terms]
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the result."""
+        return self.asked or np.result_type(*(term.array.dtype for term in self.terms))
+
+    def _dtype(self, taken: Sequence[Term], step: Step) -> np.dtype[Any] | None:
+        """Of what a step makes: the result's. None: it is what NumPy's rule gives for its operands.
+
+        Sums on the way might leave the dtype of their own operands, which stay what they are. As
+        long as these are real, so are their sums. Those of narrow integers are rounded once, at the
+        end.
+        """
+        own = [term.array.dtype for term in taken]
+        if not self.asked and np.result_type(*own) == self.dtype:
+            return None
+        narrow = all(is_narrow(term.array.dtype) for term in self.terms)
+        if narrow and self.dtype.kind == "f" and len(self.steps) > 1:
+            return np.dtype("float64")
+        real = step is not self.steps[-1] and not any(x.kind == "c" for x in own)
+        return np.empty(0, self.dtype).real.dtype if real else self.dtype
 
     def _chunks(self, taken: Sequence[Term], step: Step) -> dict[Label, Blocks]:
         """Chunks of what a step makes, by label: in the end those of Dask's own function."""
@@ -103,7 +130,12 @@ def _on_paper(term: Term, out: Labels, number: int) -> da.Array:
 
 
 def contraction(
-    subscripts: Subscripts, arrays: Sequence[Array], optimize: Any = True, *, split: bool = True
+    subscripts: Subscripts,
+    arrays: Sequence[Array],
+    optimize: Any = True,
+    *,
+    split: bool = True,
+    dtype: np.dtype[Any] | None = None,
 ) -> Contraction:
     """The steps to a result.
 
@@ -116,6 +148,8 @@ def contraction(
         The order, as for `multimm.einsum`.
     split : bool
         Chunks of the result become no larger than Dask's einsum makes them.
+    dtype : dtype, optional
+        Of the result, to which all operands can be cast. Default: NumPy's for them.
     """
     given = tuple(_on_diagonals(x, own) for x, own in zip(arrays, subscripts.terms, strict=True))
     out = subscripts.out
@@ -131,7 +165,7 @@ def contraction(
             current[place] = kept
     for places in _path(current, out, sizes, optimize):
         steps += _pairs(current, places, out)
-    return Contraction(given, out, tuple(steps), split)
+    return Contraction(given, out, tuple(steps), split, dtype)
 
 
 def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[Step]:

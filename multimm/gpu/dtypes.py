@@ -115,12 +115,29 @@ def _result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     return product
 
 
-def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+def numeric(dtype: np.dtype[Any], given: str, todo: str = "") -> np.dtype[Any]:
+    """Return a dtype in native byte order.
+
+    Parameters
+    ----------
+    dtype : dtype
+    given, todo : str
+        What the error says was given, and what it says to do.
+
+    Raises
+    ------
+    DTypeError
+        For a dtype that has no matrix product.
+    """
     if dtype.name == "bfloat16":
         return dtype
     if dtype.kind not in "biufc" or dtype.name.startswith("float8"):
         raise DTypeError(
-            f"{name} has dtype {dtype}: allowed are bool, integers, float16, bfloat16, float32, "
-            "float64, long double and complex; convert it with astype"
+            f"{given}: allowed are bool, integers, float16, bfloat16, float32, float64, long "
+            f"double and complex{todo}"
         )
     return dtype.newbyteorder("=")
+
+
+def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return numeric(dtype, f"{name} has dtype {dtype}", "; convert it with astype")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import DTypeError
-from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, numeric, result_dtype
 from multimm.gpu.integers.bounds import is_narrow, sums_dtype
 
 DType = np.dtype[Any]
@@ -32,14 +32,7 @@ def named(dtype: DTypeLike) -> DType:
         raise DTypeError(
             f"dtype={dtype!r}: there is no such dtype; use NumPy's, such as 'int32' or 'float64'"
         ) from None
-    if made.name == "bfloat16":
-        return made
-    if made.kind not in "biufc" or made.name.startswith("float8"):
-        raise DTypeError(
-            f"dtype={made}: allowed are bool, integers, float16, bfloat16, float32, float64, long "
-            "double and complex"
-        )
-    return made.newbyteorder("=")
+    return numeric(made, f"dtype={made}")
 
 
 @functools.lru_cache(maxsize=1024, typed=True)

@@ -17,17 +17,17 @@ FLOAT32 = np.dtype("float32")
 HALVES = ("float16", "bfloat16")
 
 
-def is_narrow(dtype: Any) -> bool:
+def float32_holds(dtype: Any) -> bool:
     """Whether float32 holds a floating-point dtype, given by itself or by its name."""
     return dtype == FLOAT32 or str(dtype) in HALVES
 
 
 def becomes_float32(dtype: Any) -> bool:
-    """Whether our kernels take a dtype as float32: `is_narrow`, or float64, for ``dtype=float32``.
+    """Whether kernels take a dtype as float32: what that holds, or float64, for ``dtype=float32``.
 
-    Without it nothing that float64 is part of is summed in float32.
+    Without that nothing that float64 is part of is summed in float32.
     """
-    return is_narrow(dtype) or str(dtype) == "float64"
+    return float32_holds(dtype) or str(dtype) == "float64"
 
 
 def as_float32(block: Block) -> Block:

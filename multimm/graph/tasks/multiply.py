@@ -27,7 +27,7 @@ from multimm.graph.tasks.half_precision import (
     as_complex64,
     as_float32,
     becomes_float32,
-    is_narrow,
+    float32_holds,
     scheme_of,
 )
 
@@ -211,7 +211,7 @@ def own_kernel(a: Block, b: Block, c: Block, step: Step) -> bool:
     """Our kernels compute float32, and what it holds; cupy.matmul serves every other dtype well."""
     return (
         step.accumulate == "float32"
-        and is_narrow(step.dtype)
+        and float32_holds(step.dtype)
         and becomes_float32(a.dtype)
         and becomes_float32(b.dtype)
         and (c is None or becomes_float32(c.dtype))
