@@ -6,19 +6,16 @@ on a code host. `include_patterns` says which documents are pages.
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
+import sys
+from pathlib import Path
 
-from docutils import nodes
-from docutils.statemachine import StringList
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "multimm"
 author = "multimm developers"
 html_title = "multimm"
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_click"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_click", "from_code"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -54,11 +51,11 @@ nb_execution_raise_on_error = False
 nb_merge_streams = True
 
 html_theme = "pydata_sphinx_theme"
-html_favicon = "site/icon.svg"
+html_favicon = "_static/icon.svg"
 html_context = {"default_mode": "auto"}
-html_static_path = ["site"]
+html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_extra_path = ["site/index.html"]
+html_extra_path = ["_static/index.html"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
@@ -70,32 +67,3 @@ html_theme_options = {
     "footer_end": [],
     "navigation_with_keys": False,
 }
-
-
-class PublicNames(SphinxDirective):
-    """All public names of a module but its submodules: none can be left out."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """The nodes that autodoc makes of each."""
-        (name,) = self.arguments
-        module, lines = import_module(name), StringList()
-        for public in getattr(module, "__all__", dir(module)):
-            found = getattr(module, public)
-            defined = hasattr(module, "__all__") or getattr(found, "__module__", "") == name
-            if public.startswith("_") or inspect.ismodule(found) or not defined:
-                continue
-            kind = "function" if inspect.isroutine(found) else "class"
-            kind = "exception" if kind == "class" and issubclass(found, Exception) else kind
-            members = ["   :members:"] * (kind == "class")
-            for line in (f".. auto{kind}:: {name}.{public}", *members, ""):
-                lines.append(line, f"{name}.{public}", 0)
-        node = nodes.section(document=self.state.document)
-        self.state.nested_parse(lines, 0, node)
-        return node.children
-
-
-def setup(app: Sphinx) -> None:
-    """Sphinx calls it with each build."""
-    app.add_directive("public-names", PublicNames)
