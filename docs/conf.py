@@ -15,7 +15,14 @@ project = "multimm"
 author = "multimm developers"
 html_title = "multimm"
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_click", "from_code"]
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx_click",
+    "from_code",
+]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
