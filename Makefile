@@ -5,6 +5,8 @@
 # make faults        plants faults, one after another, and sees that tests find them: long
 # make lint    lint and types only
 # make wheel-check   build, install the wheel elsewhere, read the kernels from there
+# make docs    the documentation site, in build/site/docs/index.html; its notebooks run
+# make docs-check    every page of it in a headless browser (Debian's package chromium)
 # make clean   remove what the commands above made
 #
 # Each sets up what it needs in .venv. To use other interpreters or places:
@@ -22,15 +24,17 @@ ifdef PYTHON
 RUN := $(PYTHON)
 DEV :=
 DEMO :=
+DOCS :=
 else
 RUN := $(VENV)/bin/python
 DEV := $(VENV)/.installed-dev
 DEMO := $(VENV)/.installed-demo
+DOCS := $(VENV)/.installed-docs
 endif
 # The checkout comes first also where nothing is installed, and in worker processes.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help demo test test-all faults lint wheel-check clean
+.PHONY: help demo test test-all faults lint wheel-check docs docs-check clean
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -72,6 +76,13 @@ lint: $(DEV)
 wheel-check: $(DEV)
 	$(RUN) .ci/wheel_check.py
 
+# Warnings are errors: a link that leads nowhere, or a notebook that fails, ends the build.
+docs: $(DOCS)
+	$(RUN) -m sphinx -b html -c docs -d build/doctrees -E -n -W -q -j auto . build/site
+
+docs-check: docs
+	$(RUN) .ci/docs_check.py build/site
+
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -not -path './.git/*' -exec rm -rf {} +
@@ -88,6 +99,10 @@ $(VENV)/bin/python:
 # A stamp per set of packages, as old as its installation: redone when pyproject.toml changes.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable ".[docs]"
 	@touch $@
 
 # The packages of CUDA are large: pip says what it loads, and how far it is.
