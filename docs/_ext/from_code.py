@@ -1,4 +1,4 @@
-"""Directives that gather what the reference lists from multimm itself, so that nothing is missing."""
+"""Directives that gather what the reference lists from multimm itself: nothing is missing."""
 
 from __future__ import annotations
 
