@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = getattr(config, "cache", None)  # -p no:cacheprovider leaves it out
         kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
     os.environ["MULTIMM_CACHE_DIR"] = kept
+    os.environ["DASK_MULTIMM__MEASURE_AT_START"] = "False"
+    dask.config.refresh()
 
 
 @pytest.fixture(autouse=True, scope="session")

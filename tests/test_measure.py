@@ -8,7 +8,9 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 
+import dask
 import pytest
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
@@ -16,6 +18,7 @@ from distributed import Client, LocalCluster
 import multimm
 import multimm.cluster as mc
 from multimm.cli import main
+from multimm.cluster import first_start as first_start_module
 from multimm.cluster.calibration import probes, store
 from multimm.cluster.calibration import run as calibration_run
 from multimm.cluster.calibration.probes import Effort, product_gflops
@@ -30,10 +33,13 @@ from multimm.planning.spec import (
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
+QUICK = {"cpu": Effort(64, 0.001, 2**12, 0.001)}
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Small blocks, for an instant: what is measured is a rate, if no good one."""
-    monkeypatch.setattr(calibration_run, "EFFORT", {"cpu": Effort(64, 0.001, 2**12, 0.001)})
+    monkeypatch.setattr(calibration_run, "EFFORT", QUICK)
 
 
 @contextmanager
@@ -224,3 +230,57 @@ def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     assert "measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")
     assert "except for transfers between nodes" in nodes.output
+
+
+# ------------------------------------------------------------- the first start
+
+
+@pytest.fixture
+def first_start(monkeypatch):
+    """CPU workers are measured when they start, in an instant; what was measured, in turn."""
+    measured = []
+
+    def measure(client, efforts):
+        measured.append(calibration_run.measure_rates(client, QUICK))
+        return measured[-1]
+
+    monkeypatch.setattr(first_start_module, "measure_rates", measure)
+    with dask.config.set({first_start_module.SETTING: True}):
+        yield measured
+
+
+def test_cpu_workers_are_measured_when_they_first_start(first_start):
+    with mc.start(workers=2, memory_limit="1GiB") as client:
+        spec = mc.describe(client)
+    today = date.today().isoformat()
+    assert {device.measured for device in spec.devices} == {spec.link.measured} == {today}
+    another_process()
+    with mc.start(workers=2, memory_limit="1GiB"):
+        assert len(first_start) == 1, "measured again"
+
+
+def test_rates_of_long_ago_are_measured_again(first_start):
+    with mc.start(workers=1, memory_limit="1GiB") as client:
+        assert len(first_start) == 1
+        old = first_start[0].devices[0]._replace(measured="2020-01-01")
+        store.keep(store.Rates((old,)))
+        first_start_module.measure_at_first_start(client)
+        assert len(first_start) == 2
+        assert mc.describe(client).devices[0].measured == date.today().isoformat()
+
+
+def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
+    def lost(client, efforts):
+        raise ClusterError("a worker was lost")
+
+    monkeypatch.setattr(first_start_module, "measure_rates", lost)
+    with mc.start(workers=1, memory_limit="1GiB") as client:
+        assert mc.describe(client).devices[0].measured == ""
+
+
+def test_nothing_is_measured_where_the_configuration_says_so(first_start):
+    with (
+        dask.config.set({first_start_module.SETTING: False}),
+        mc.start(workers=1, memory_limit="1GiB"),
+    ):
+        assert first_start == []

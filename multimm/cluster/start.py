@@ -80,6 +80,10 @@ def start(
     What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
     Dask's configuration, or where temporary files are.
 
+    The first time that CPU workers of a kind are started on a machine, and again after 90 days, it
+    takes about a second more: their rates are measured, for plans to go by, and kept in the user's
+    cache. ``multimm.measure-at-start`` of Dask's configuration, if false, leaves that out.
+
     A script must call this under ``if __name__ == "__main__":``, because worker processes
     import the script again.
 
@@ -145,6 +149,7 @@ def start(
         _require_memory(options)
     from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
+    from multimm.cluster.first_start import measure_at_first_start
     from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
     seldom_garbage = is_wanted(seldom_collect_garbage)
@@ -175,6 +180,7 @@ def start(
     client.borrowed = missing
     try:
         set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
+        measure_at_first_start(client)
     except BaseException:
         client.close()
         raise

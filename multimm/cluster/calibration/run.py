@@ -40,7 +40,7 @@ ANSWER_SECONDS = 120.0
 FORGET_SECONDS = 5.0
 
 
-def measure_rates(client: Client) -> Rates:
+def measure_rates(client: Client, efforts: Mapping[str, Effort] | None = None) -> Rates:
     """The rates of a client's workers, which must be idle.
 
     Without a link where there is one worker, or where all are threads of one process.
@@ -67,8 +67,9 @@ def measure_rates(client: Client) -> Rates:
         )
     hosts = {address: str(workers[address]["host"]) for address in spec.addresses}
     _refuse_busy(client)
+    efforts = EFFORT if efforts is None else efforts
     try:
-        rates = Rates(_devices(client, spec), _links(client, spec, hosts))
+        rates = Rates(_devices(client, spec, efforts), _links(client, spec, hosts, efforts))
     finally:
         with suppress(TimeoutError, OSError):  # a lost worker keeps nothing
             run_on(client, forget_blocks, list(listed(client)), FORGET_SECONDS)
@@ -112,13 +113,15 @@ def _on_workers(
     return replies
 
 
-def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
+def _devices(
+    client: Client, spec: ClusterSpec, efforts: Mapping[str, Effort]
+) -> tuple[DeviceRates, ...]:
     devices = dict(zip(spec.addresses, spec.devices, strict=True))
     found: dict[str, dict[str, float]] = {}
     for precision in ["ieee", *sorted({name for device in spec.devices for name in device.packs})]:
         able = [at for at, one in devices.items() if precision in ("ieee", *one.packs)]
         found[precision] = _on_workers(
-            client, product_rate, able, precision=precision, efforts=EFFORT
+            client, product_rate, able, precision=precision, efforts=efforts
         )
     kinds: dict[tuple[str, float], list[str]] = {}
     for address, device in devices.items():
@@ -136,11 +139,13 @@ def _devices(client: Client, spec: ClusterSpec) -> tuple[DeviceRates, ...]:
     return tuple(rates)
 
 
-def _links(client: Client, spec: ClusterSpec, hosts: Mapping[str, str]) -> tuple[LinkRates, ...]:
+def _links(
+    client: Client, spec: ClusterSpec, hosts: Mapping[str, str], efforts: Mapping[str, Effort]
+) -> tuple[LinkRates, ...]:
     if spec.link == SHARED_MEMORY:
         return ()  # nothing travels
     gpu = spec.on_gpus
-    effort = EFFORT["gpu" if gpu else "cpu"]
+    effort = efforts["gpu" if gpu else "cpu"]
     rates = []
     for between in (False, True):
         peers = neighbours(hosts, between=between)

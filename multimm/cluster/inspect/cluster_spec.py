@@ -128,7 +128,8 @@ def _device(
     cores = answer.cores if answer is not None else worker["nthreads"]
     # A nanny ends a worker for all that its process holds; workers in threads have no nanny.
     process = PROCESS_BYTES if limit and worker.get("nanny") else 0
-    return cpu_device(memory, cores, spills=bool(limit), process_bytes=process)
+    name = answer.cpu if answer is not None else ""
+    return cpu_device(memory, cores, name=name, spills=bool(limit), process_bytes=process)
 
 
 def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:

@@ -5,15 +5,17 @@ Finding GPUs goes through NVML and never creates a CUDA context.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
-from multimm.errors import how_to_install
+from multimm.errors import how_to_install, printable
 from multimm.gpu.emulated.configs import mma_gflops, precisions_that_pay
 from multimm.planning.devices import H200, DeviceSpec
 
@@ -138,11 +140,25 @@ def install_command(cuda: tuple[int, int] | None) -> str:
     return how_to_install(extra)
 
 
+@functools.cache
+def cpu_name() -> str:
+    """What this host's processor is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine() or "cpu"
+
+
 def cpu_device(
-    memory_bytes: int, cores: int, *, spills: bool, process_bytes: int = 0
+    memory_bytes: int, cores: int, *, name: str = "", spills: bool, process_bytes: int = 0
 ) -> DeviceSpec:
-    """The spec of a CPU worker with a share of memory and of the cores."""
-    name = platform.processor() or platform.machine() or "cpu"
+    """The spec of a CPU worker with a share of memory and of the cores.
+
+    `name` is the processor's; by default this host's.
+    """
+    name = printable(name or cpu_name())
     gflops = CPU_CORE_GFLOPS * max(1, cores)
     return DeviceSpec(
         name, "cpu", memory_bytes, gflops, CPU_COPY_GBPS, spills, process_bytes=process_bytes

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multimm.cluster.inspect.devices import current_gpu
+from multimm.cluster.inspect.devices import cpu_name, current_gpu
 from multimm.planning.devices import DeviceSpec
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Answer(NamedTuple):
     gpu: DeviceSpec | None  #: its GPU, where dask-cuda gave it one
     cores: int  #: cores that its block products keep busy
     host_memory: int  #: all memory of its host, bytes
+    cpu: str = ""  #: the name of its host's processor
 
 
 def run_on(
@@ -69,7 +70,7 @@ def answer(dask_worker: Worker) -> Answer:
     cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
     spills = type(dask_worker.data).__module__.partition(".")[0] == "dask_cuda"
     gpu = current_gpu(spills=spills) if by_dask_cuda(dask_worker) else None
-    return Answer(gpu, cores, memory_limit())
+    return Answer(gpu, cores, memory_limit(), cpu_name())
 
 
 def by_dask_cuda(worker: Worker) -> bool:
