@@ -234,7 +234,9 @@ class MatmulPlan:
         for name, value in (("seconds", seconds), ("bytes_moved", bytes_moved)):
             if value is not None and not (isinstance(value, Real) and 0 <= value < float("inf")):
                 raise OptionError(f"{name}={value!r}: a number of 0 or more is needed")
-        return Comparison(self.seconds, seconds, self.flops, self.bytes_moved, bytes_moved)
+        return Comparison(
+            self.seconds, seconds, self.flops, self.bytes_moved, bytes_moved, text.at_most(self)
+        )
 
     def check(self) -> MatmulPlan:
         """Return the plan if it fits.

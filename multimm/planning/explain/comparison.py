@@ -28,6 +28,7 @@ class Comparison:
     flops: int
     bytes_predicted: int | None = None
     bytes_measured: int | None = None
+    at_most: str = ""  #: stands before the bytes that were predicted, where they are a bound
 
     @property
     def ratio(self) -> float:
@@ -43,11 +44,16 @@ class Comparison:
         yield ("rate", *rates, f"{1 / max(self.ratio, 1e-12):.2f}")
         planned, moved = self.bytes_predicted, self.bytes_measured
         if planned is not None and moved is not None:
-            yield ("moved", human(planned), human(moved), f"{moved / planned:.2f}" * bool(planned))
+            yield (
+                "moved",
+                self.at_most + human(planned),
+                human(moved),
+                f"{moved / planned:.2f}" * bool(planned),
+            )
 
     def __str__(self) -> str:
         lines = [_HEAD, *self.rows]
-        return "\n".join(f"{a:<9} {b:>13} {c:>13} {d:>20}".rstrip() for a, b, c, d in lines)
+        return "\n".join(f"{a:<9} {b:>16} {c:>14} {d:>20}".rstrip() for a, b, c, d in lines)
 
     def _repr_html_(self) -> str:
         return html.page("Predicted and measured", html.table(self.rows, _HEAD))
