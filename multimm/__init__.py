@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from multimm import cluster, gpu, io
     from multimm.api import gemm, matmul, plan, transpose
     from multimm.checks.verify import verify
+    from multimm.cluster.progress import progress
     from multimm.contractions.functions import einsum, inner, outer, tensordot, vecdot
     from multimm.dispatch import accelerate
     from multimm.errors import MultimmError
@@ -33,6 +34,7 @@ __all__ = [
     "matmul",
     "outer",
     "plan",
+    "progress",
     "tensordot",
     "transpose",
     "vecdot",
@@ -50,6 +52,7 @@ _HOMES = {
     "matmul": "multimm.api",
     "outer": "multimm.contractions.functions",
     "plan": "multimm.api",
+    "progress": "multimm.cluster.progress",
     "tensordot": "multimm.contractions.functions",
     "transpose": "multimm.api",
     "vecdot": "multimm.contractions.functions",

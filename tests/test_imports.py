@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "io": {"files", "operands", "planning"},
     "files": {"failures", "gpu", "graph", "planning", "shapes"},
-    "cluster": {"graph", "gpu", "planning"},
+    "cluster": {"display", "operands", "graph", "gpu", "planning"},
     "graph": {"blocks", "display", "failures", "shapes", "planning", "gpu"},
     "gpu": {"blocks", "shapes"},
     "integer_sums": {"gpu"},

@@ -119,7 +119,7 @@ def random_product(client: Client, size: int) -> None:
     say(f"{plan}\n")
     plan.check()
     c, seconds = compute(client, multimm.matmul(a, b), "multiplying", plan)
-    say(f"computed  {seconds:.3g} s, {plan.flops / seconds / 1e9:.4g} GFLOP/s")
+    say(f"{plan.compare(seconds)}\n")
     with failed_run(client):
         result = multimm.verify(a, b, c)
     if not result:

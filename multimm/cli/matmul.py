@@ -12,6 +12,7 @@ import click
 from multimm.cli.options import CLUSTER, DEBUG, PRODUCT, Workers, add, number
 from multimm.cli.run import RunError, compute, failed_run
 from multimm.cli.terminal import say
+from multimm.display.units import duration, flops
 from multimm.errors import ClusterError, MemoryBudgetError, OptionError, ShapeError, printable
 
 if TYPE_CHECKING:
@@ -185,8 +186,9 @@ def multiply(
     plan.check()
     written = target.store(multimm.gemm(a=a, b=b, **product))
     _, seconds = compute(client, written, "multiplying", plan)
-    rate = plan.flops / seconds / 1e9
-    say(f"computed  {seconds:.3g} s, {rate:.4g} GFLOP/s, files read and written included")
+    rate = f"{flops(plan.flops / seconds)}/s"
+    say(f"computed  {duration(seconds)}, {rate}, files read and written included")
+    say(f"predicted {duration(plan.seconds)}")
     if verify:
         names = ("alpha", "dtype", "precision", "trans_a", "trans_b")
         said = {name: product[name] for name in names if name in product}

@@ -65,8 +65,17 @@ def plan(
     paper = store.applied(workers.on_paper(), store.stored())
     cluster = with_nodes(paper, per_node, node_link)
     made = multimm.plan(left, right, **options, cluster=cluster)
-    say(str(made))
+    say(f"{machine(workers)}\n\n{made}")
     made.check()
+
+
+def machine(workers: Workers) -> str:
+    """For what is planned, and how to plan for something else."""
+    if workers.workers is not None or workers.gpus == 0:
+        return "Planned for CPU workers of this machine; none are started."
+    count = 1 if workers.gpus is None else workers.gpus
+    other = "" if workers.gpus is not None else " (--gpus N: more; --workers N: CPU workers here)"
+    return f"Planned for {count} NVIDIA H200, which need not be here{other}."
 
 
 def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -> ClusterSpec:

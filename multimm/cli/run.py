@@ -17,6 +17,8 @@ import click
 from multimm.cli import FAILED_RUN
 from multimm.cli.stop import STOP
 from multimm.cli.terminal import console
+from multimm.cluster.progress import counts_of
+from multimm.display.tally import Bar, Count, Tally
 from multimm.display.units import human
 from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
 
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.1
 #: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
 SETTLE_SECONDS = 20.0
-#: Of tasks that are not done, on the scheduler and on a worker.
-OPEN_STATES = ("waiting", "processing", "queued", "no-worker")
+#: Of tasks that are not done, on a worker.
 OPEN = ("waiting", "ready", "constrained")
 #: Seconds without a single worker before a run is given up; a killed worker process is
 #: replaced within a few.
@@ -63,10 +64,11 @@ def compute(
     start = time.perf_counter()
     with failed_run(client, plan), STOP.held_back():
         names = {str(name) for name in array.dask.layers}
+        before = counts_of(client)
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
-            _wait(client, futures, names, label)
+            _wait(client, futures, before, label, plan)
         except BaseException:
             with suppress(Exception):  # a scheduler that is lost as well
                 if client.status == "running":
@@ -77,20 +79,25 @@ def compute(
     return persisted, time.perf_counter() - start
 
 
-def _wait(client: Client, futures: list[Future[Any]], names: set[str], label: str) -> None:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    out = console()
-    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
-        bar = progress.add_task(label, total=None)
-        while not _finished(futures):
-            STOP.check()
-            if out.is_terminal:
-                left, total = client.run_on_scheduler(tasks_left, names)
-                progress.update(bar, total=total, completed=total - left)
-            time.sleep(INTERVAL)
-        progress.update(bar, total=1, completed=1)
+def _wait(
+    client: Client,
+    futures: list[Future[Any]],
+    before: dict[str, Count],
+    label: str,
+    plan: MatmulPlan | None,
+) -> None:
+    out, start = console(), time.perf_counter()
+    predicted = 0.0 if plan is None else plan.seconds
+    bar = Bar(Tally(before), out.file, label, predicted, redraws=True)
+    while not _finished(futures):
+        STOP.check()
+        if out.is_terminal:
+            bar.tally.update(counts_of(client))
+            bar.draw(time.perf_counter() - start)
+        time.sleep(INTERVAL)
+    if out.is_terminal:
+        bar.tally.update(counts_of(client))
+        bar.end(time.perf_counter() - start)
 
 
 def _finished(futures: list[Future[Any]]) -> bool:
@@ -119,13 +126,6 @@ def is_busy(names: set[str], dask_worker: Any) -> bool:
     state = dask_worker.state
     tasks = (*state.executing, *(task for task in state.tasks.values() if task.state in OPEN))
     return any(isinstance(task.key, tuple) and task.key[0] in names for task in tasks)
-
-
-def tasks_left(names: set[str], dask_scheduler: Any) -> tuple[int, int]:
-    """Runs on the scheduler: unfinished and all tasks of these layers."""
-    groups = [dask_scheduler.task_groups[n] for n in names if n in dask_scheduler.task_groups]
-    left = sum(group.states[state] for group in groups for state in OPEN_STATES)
-    return left, sum(len(group) for group in groups)
 
 
 class RunError(click.ClickException):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 
-from multimm.errors import MemoryBudgetError
+from multimm.errors import MemoryBudgetError, OptionError
 from multimm.planning.cost import communication, counted_transfers, memory, redistribution, time
 from multimm.planning.cost.memory import Held, Terms
 from multimm.planning.explain import picture, text
+from multimm.planning.explain.comparison import Comparison
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import MOST_TASKS
 from multimm.planning.options import Options
@@ -213,6 +215,28 @@ class MatmulPlan:
     def fits(self) -> bool:
         """Whether every worker can hold its share, and Dask all tasks."""
         return self.peak_bytes <= self.budget_bytes and self.tasks <= MOST_TASKS
+
+    def compare(self, seconds: float, *, bytes_moved: int | None = None) -> Comparison:
+        """What was predicted beside what was measured: ``print(plan.compare(seconds))``.
+
+        Parameters
+        ----------
+        seconds : float
+            That the product took, from the call of compute to the last block.
+        bytes_moved : int, optional
+            That workers received meanwhile.
+
+        Raises
+        ------
+        OptionError
+            If either is negative, or no number.
+        """
+        for name, value in (("seconds", seconds), ("bytes_moved", bytes_moved)):
+            if value is not None and not (isinstance(value, Real) and 0 <= value < float("inf")):
+                raise OptionError(f"{name}={value!r}: a number of 0 or more is needed")
+        return Comparison(
+            self.seconds, seconds, self.flops, self.bytes_moved, bytes_moved, text.at_most(self)
+        )
 
     def check(self) -> MatmulPlan:
         """Return the plan if it fits.

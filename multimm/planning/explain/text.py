@@ -71,7 +71,7 @@ def _wrapped(line: str, indent: str = "") -> list[str]:
 def summary(plan: MatmulPlan) -> str:
     """Seconds, workers, traffic, memory and chunks, in one sentence."""
     used, moved = plan.used.workers, plan.bytes_moved
-    move = f"{_at_most(plan)}{human(moved)} move{'s' * (used == 1)}" if moved else "nothing moves"
+    move = f"{at_most(plan)}{human(moved)} move{'s' * (used == 1)}" if moved else "nothing moves"
     spilled = f", {human(plan.bytes_spilled)} more spilled" if plan.bytes_spilled > 0 else ""
     memory = f"{human(plan.peak_bytes)} of {human(plan.budget_bytes)} memory"
     fits = "About" if plan.fits else "Does not fit. About"
@@ -273,7 +273,7 @@ def _moves(plan: MatmulPlan) -> tuple[str, tuple[tuple[str, str], ...]]:
         figures += [("C that is added", _unless_known(plan, "c") + human(plan.bytes_added))]
     if plan.bytes_joined:
         figures += [("joining chunks of C", human(plan.bytes_joined))]
-    return f"{_at_most(plan)}{human(plan.bytes_moved)} between workers", tuple(figures)
+    return f"{at_most(plan)}{human(plan.bytes_moved)} between workers", tuple(figures)
 
 
 def _recut(plan: MatmulPlan) -> str:
@@ -283,7 +283,7 @@ def _recut(plan: MatmulPlan) -> str:
     return _unless_known(plan, plan.layout.operands.cut_again)
 
 
-def _at_most(plan: MatmulPlan) -> str:
+def at_most(plan: MatmulPlan) -> str:
     """Whether fewer bytes may move than are said."""
     said = _recut(plan) if plan.bytes_recut else ""
     return said or (_unless_known(plan, "c") if plan.bytes_added else "")
