@@ -78,6 +78,7 @@ wheel-check: $(DEV)
 
 # Warnings are errors: a link that leads nowhere, or a notebook that fails, ends the build.
 docs: $(DOCS)
+	PATH="$(dir $(RUN)):$$PATH" MULTIMM_CACHE_DIR=$(CURDIR)/build/cache \
 	$(RUN) -m sphinx -b html -c docs -d build/doctrees -E -n -W -q -j auto . build/site
 
 docs-check: docs
