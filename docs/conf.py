@@ -27,6 +27,7 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
     "cluster/**.md",
+    "docker/README.md",
     "kernels/README.md",
     "benchmarks/README.md",
     "CHANGELOG.md",

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from multimm.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("docs", "benchmarks", "multimm_benchmarks", "kernels", "cluster", "examples")
+FOLDERS = ("docs", "benchmarks", "multimm_benchmarks", "kernels", "cluster", "docker", "examples")
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
     for path in (*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md")))
