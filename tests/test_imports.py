@@ -36,7 +36,10 @@ ALLOWED: dict[str, set[str]] = {
         *("integer_sums", "operands", "result_chunks", "shapes"),
         *("graph", "cluster", "planning", "gpu"),
     },
-    "checks": {"blocks", "failures", "operands", "shapes", "sources", "gpu", "graph", "cluster"},
+    "checks": {
+        *("blocks", "contractions", "failures", "operands", "shapes", "sources"),
+        *("gpu", "graph", "cluster"),
+    },
     "io": {"files", "operands", "planning"},
     "files": {"failures", "gpu", "graph", "planning", "shapes"},
     "cluster": {"graph", "gpu", "planning"},
