@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import dask.array as da
 import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.contractions import labelled
+from multimm.contractions.plans import ContractionPlan, plan_einsum, plan_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.emulated.packed import check_promise
@@ -264,10 +265,55 @@ def transpose(a: Array) -> Array:
     return da.blockwise(multiply.transpose, after, a, before, dtype=a.dtype, meta=meta)
 
 
+@overload
+def plan(
+    a: str,
+    b: Array | MatrixSpec,
+    *more: Array | MatrixSpec,
+    dtype: DTypeLike | None = ...,
+    optimize: Any = ...,
+    precision: str = ...,
+    cluster: ClusterSpec | None = ...,
+) -> ContractionPlan: ...
+
+
+@overload
 def plan(
     a: Array | MatrixSpec,
     b: Array | MatrixSpec,
     *,
+    axes: Any,
+    precision: str = ...,
+    cluster: ClusterSpec | None = ...,
+) -> ContractionPlan: ...
+
+
+@overload
+def plan(
+    a: Array | MatrixSpec,
+    b: Array | MatrixSpec,
+    *,
+    alpha: Scalar = ...,
+    beta: Scalar = ...,
+    c: Array | MatrixSpec | None = ...,
+    trans_a: bool = ...,
+    trans_b: bool = ...,
+    dtype: DTypeLike | None = ...,
+    precision: str = ...,
+    blocks: int | tuple[int, int] | None = ...,
+    slabs: int | None = ...,
+    p_k: int | None = ...,
+    chunks: Any = ...,
+    cluster: ClusterSpec | None = ...,
+) -> MatmulPlan: ...
+
+
+def plan(
+    a: Any,
+    b: Any,
+    *more: Any,
+    axes: Any = None,
+    optimize: Any = True,
     alpha: Scalar = 1,
     beta: Scalar = 0,
     c: Array | MatrixSpec | None = None,
@@ -280,8 +326,10 @@ def plan(
     p_k: int | None = None,
     chunks: Any = AUTO,
     cluster: ClusterSpec | None = None,
-) -> MatmulPlan:
+) -> MatmulPlan | ContractionPlan:
     """What `matmul` or `gemm` would do: ``print(plan(a, b))`` is the dry run.
+
+    ``plan("txy,tuv->xyuv", a, b)`` is that of `einsum`, ``plan(a, b, axes=2)`` that of `tensordot`.
 
     Parameters
     ----------
@@ -290,6 +338,11 @@ def plan(
         NumPy and CuPy arrays are planned in the blocks that `matmul` cuts them into. Without one
         `matmul` plans nothing: it computes at once, in this process. A vector counts as a row on
         the left, and as a column on the right.
+    *more : array or MatrixSpec
+        Further operands of `einsum`, whose subscripts, a string, are before all.
+    axes, optimize
+        As for `tensordot` and `einsum`. Of all else, both take `precision` and `cluster` alone, and
+        `einsum` takes `dtype`.
     alpha, beta, c, trans_a, trans_b, dtype, precision, blocks, k-tiles, p_k, chunks
         As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
@@ -301,6 +354,9 @@ def plan(
     MatmulPlan
         Grid, strategy and reason, blocks, bytes moved against the two-dimensional bound, peak
         bytes per worker, predicted seconds. ``plan.check()`` raises `MemoryBudgetError`.
+    ContractionPlan
+        Of `einsum` and `tensordot`: its ``steps``, each with the MatmulPlan of its product, or None
+        of what is no product of matrices; ``seconds``, ``bytes_moved`` and ``tasks`` of all.
 
     Raises
     ------
@@ -313,7 +369,22 @@ def plan(
     >>> square = MatrixSpec((524288, 524288))
     >>> plan(square, square, cluster=ClusterSpec.homogeneous(H200, 1024)).grid.workers
     1024
+    >>> field = MatrixSpec((4000, 160, 320))
+    >>> [step.subscripts for step in plan("txy,tuv->xyuv", field, field).steps]
+    ['txy,tuv->xyuv']
     """
+    if isinstance(a, str) or axes is not None or more:
+        _check_no_matrices(
+            alpha=alpha != 1, beta=beta != 0, c=c is not None, trans_a=trans_a, trans_b=trans_b,
+            blocks=blocks is not None, slabs=slabs is not None, p_k=p_k is not None,
+            chunks=chunks is not AUTO,
+        )  # fmt: skip
+        if axes is None:
+            return plan_einsum(
+                [a, b, *more], dtype=dtype, optimize=optimize, precision=precision, cluster=cluster
+            )
+        _check_no_matrices(dtype=dtype is not None, more=bool(more))
+        return plan_tensordot(a, b, axes, precision=precision, cluster=cluster)
     check_precision(precision)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     fixed = options(blocks, slabs, p_k)
@@ -323,3 +394,12 @@ def plan(
         stacks=not as_gemm, precision=precision, options=fixed, chunks=chunks, dtype=dtype,
     )  # fmt: skip
     return product.plan(cluster)
+
+
+def _check_no_matrices(**given: bool) -> None:
+    """Refuse options that say how matrices are cut or added, of which einsum has none."""
+    if wrong := [name for name, there in given.items() if there]:
+        raise OptionError(
+            f"plan of einsum or tensordot with {', '.join(wrong)}: give subscripts and operands, "
+            "or two and axes=, with precision=, cluster= and, of einsum, dtype= and optimize="
+        )

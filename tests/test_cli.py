@@ -147,6 +147,18 @@ def test_plan_of_narrow_elements(cli):
     assert "exact, rounded once to float32, on tensor cores" in result.stdout
 
 
+def test_plan_of_sums_over_any_axes(cli):
+    shapes = "4000x160x320", "4000x160x320"
+    result = cli("plan", "--einsum", "txy,tuv->xyuv", *shapes, "--chunks", 500, "--gpus", 4)
+    assert result.exit_code == 0, result.output
+    assert "step 1 of 1: txy,tuv->xyuv\n" in result.stdout
+    assert "51200 x 4000 @ 4000 x 51200 -> float32" in result.stdout
+    result = cli("plan", "--einsum", "pqrs,pi,qj->ijrs", "40x40x40x40", "40x20", "40x20")
+    assert "step 2 of 2: " in result.stdout
+    result = cli("plan", "--einsum", "ij->ji", "40x30")
+    assert "by Dask: not predicted" in result.stdout
+
+
 def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
     output = put(tmp_path / "c.npy", integers((2, 2)))
     args = ("matmul", *operands, "-o", output, "--scheduler", address)
@@ -459,6 +471,10 @@ def test_the_command_starts_its_own_workers(tmp_path):
         (["3x4", "4x5", "--chunks", "0"], ["--chunks 0"]),
         (["3x4", "4x5", "--memory-limit", "2GB"], ["--workers"]),
         (["3x4", "4x5", "--precision", "half"], ["'half'"]),
+        (["3x4", "4x5", "5x6"], ["--einsum"]),
+        (["3x4", "--gram", "--einsum", "ij,ik"], ["--gram"]),
+        (["3x4", "4x5", "--einsum", "ij,kj"], ["'j' has sizes 4 and 5"]),
+        (["3x4", "4x5", "--einsum", "ij,jk", "--trans-a"], ["with trans_a"]),
     ],
 )
 def test_plan_refuses_in_one_line(cli, args, texts):

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         *("graph", "cluster", "planning", "gpu"),
     },
     "checks": {
-        *("blocks", "display", "failures", "operands", "shapes", "sources"),
+        *("blocks", "contractions", "display", "failures", "operands", "shapes", "sources"),
         *("gpu", "graph", "cluster"),
     },
     "io": {"files", "operands", "planning"},

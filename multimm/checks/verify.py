@@ -34,7 +34,9 @@ import numpy as np
 from multimm.checks.judge import ROWS
 from multimm.checks.operands import Job, draws, prepare
 from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
+from multimm.contractions.matrices_of import matrices_of
 from multimm.display import html
+from multimm.errors import OptionError
 from multimm.gpu.kernel_selection import check_precision
 from multimm.operands import check_waits, is_lazy
 
@@ -111,7 +113,8 @@ def verify(
     a: Any,
     b: Any,
     c: Any,
-    *,
+    *more: Any,
+    axes: Any = None,
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: Any = 1,
@@ -127,6 +130,9 @@ def verify(
     A right product fails with a probability below 1e-12. A product with an element that is off
     by more than `Verification.detects` passes with a probability of at most ``2**-rounds``.
 
+    ``verify("txy,tuv->xyuv", a, b, c)`` checks what `multimm.einsum` made of two operands, and
+    ``verify(a, b, c, axes=2)`` what `multimm.tensordot` did.
+
     Parameters
     ----------
     a, b : array_like or dask.array.Array
@@ -136,6 +142,12 @@ def verify(
     c : array_like or dask.array.Array
         The product to check, of the shape that `numpy.matmul` gives. Its dtype sets the
         rounding that is allowed, see the notes; integers are checked exactly, modulo 2**bits.
+    *more : array
+        `c`, where subscripts, a string, are before all. They say a product of two operands: of sums
+        in several steps, check one after the other. What is wrong is named by its place in the
+        product of matrices.
+    axes : int or two sequences of int, optional
+        Of `tensordot`.
     trans_a, trans_b : bool
         Whether `a`, `b` enter transposed.
     alpha, beta : scalar
@@ -210,6 +222,13 @@ def verify(
     """
     check_precision(precision)
     rounds, seed = draws(rounds, seed)
+    if isinstance(a, str) or axes is not None or more:
+        if trans_a or trans_b or c0 is not None or (alpha, beta) != (1, 0):
+            raise OptionError(
+                "verify of einsum or tensordot with trans_a, trans_b, alpha, beta or c0: products "
+                "of matrices alone have these"
+            )
+        a, b, c = _matrices(a, b, c, more, axes)
     lazy = any(map(is_lazy, (a, b, c, c0)))
     if lazy:
         check_waits("verify", "multimm.verify, a, b, c")
@@ -221,6 +240,18 @@ def verify(
         found = _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
     hint = job.hint and not found.ok
     return replace(found, reason=f"{found.reason}; {job.hint}") if hint else found
+
+
+def _matrices(a: Any, b: Any, c: Any, more: tuple[Any, ...], axes: Any) -> tuple[Any, Any, Any]:
+    """Operands and result of einsum, with subscripts before them, or of tensordot, as matrices."""
+    if not isinstance(a, str) and not more:
+        return matrices_of(None, [a, b], c, axes)
+    if not isinstance(a, str) or axes is not None or not more:
+        raise OptionError(
+            "verify takes a, b, c; subscripts, a, b, c; or a, b, c and axes=, as matmul, einsum "
+            "and tensordot made c"
+        )
+    return matrices_of(a, [b, c, *more[:-1]], more[-1])
 
 
 def _verify_sketch(job: Job, seed: int) -> Verification:

@@ -144,7 +144,8 @@ class InputFiles:
         """The plan for the client's workers."""
         import multimm
 
-        return multimm.plan(*self.open(described(client).budget_bytes), **product)
+        made: MatmulPlan = multimm.plan(*self.open(described(client).budget_bytes), **product)
+        return made
 
 
 def block_bytes(memory: int | None) -> int:

@@ -23,10 +23,14 @@ MOST_BLOCKS = 10**6
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B", required=False)
+@click.argument("more", metavar="[C ...]", nargs=-1)
 @add(*PRODUCT, *ON_PAPER)
 @click.option("--chunks", type=int, metavar="N", help="Blocks that the operands come in, N x N.")
 @click.option("--host", is_flag=True, help="Operands lie in host memory, and C is to go there.")
-@click.option("--symmetric", is_flag=True, help="A A^T, or with --trans-a A^T A: leave B out.")
+@click.option(
+    "--symmetric", "--gram", is_flag=True, help="A A^T, or with --trans-a A^T A: leave B out."
+)
+@click.option("--einsum", metavar="SUBSCRIPTS", help='Sums over any axes, such as "txy,tuv->xyuv".')
 @click.option("--per-node", type=int, metavar="N", help="Workers of one node. Default: all.")
 @click.option("--node-link", type=float, metavar="GB/S", help="Rate of a worker to other nodes.")
 @click.option(
@@ -36,7 +40,9 @@ MOST_BLOCKS = 10**6
 def plan(
     a: str,
     b: str | None,
+    more: tuple[str, ...],
     chunks: int | None,
+    einsum: str | None,
     elements: str | None,
     host: bool,
     symmetric: bool,
@@ -46,6 +52,8 @@ def plan(
 ) -> None:
     """Print how A times B would be computed; A and B are shapes such as 65536x65536, or files.
 
+    With --einsum these may have any number of axes, and C and others may follow.
+
     Plans for H200 GPUs (--gpus) or for CPU workers of this machine (--workers); none are started.
     Rates are as shipped, unless `multimm tune` measured them here. Exit code 2 if the
     product does not fit in the workers' memory.
@@ -53,18 +61,23 @@ def plan(
     import multimm
     from multimm.cluster.calibration import store
 
-    if symmetric == (b is not None):
-        raise OptionError("give A and B, or A and --symmetric for A times its own transpose")
+    if symmetric if einsum is not None else more or symmetric == (b is not None):
+        raise OptionError(
+            "give A and B, or A and --symmetric for A times its own transpose, or any with --einsum"
+        )
     names = ("gpus", "workers", "memory_limit", "threads")
     workers = Workers(**{name: options.pop(name) for name in names})
     held = elements or options["dtype"] or "float32"
-    left = operand(a, chunks, held, host)
-    right = left if b is None else operand(b, chunks, held, host)
+    texts = [a, *([] if b is None else [b]), *more]
+    given: list[Any] = [operand(x, chunks, held, host, matrix=einsum is None) for x in texts]
+    if einsum is not None:
+        given = [einsum, *given]
     if symmetric:
+        given *= 2
         options["trans_b"] = not options["trans_a"]
     paper = store.applied(workers.on_paper(), store.stored())
     cluster = with_nodes(paper, per_node, node_link)
-    made = multimm.plan(left, right, **options, cluster=cluster)
+    made = multimm.plan(*given, **options, cluster=cluster)
     say(f"{machine(workers)}\n\n{made}")
     made.check()
 
@@ -92,8 +105,10 @@ def with_nodes(cluster: ClusterSpec, per_node: int | None, gbps: float | None) -
     return replace(cluster, per_node=per_node, between=between)
 
 
-def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSpec | Any:
-    """A matrix on paper, or the one in a file."""
+def operand(
+    text: str, chunks: int | None, dtype: str, hosted: bool, *, matrix: bool = True
+) -> MatrixSpec | Any:
+    """A matrix on paper, or the one in a file; or, if not `matrix`, an array of any shape."""
     from multimm.files import locate
     from multimm.io import open_array
     from multimm.operands import named_dtype
@@ -102,14 +117,14 @@ def operand(text: str, chunks: int | None, dtype: str, hosted: bool) -> MatrixSp
 
     if chunks is not None and chunks < 1:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")
-    match = re.fullmatch(r"(\d+)[xX](\d+)", text)
+    match = re.fullmatch(r"\d+[xX]\d+" if matrix else r"\d+([xX]\d+)+", text)
     if match is None:
         try:
             locate(text)
         except FileFormatError as error:
             raise FileFormatError(f"{error}; a shape is 65536x65536, two integers") from None
         return open_array(text, chunks=chunks)
-    shape = int(match[1]), int(match[2])
+    shape = tuple(map(int, re.split("[xX]", text)))
     if chunks is not None and max(shape) > MOST_BLOCKS * chunks:
         raise OptionError(
             f"--chunks {chunks}: {text} has more than {MOST_BLOCKS} of them along a side; give "

@@ -198,7 +198,7 @@ def outer(a: Any, b: Any) -> Array:
     array([[0, 0, 0],
            [0, 1, 2]])
     """
-    x, y = map(_vector, _given([a, b]))
+    x, y = map(_vector, of_one_kind([a, b]))
     return x[:, None] * y[None, :]
 
 
@@ -217,12 +217,12 @@ def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = Tru
     if not operands:
         raise OptionError("einsum without operands: give subscripts and arrays")
     if isinstance(operands[0], str):
-        given = _given(operands[1:])
+        given = of_one_kind(operands[1:])
         found = of_einsum(operands[0], [x.shape for x in given])
     else:
         lists = [*operands[1::2]]
         out = operands[-1] if len(operands) % 2 else None
-        given = _given(operands[: 2 * len(lists) : 2])
+        given = of_one_kind(operands[: 2 * len(lists) : 2])
         found = of_lists(lists, out, [x.shape for x in given])
     wanted = None if dtype is None else _castable(given, dtype)
     return contraction(found, given, optimize, dtype=wanted)
@@ -230,14 +230,14 @@ def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = Tru
 
 def tensordot_steps(a: Any, b: Any, axes: Any = 2) -> Contraction:
     """What `tensordot` does, before it does it."""
-    given = _given([a, b])
+    given = of_one_kind([a, b])
     found = of_tensordot(axes, given[0].shape, given[1].shape)
     return contraction(found, given, split=False)
 
 
 def inner_steps(a: Any, b: Any) -> Contraction:
     """What `inner` does, before it does it."""
-    given = _given([a, b])
+    given = of_one_kind([a, b])
     summed = all(x.ndim for x in given)
     found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
     return contraction(found, given, split=False)
@@ -245,7 +245,7 @@ def inner_steps(a: Any, b: Any) -> Contraction:
 
 def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
     """What `vecdot` does, before it does it."""
-    left, right = _given([a, b])
+    left, right = of_one_kind([a, b])
     call = f"vecdot of shapes {left.shape} and {right.shape}"
     if not (left.ndim and right.ndim):
         raise ShapeError(f"{call}: operands need at least 1 dimension; multiply by a scalar with *")
@@ -260,7 +260,7 @@ def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
     return contraction(found, [x, y])
 
 
-def _given(operands: Sequence[Any]) -> list[Array]:
+def of_one_kind(operands: Sequence[Any]) -> list[Array]:
     """Operands as arrays of one kind, which can be multiplied."""
     if not operands:
         raise OptionError("einsum with subscripts alone: give an array for each operand")

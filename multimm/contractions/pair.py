@@ -20,7 +20,7 @@ from multimm.gpu.integers.bounds import is_narrow
 from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
-from multimm.products import NOTHING_FIXED, checked
+from multimm.products import NOTHING_FIXED, Product, checked
 
 
 class Term(NamedTuple):
@@ -80,15 +80,46 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     return np.asarray(np.einsum(subscripts, *arrays, dtype=sums)).astype(made, copy=False)
 
 
-def multiply(
-    a: Term,
-    b: Term,
-    out: Labels,
-    chunks: dict[Label, Blocks],
-    precision: str,
-    dtype: np.dtype[Any] | None = None,
-) -> Array:
-    """The product of two operands, in the order of axes and in the chunks that are asked for.
+class Matrices(NamedTuple):
+    """Two operands as stacks of matrices, and what their product is taken apart into."""
+
+    left: Array
+    right: Array
+    made: Labels  #: of the product's axes, before they are taken apart
+    groups: list[int]  #: how many of these each of its axes is
+    sizes: dict[Label, int]
+    chunks: dict[Label, Blocks]  #: of Dask arrays
+
+    def product(self, precision: str, dtype: np.dtype[Any] | None) -> Product:
+        """What multiplies them, of options as for `multimm.matmul`."""
+        asked: Any = "auto"
+        if is_dask(self.left):
+            asked = grouped_chunks([self.chunks[x] for x in self.made], self.groups)
+        return checked(
+            self.left, self.right, stacks=True, precision=precision, options=NOTHING_FIXED,
+            chunks=asked, dtype=dtype,
+        )  # fmt: skip
+
+    def apart(self, product: Array, out: Labels) -> Array:
+        """The axes of their product, in the order of the result."""
+        order = tuple(self.made.index(x) for x in out)
+        if order == tuple(range(len(self.made))) and {*self.groups} == {1}:
+            return product
+        if is_dask(product):
+            return split(product, tuple(self.chunks[x] for x in self.made), self.groups, order)
+        return product.reshape([self.sizes[x] for x in self.made]).transpose(order)
+
+    def together(self, result: Term) -> Array:
+        """The opposite: a result as the stack of matrices that their product is."""
+        order = tuple(result.labels.index(x) for x in self.made)
+        x = result.array
+        if is_dask(x):
+            x = x.rechunk(tuple(self.chunks[label] for label in result.labels))
+        return _flattened(Term(x, result.labels), order, self.groups, self.chunks)
+
+
+def matrices(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks]) -> Matrices:
+    """Two operands as stacks of matrices.
 
     Parameters
     ----------
@@ -97,8 +128,6 @@ def multiply(
     out : tuple of str
     chunks : dict
         By label of the result; not read of arrays that are no Dask arrays.
-    precision, dtype
-        As for `multimm.matmul`.
     """
     if next((x for x in out if (x in a.labels) != (x in b.labels)), None) in b.labels:
         a, b = b, a  # so that rows come before columns
@@ -110,17 +139,10 @@ def multiply(
         chunks = chunks | shared
     left = _matrix(a, found.batch, found.rows, summed, chunks)
     right = _matrix(b, found.batch, summed, found.columns, chunks)
-    asked: Any = "auto"
     groups = [*(1 for _ in found.batch), len(found.rows), len(found.columns)]
     made = (*found.batch, *found.rows, *found.columns)
-    if is_dask(left):
-        each = tuple(chunks[x] for x in made)
-        asked = grouped_chunks(each, groups)
-    product = checked(
-        left, right, stacks=True, precision=precision, options=NOTHING_FIXED, chunks=asked,
-        dtype=dtype,
-    )  # fmt: skip
-    return _taken_apart(product.result(), made, groups, out, chunks, a, b)
+    sizes = {x: n for term in (a, b) for x, n in zip(term.labels, term.array.shape, strict=True)}
+    return Matrices(left, right, made, groups, sizes, chunks)
 
 
 def _as_stored(term: Term) -> Term:
@@ -180,22 +202,3 @@ def _groups(order: tuple[int, ...], groups: list[int]) -> list[tuple[int, int]]:
 def _refines(new: Blocks, own: Blocks) -> bool:
     """Whether new boundaries are at all of the old ones."""
     return {*np.cumsum(own).tolist()} <= {*np.cumsum(new).tolist()}
-
-
-def _taken_apart(
-    product: Array,
-    made: Labels,
-    groups: list[int],
-    out: Labels,
-    chunks: dict[Label, Blocks],
-    a: Term,
-    b: Term,
-) -> Array:
-    """The axes of a product, in the order of the result."""
-    order = tuple(made.index(x) for x in out)
-    if order == tuple(range(len(made))) and {*groups} == {1}:
-        return product
-    if is_dask(product):
-        return split(product, tuple(chunks[x] for x in made), groups, order)
-    sizes = {x: n for term in (a, b) for x, n in zip(term.labels, term.array.shape, strict=True)}
-    return product.reshape([sizes[x] for x in made]).transpose(order)

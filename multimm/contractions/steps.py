@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
-from multimm.contractions.pair import Term, elementwise, multiply, roles
+from multimm.contractions.pair import Matrices, Term, elementwise, matrices, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
 from multimm.gpu.integers.bounds import is_narrow
@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
     places: tuple[int, ...]
     out: Labels
-    product: bool  #: of matrices: `multiply`; else `elementwise`
+    product: bool  #: of matrices; else `elementwise`
 
 
 class Contraction(NamedTuple):
@@ -47,7 +47,7 @@ class Contraction(NamedTuple):
         """Why no step is a product of matrices."""
         if len(self.terms) == 1:
             return "one operand"
-        labels = [term.labels for term in _without_broadcasts(self.terms)]
+        labels = [term.labels for term in without_broadcasts(self.terms)]
         shared = {x for own in labels for x in own if sum(x in other for other in labels) > 1}
         if shared <= {*self.out}:
             return "no axis of two operands is summed over"
@@ -55,22 +55,39 @@ class Contraction(NamedTuple):
 
     def result(self, precision: str) -> Array:
         """Lazy if an operand is, else computed."""
-        terms = _without_broadcasts(self.terms)
+
+        def multiplied(
+            found: Matrices, terms: list[Term], out: Labels, dtype: np.dtype[Any] | None
+        ) -> Array:
+            return found.apart(found.product(precision, dtype).result(), out)
+
+        return self.run(multiplied, elementwise)
+
+    def run(
+        self,
+        multiplied: Callable[[Matrices, list[Term], Labels, np.dtype[Any] | None], Array],
+        by_elements: Callable[[list[Term], Labels, np.dtype[Any] | None], Array],
+    ) -> Array:
+        """Step by step, with functions for those that are products of matrices and for others.
+
+        Both are given operands, labels of what they make, and its dtype.
+        """
+        terms = without_broadcasts(self.terms)
         for step in self.steps:
             taken = [terms[place] for place in step.places]
             dtype = self._dtype(taken, step)
             if step.product:
-                chunks = self._chunks(taken, step)
+                chunks = self.chunks(taken, step)
                 a, b = taken
-                made = multiply(a, b, step.out, chunks, precision, dtype)
+                made = multiplied(matrices(a, b, step.out, chunks), taken, step.out, dtype)
             else:
-                made = elementwise(taken, step.out, dtype)
+                made = by_elements(taken, step.out, dtype)
             kept = [term for n, term in enumerate(terms) if n not in step.places]
             kept.insert(step.places[0] if len(taken) == 1 else len(kept), Term(made, step.out))
             terms = kept
         made = terms[0].array
         if is_dask(made) and len(self.steps) > 1:
-            chunks = self._chunks(terms, self.steps[-1])
+            chunks = self.chunks(terms, self.steps[-1])
             made = made.rechunk(tuple(chunks[label] for label in self.out))
         return made if made.dtype == self.dtype else made.astype(self.dtype)
 
@@ -95,7 +112,7 @@ class Contraction(NamedTuple):
         real = step is not self.steps[-1] and not any(x.kind == "c" for x in own)
         return np.empty(0, self.dtype).real.dtype if real else self.dtype
 
-    def _chunks(self, taken: Sequence[Term], step: Step) -> dict[Label, Blocks]:
+    def chunks(self, taken: Sequence[Term], step: Step) -> dict[Label, Blocks]:
         """Chunks of what a step makes, by label: in the end those of Dask's own function."""
         terms = self.terms if step is self.steps[-1] else taken
         if not all(is_dask(term.array) for term in terms):
@@ -153,7 +170,7 @@ def contraction(
     """
     given = tuple(_on_diagonals(x, own) for x, own in zip(arrays, subscripts.terms, strict=True))
     out = subscripts.out
-    found = _without_broadcasts(given)
+    found = without_broadcasts(given)
     sizes = {x: n for term in found for x, n in zip(term.labels, term.array.shape, strict=True)}
     current = [term.labels for term in found]
     steps = []
@@ -231,7 +248,7 @@ def _asked(optimize: Any) -> tuple[Any, Any]:
     return optimize, None
 
 
-def _without_broadcasts(terms: Sequence[Term]) -> list[Term]:
+def without_broadcasts(terms: Sequence[Term]) -> list[Term]:
     """Axes of length 1 are left out where another operand has a longer one of that label."""
     longest: dict[Label, int] = {}
     for term in terms:

@@ -46,6 +46,17 @@ def written(terms: Sequence[Labels], out: Labels) -> str:
     return f"{','.join(spelled[:-1])}->{spelled[-1]}"
 
 
+def in_letters(terms: Sequence[Labels], out: Labels) -> str:
+    """Labels as they are, where all are letters; else as `written`.
+
+    >>> in_letters([("i", "k"), ("k", "j")], ("i", "j")), in_letters([("a0", "a1")], ("a1",))
+    ('ik,kj->ij', 'ab->b')
+    """
+    if any(len(label) > 1 for term in terms for label in term):
+        return written(terms, out)
+    return f"{','.join(map(''.join, terms))}->{''.join(out)}"
+
+
 def of_einsum(subscripts: str, shapes: Sequence[Shape]) -> Subscripts:
     """What a string of subscripts says of operands of these shapes.
 
