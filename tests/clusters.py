@@ -15,6 +15,7 @@ import pytest
 from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
+from distributed.utils import get_mp_context
 
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import (
@@ -34,6 +35,18 @@ def in_threads(workers: int = 4, threads: int = 1, **options: Any) -> LocalClust
         dashboard_address="127.0.0.1:0",
         **options,
     )
+
+
+#: What worker processes are forked from has imported these.
+IMPORTED = ("pytest", "dask.array", "distributed.worker", "multimm", "multimm.graph.tasks.multiply")
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Worker processes that start meanwhile are forked: with a third of the work, and as mortal."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(list(IMPORTED))
+        yield
 
 
 def soon(condition: Callable[[], bool]) -> None:

@@ -42,7 +42,6 @@ def test_the_absurd_is_refused_within_a_second(shapes, options, error):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "words",
     [

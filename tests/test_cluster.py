@@ -37,8 +37,6 @@ from multimm.errors import ClusterError, OptionError
 from multimm.graph.scheduler.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
 
-pytestmark = pytest.mark.alone
-
 GIB = 2**30
 #: `multimm.cluster.start` is the function.
 start_module = sys.modules["multimm.cluster.start"]

@@ -446,7 +446,6 @@ def killed_run(path, number, dataset="", overwrite=False):
     assert run.returncode == -number
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

@@ -27,8 +27,6 @@ from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.product_state import Product
 from multimm.planning.tiling.grid import Grid
 
-pytestmark = pytest.mark.alone
-
 SIZE, BLOCK = 60, 12
 COUNT = SIZE // BLOCK
 

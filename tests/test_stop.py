@@ -22,8 +22,6 @@ from multimm.cli import run as cli_run
 from multimm.cli.run import failed_run
 from multimm.cli.stop import STOP, Stopped
 
-pytestmark = pytest.mark.alone
-
 CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 

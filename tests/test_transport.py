@@ -19,8 +19,6 @@ from multimm.cluster.plugins import ucxx_overlap, warmup
 from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
 from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
 
-pytestmark = pytest.mark.alone
-
 GIB = 2**30
 UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
 
