@@ -42,8 +42,10 @@ demo: $(DEMO)
 	$(RUN) -m multimm demo
 
 # Tests run in a process per core, each with one thread for BLAS; those that others beside them
-# would disturb have their turn afterwards. Where there is no pytest-xdist, all run in one process.
+# would disturb have their turn afterwards, and only their files are read again. Where there is no
+# pytest-xdist, all run in one process.
 ALONE := alone or gpu or multigpu
+ALONE_FILES = $(shell grep -rlE 'mark\.(alone|gpu|multigpu)\b' tests --include='test_*.py')
 # Files in their order, each as a whole: what its tests share is made once.
 BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
@@ -56,7 +58,7 @@ test test-all: lint
 	    exec $(RUN) -m pytest $(if $(BUT),-m 'not slow'); fi; \
 	failed=0; set -x; \
 	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE)) $(BUT)' || failed=1; \
-	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' || failed=1; \
+	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' $(ALONE_FILES) || failed=1; \
 	exit $$failed
 else
 # What was asked for and nothing else, in one process.

@@ -15,6 +15,7 @@ import pytest
 from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
+from distributed.utils import get_mp_context
 
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import (
@@ -36,11 +37,23 @@ def in_threads(workers: int = 4, threads: int = 1, **options: Any) -> LocalClust
     )
 
 
+#: What worker processes are forked from has imported these.
+IMPORTED = ("pytest", "dask.array", "distributed.worker", "multimm", "multimm.graph.tasks.multiply")
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Worker processes that start meanwhile are forked: with a third of the work, and as mortal."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(list(IMPORTED))
+        yield
+
+
 def soon(condition: Callable[[], bool]) -> None:
-    """Give a cluster, whose messages take their time, ten seconds to come to a condition."""
-    deadline = time.monotonic() + 10
+    """Give a cluster, whose messages take their time, a minute to come to a condition."""
+    deadline = time.monotonic() + 60  # processes may start meanwhile, on a machine that stalls
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that within 10 s"
+        assert time.monotonic() < deadline, "it did not come to that within 60 s"
         time.sleep(0.01)
 
 

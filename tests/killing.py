@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 
+from clusters import forked
 from distributed import Client, LocalCluster
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -24,6 +25,7 @@ OPERANDS = (Kind.READ, Kind.UPLOAD)
 def workers(count):
     """Worker processes, under nannies that start a lost one again."""
     with (
+        forked(),
         LocalCluster(
             n_workers=count,
             threads_per_worker=1,

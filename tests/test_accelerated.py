@@ -33,7 +33,7 @@ def pytest_runtest_call(item):
 pytestmark = pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
 
 
-@pytest.fixture(scope="module", params=[0, 1, 3], ids="{} workers".format)
+@pytest.fixture(scope="module", params=[0, 3], ids="{} workers".format)
 def workers(request):
     """With and without a cluster."""
     if not request.param:
@@ -157,19 +157,12 @@ def failing(folder, tests, *more):
 
 #: Tests of others: folder, files, and words in the names of those that multiply.
 TESTS_OF_OTHERS = {
-    "routines": (
-        TESTS_OF_DASK, ["test_routines.py"],
-        "matmul or dot or einsum or outer or cov or corrcoef",
-    ),
-    "linalg": (
-        TESTS_OF_DASK, ["test_linalg.py"],
-        "svd or solve or inv or cholesky or lu or lstsq or qr",
-    ),
-    "other arrays": (
+    "Dask's": (
         TESTS_OF_DASK, [f"test_{name}.py" for name in (
-            "sparse", "masked", "array_core", "array_function", "dispatch", "gufunc"
+            "routines", "linalg", "sparse", "masked", "array_core", "array_function", "dispatch"
         )],
-        "dot or matmul or einsum or linalg or array_function or ufunc or binary",
+        "(matmul or dot or einsum or outer or cov or corrcoef or linalg or array_function"
+        " or array_ufunc or binary) and not norm",
     ),
     "xarray's dot": (
         TESTS_OF_XARRAY, ["test_computation.py", "test_dataarray.py"],

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting_client
+from clusters import counting_client, soon
 from distributed import wait
 from labels import tasks_of
 from paper import gpus
@@ -61,11 +60,7 @@ def test_what_was_fetched_of_c_is_let_go(client, chunk):
     wait([a, c])
     d = multimm.gemm(1, a, a, 1, c, blocks=24, slabs=24).persist()
     wait(d)
-    for _ in range(100):  # the message takes a moment
-        if {len(those) for those in client.who_has(c).values()} == {1}:
-            return
-        time.sleep(0.02)
-    pytest.fail("chunks of C have copies")
+    soon(lambda: {len(those) for those in client.who_has(c).values()} == {1})
 
 
 # ------------------------------------------------------------------ the graph

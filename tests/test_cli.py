@@ -246,7 +246,6 @@ def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
     assert names(tmp_path) == ["big.npy"]
 
 
-@pytest.mark.alone
 def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
     def full(block):
         held = np.ones(10**8)

@@ -18,6 +18,7 @@ import dask
 import numpy as np
 import psutil
 import pytest
+from clusters import soon
 from distributed import Client, LocalCluster, Security
 from distributed.comm import CommClosedError
 
@@ -36,8 +37,6 @@ from multimm.cluster.plugins.transfer_counter import (
 from multimm.errors import ClusterError, OptionError
 from multimm.graph.scheduler.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
-
-pytestmark = pytest.mark.alone
 
 GIB = 2**30
 #: `multimm.cluster.start` is the function.
@@ -265,7 +264,7 @@ def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
     ):
         started = time.monotonic()
         assert mc.describe(client) is None
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
     assert mc.describe(client) is None
 
 
@@ -367,7 +366,7 @@ def test_a_dead_address_is_one_line_in_time_and_leaves_nothing(address, caplog, 
     started = time.monotonic()
     with caplog.at_level(logging.WARNING), pytest.raises(ClusterError) as caught:
         mc.connect(address, timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8  # Dask's own limit is 30 s
     assert "no scheduler answers at " + address in str(caught.value)
     assert "\n" not in str(caught.value)
     assert event_loops() == threads
@@ -380,7 +379,7 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
         started = time.monotonic()
         with pytest.raises(ClusterError, match="no scheduler answers"):
             mc.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 8
     assert caplog.text == ""
 
 
@@ -497,10 +496,7 @@ def test_a_worker_comes_back_however_long_that_takes():
     ):
         ((lost, pid),) = client.run(os.getpid).items()
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while not listed(client) or lost in listed(client):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        soon(lambda: set(listed(client)) - {lost} and lost not in listed(client))
         assert client.submit(lambda: 42).result(timeout=60) == 42
 
 
@@ -510,10 +506,5 @@ def test_a_worker_that_was_started_again_leaves_nothing_in_the_environment():
     with mc.start(workers=1, memory_limit=GIB) as client:
         ((name, pid),) = client.run(os.getpid).items()
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if listed(client) and name not in listed(client):
-                break
-            time.sleep(0.1)
-        assert name not in listed(client)
+        soon(lambda: listed(client) and name not in listed(client))
     assert {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES} == before

@@ -88,7 +88,6 @@ def started(cluster):
     cluster.scheduler.remove_plugin(started.name)
 
 
-@pytest.mark.alone
 def test_what_uses_a_block_comes_right_behind_it(started):
     (x, a), (y, b), (z, c) = integers(3), integers(4), integers(5)
     product = multimm.matmul(a, b, blocks=BLOCK, slabs=SIZE)
@@ -106,7 +105,6 @@ def test_what_uses_a_block_comes_right_behind_it(started):
             assert not between
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("reduced", ["sum", "rows", "argtopk", "slice"])
 def test_reductions_of_products_are_right_on_workers(cluster, reduced, symmetric):

@@ -96,7 +96,6 @@ def after_power_failure(image):
         run("umount", str(again))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_finished_file_outlives_a_power_failure(disk, suffix, overwrite):

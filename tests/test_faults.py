@@ -35,8 +35,6 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm.planning.tiling.grid import Grid
 
-pytestmark = pytest.mark.alone
-
 SIZE, BLOCK = 150, 30  # 5 x 5 x 5 block products
 
 

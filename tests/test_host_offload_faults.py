@@ -25,7 +25,7 @@ import multimm
 from multimm.graph.label import Kind
 from multimm.planning.spec import H200
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 SIZE, BLOCK = 250, 50
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}

@@ -19,7 +19,7 @@ import pytest
 
 import multimm
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(multimm.__file__).parents[1]
 #: Dask takes no less; the recipe waits a little longer.

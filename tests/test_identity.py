@@ -312,10 +312,10 @@ def test_a_store_that_declares_more_than_any_disk_holds_is_refused_at_once():
         file.seek(0)
         json.dump(said, file)
         file.truncate()
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(FileFormatError, match="more than any file holds"):
         io.open_array("x.zarr")
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_names_in_files_do_not_reach_the_terminal():

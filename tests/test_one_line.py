@@ -16,8 +16,6 @@ import pytest
 from commands import command
 from foreign_files import names
 
-pytestmark = pytest.mark.alone
-
 #: Modules that Dask loads in each worker process, where they are named as preloads.
 HOG = """
     import threading, time

@@ -8,6 +8,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from clusters import forked
 
 from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.peers import system
@@ -84,47 +85,51 @@ def test_a_wrong_product_is_never_timed():
 # One by one
 
 
-@pytest.mark.parametrize("name", ["multimm", "dask.array"])
-def test_products_on_workers_are_placed_and_counted(name):
-    one = system(name)(CPU)
-    with one.opened():
-        for product in (Product("strong", "s", 300, 260, 280), GRAM):
-            found = measure(one, product, "float32", 2)
-            assert len(found["seconds"]) == 2
-            assert found["bytes_received"] >= 0
-            assert found["detail"]["tasks"] >= 1
-            assert 0 < found["detail"]["first_task_s"] < found["seconds"][-1]
-            if name == "multimm":
-                assert found["bytes_received"] == found["bytes_predicted"]
-                assert found["detail"]["one_worker_tflops"] > 0
-                assert ("timeline" in found["detail"]) == (product.kind == "strong")
-                one.verify(*_spoilt(one, product))
-        assert f"2 CPU workers of multimm.cluster.start over {'tcp'}" in one.config
+@pytest.fixture(scope="module", params=["multimm", "dask.array"])
+def opened(request):
+    """Each of these systems, with its workers."""
+    one = system(request.param)(CPU)
+    with forked(), one.opened():
+        yield request.param, one
 
 
-@pytest.mark.parametrize("name", ["multimm", "dask.array"])
-def test_operands_come_in_chunks_that_lie_in_turn(name):
-    one = system(name)(CPU)
+def test_products_on_workers_are_placed_and_counted(opened):
+    name, one = opened
+    for product in (Product("strong", "s", 300, 260, 280), GRAM):
+        found = measure(one, product, "float32", 2)
+        assert len(found["seconds"]) == 2
+        assert found["bytes_received"] >= 0
+        assert found["detail"]["tasks"] >= 1
+        assert 0 < found["detail"]["first_task_s"] < found["seconds"][-1]
+        if name == "multimm":
+            assert found["bytes_received"] == found["bytes_predicted"]
+            assert found["detail"]["one_worker_tflops"] > 0
+            assert ("timeline" in found["detail"]) == (product.kind == "strong")
+            one.verify(*_spoilt(one, product))
+    assert f"2 CPU workers of multimm.cluster.start over {'tcp'}" in one.config
+
+
+def test_operands_come_in_chunks_that_lie_in_turn(opened):
+    name, one = opened
     square = Product("chunked", "c", 1200, 1200, 1200, chunk=350)
     tall = Product("chunked", "t", 256, 256, 60000, gram=True, chunk=8000)
-    with one.opened():
-        for product in (square, tall):
-            a, b = one.operands(product, "float32", 1)
-            edges = min(product.chunk, product.k), min(product.chunk, product.n)
-            assert tuple(max(sizes) for sizes in b.chunks) == edges
-            assert (a.name == b.T.name) == product.gram
-            keys = [key for row in b.__dask_keys__() for key in row]
-            holders = one.client.who_has([b.dask[key] for key in keys])
-            for at, key in enumerate(keys):
-                assert list(holders[key]) == [one.addresses[at % 2]]
-            del a, b
-            found = measure(one, product, "float32", 1)
-            if name == "multimm":
-                assert found["bytes_received"] == found["bytes_predicted"] > 0
-                assert "chunks of" in one.config
+    for product in (square, tall):
+        a, b = one.operands(product, "float32", 1)
+        edges = min(product.chunk, product.k), min(product.chunk, product.n)
+        assert tuple(max(sizes) for sizes in b.chunks) == edges
+        assert (a.name == b.T.name) == product.gram
+        keys = [key for row in b.__dask_keys__() for key in row]
+        holders = one.client.who_has([b.dask[key] for key in keys])
+        for at, key in enumerate(keys):
+            assert list(holders[key]) == [one.addresses[at % 2]]
+        del a, b
+        found = measure(one, product, "float32", 1)
         if name == "multimm":
-            # Of the tall one sums alone travel.
-            assert found["bytes_received"] <= 256 * 256 * 4
+            assert found["bytes_received"] == found["bytes_predicted"] > 0
+            assert "chunks of" in one.config
+    if name == "multimm":
+        # Of the tall one sums alone travel.
+        assert found["bytes_received"] <= 256 * 256 * 4
 
 
 def _spoilt(one, product):

@@ -27,8 +27,6 @@ from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.product_state import Product
 from multimm.planning.tiling.grid import Grid
 
-pytestmark = pytest.mark.alone
-
 SIZE, BLOCK = 60, 12
 COUNT = SIZE // BLOCK
 
@@ -206,11 +204,7 @@ def test_plugin_is_registered_once_and_forgets(client, cluster):
     names = [name for name in cluster.scheduler.plugins if name.startswith("multimm")]
     assert names.count(scheduler_plugin.NAME) == 1
     plugin = cluster.scheduler.plugins[scheduler_plugin.NAME]
-    for _ in range(100):
-        if not plugin.products:
-            break
-        time.sleep(0.02)
-    assert not plugin.products
+    soon(lambda: not plugin.products)
     assert not plugin.owners
 
 
@@ -276,10 +270,7 @@ def test_cluster_resized_between_call_and_compute(change, caplog):
         x, a = matrix(19)
         c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         cluster.scale(3 + change)
-        for _ in range(200):
-            if len(workers_of(client)) == 3 + change:
-                break
-            time.sleep(0.02)
+        soon(lambda: len(workers_of(client)) == 3 + change)
         said = f"planned for 3 workers .* runs on {3 + change}"
         with pytest.warns(RuntimeWarning, match=said) as warned:
             result = compute_and_listen(c)

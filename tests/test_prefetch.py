@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import dask.array as da
@@ -74,12 +73,7 @@ def test_a_worker_of_one_chain_fetches_during_its_products(client):
 def test_what_was_fetched_ahead_is_let_go(client):
     a, b = operands(client, 2)
     c, _ = run(client, a, b)
-    for _ in range(100):  # the message takes a moment
-        holders = [len(those) for those in client.who_has([a, b]).values()]
-        if set(holders) == {1}:
-            break
-        time.sleep(0.02)
-    assert set(holders) == {1}
+    soon(lambda: {len(those) for those in client.who_has([a, b]).values()} == {1})
     np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
 
 

@@ -30,7 +30,7 @@ PRODUCTS = {
 #: How many times as much as Dask's own product may be in memory at once; and, where that is little,
 #: which share of the operands.
 TIMES, LITTLE = 1.5, 0.3
-#: How often a product is run: what threads hold at once is a matter of timing.
+#: How often a product may be run: what threads hold at once is a matter of timing.
 RUNS = 3
 #: Threads and a product; `make test` runs those that take least time.
 TABLE = [
@@ -66,9 +66,8 @@ def peak_of(product: da.Array, threads: int) -> int:
 @pytest.mark.parametrize(("threads", "name"), TABLE)
 def test_threads_hold_no_more_of_lazy_operands_than_dasks_product(threads, name):
     a, b = operands(name)
-    theirs = peak_of(a @ b, threads)
-    ours = min(peak_of(multimm.matmul(a, b), threads) for _ in range(RUNS))
-    assert ours < max(TIMES * theirs, LITTLE * (a.nbytes + b.nbytes))
+    most = max(TIMES * peak_of(a @ b, threads), LITTLE * (a.nbytes + b.nbytes))
+    assert any(peak_of(multimm.matmul(a, b), threads) < most for _ in range(RUNS))
 
 
 class Most(WorkerPlugin):
@@ -114,5 +113,5 @@ def test_two_products_with_one_operand_take_one_pass_over_it():
             np.testing.assert_allclose(sums, exact)
             return sum(w.plugins["most"].bytes for w in cluster.workers.values())
 
-    ours = min(held(multimm.matmul) for _ in range(RUNS))
-    assert ours < max(TIMES * held(da.matmul), LITTLE * x.nbytes)
+    most = max(TIMES * held(da.matmul), LITTLE * x.nbytes)
+    assert any(held(multimm.matmul) < most for _ in range(RUNS))

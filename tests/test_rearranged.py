@@ -100,7 +100,6 @@ MOVED = {
 }  # fmt: skip
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", MOVED)
 def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
     subscripts, shapes, chunks = MOVED[name]
@@ -120,7 +119,6 @@ def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
     assert ours <= moved / 2
 
 
-@pytest.mark.alone
 def test_tensordot_moves_at_most_half_of_dasks(client):
     x, a = lying(client, (640, 24, 52), (80, 24, 52))
     y, b = lying(client, (640, 50, 24), (80, 25, 24), 1)

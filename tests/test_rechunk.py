@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting_client
+from clusters import counting_client, soon
 from distributed import wait
 from small import integers
 
@@ -46,12 +44,7 @@ def test_chunks_that_were_fetched_to_be_joined_are_let_go(client):
     c = multimm.matmul(a, a, blocks=48, slabs=48).persist()
     wait(c)
     assert sum(received_bytes(client).values())
-    for _ in range(100):  # the message takes a moment
-        holders = [len(those) for those in client.who_has(a).values()]
-        if holders == [1] * 64:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"chunks have copies: {holders}")
+    soon(lambda: [len(those) for those in client.who_has(a).values()] == [1] * 64)
 
 
 # ------------------------------------------------------------------ the graph

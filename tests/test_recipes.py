@@ -24,8 +24,6 @@ import multimm
 import multimm.cluster as mc
 from multimm.errors import ClusterError, OptionError
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(multimm.__file__).parents[1]
 CLUSTER = ROOT / "cluster"
 #: Keys of configuration that only the GPU packages define.

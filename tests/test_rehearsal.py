@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from clusters import forked
 
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
@@ -41,7 +42,8 @@ def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting)
 
 def test_a_rehearsal_on_cpu_workers_is_recorded(tmp_path, capsys):
     words = ["--workers", "2", "--quick", "--repeats", "2", "--cases", "strong,tall"]
-    assert rehearsal.main([*words, "--output", str(tmp_path)]) == 0
+    with forked():
+        assert rehearsal.main([*words, "--output", str(tmp_path)]) == 0
     assert "x predicted" in capsys.readouterr().err
     [path] = tmp_path.glob("rehearsal-*.json")
     square, tall = load(path)

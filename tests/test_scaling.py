@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
 # The whole path
 
 
-@pytest.mark.alone
 def test_a_quick_sweep_on_cpu_workers(tmp_path):
     """From the command line to the records, beside two peers."""
     arguments = ["bench", "--quick", "--workers", "2", "--cases", "strong", "--peers",

@@ -22,8 +22,6 @@ from multimm.cli import run as cli_run
 from multimm.cli.run import failed_run
 from multimm.cli.stop import STOP, Stopped
 
-pytestmark = pytest.mark.alone
-
 CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -43,7 +41,6 @@ def _signals_that_nobody_ignores():
     [
         (signal.SIGINT, 130, "interrupted", "zarr"),
         pytest.param(signal.SIGTERM, 143, "stopped by SIGTERM", "npy", marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", "zarr", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_in_mid_run_leaves_nothing(tmp_path, number, code, text, form):

@@ -178,7 +178,6 @@ def test_a_product_says_so_at_the_call(tmp_path):
 # ------------------------------------------------------- workers that a nanny ends at their limit
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("megabytes", "form", "codec"),
     [(40, "tall", "none"), pytest.param(20, "wide", "zstd", marks=pytest.mark.slow)],

@@ -8,7 +8,7 @@ from itertools import product
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, received, scattered
+from clusters import counting, forked, received, scattered
 from distributed import Client, wait
 from golden_plans import chunks_of, workers_of
 from small import integers
@@ -36,9 +36,8 @@ def traffic(client, compute):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_product_moves_the_2d_bound_and_a_third_of_dask_s():
-    with multimm.cluster.start(workers=4, memory_limit="1GB") as client:
+    with forked(), multimm.cluster.start(workers=4, memory_limit="1GB") as client:
         a, b = random_matrix(1), random_matrix(2)
         plan = multimm.plan(a, b, blocks=BLOCK, slabs=BLOCK)
         assert tuple(plan.grid) == (2, 2, 1)

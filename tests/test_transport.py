@@ -6,10 +6,10 @@ import logging
 import os
 import signal
 import sys
-import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from clusters import soon
 from distributed import Client, LocalCluster
 
 import multimm.cluster as mc
@@ -18,8 +18,6 @@ from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins import ucxx_overlap, warmup
 from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
 from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
-
-pytestmark = pytest.mark.alone
 
 GIB = 2**30
 UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
@@ -142,10 +140,8 @@ def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
     before = set(listed(client))
     victim = max(before)
     os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while len(now := set(listed(client))) < 3 or now == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    soon(lambda: len(listed(client)) == 3 and set(listed(client)) != before)
+    now = set(listed(client))
     (new,) = now - before
     found = met(client)
     assert found[new] == now - {new}
@@ -217,10 +213,7 @@ def test_teardown_stops_a_warm_up_that_is_under_way(monkeypatch):
         (plugin,) = (worker.plugins[warmup.NAME] for worker in cluster.workers.values())
         assert not plugin._running.done()
         client.unregister_worker_plugin(warmup.NAME)
-        deadline = time.monotonic() + 10
-        while not plugin._running.done():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        soon(plugin._running.done)
         assert plugin._running.cancelled()
 
 

@@ -360,7 +360,6 @@ def test_what_is_no_lock_of_ours_is_gone_on_without(home, place, monkeypatch, ca
     assert Rated.known()
 
 
-@pytest.mark.alone
 def test_nobody_waits_for_a_lock_for_ever(home, monkeypatch, caplog):
     import fcntl
 
@@ -376,7 +375,6 @@ def test_nobody_waits_for_a_lock_for_ever(home, monkeypatch, caplog):
     assert Rated.known()
 
 
-@pytest.mark.alone
 def test_a_lock_that_is_given_back_in_time_is_waited_for(home):
     order = []
 

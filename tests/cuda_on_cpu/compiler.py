@@ -17,7 +17,9 @@ KEPT_SECONDS = 7 * 24 * 3600  # a program that nobody ran for so long is removed
 
 # -ffp-contract=off: a * b + c is rounded twice unless the kernel asks for fma.
 _COMMON = ("-std=c++17", "-g1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", f"-I{HERE}")
-_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# What follows a null pointer, or one behind the end of an object, AddressSanitizer finds as well.
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow",
+               "-fno-sanitize-recover=all")  # fmt: skip
 
 
 @functools.cache
@@ -131,8 +133,8 @@ def build(host_text: str, arch: int, races: bool) -> Path:
     runtime = [_object(name) for name in names]
     if not races:
         flags = [define, *_SANITIZERS, *_extra_flags(), *runtime, "-xc++"]
-        return _compiled(host_text, "", [*_COMMON, "-O1", *flags])
+        return _compiled(host_text, "", [*_COMMON, "-Og", *flags])
     # Compiled with calls to ThreadSanitizer, linked without it: races.cpp answers them.
-    kernel = _compiled(host_text, ".o", [*_COMMON, "-O1", define, "-fsanitize=thread", "-c"])
+    kernel = _compiled(host_text, ".o", [*_COMMON, "-Og", define, "-fsanitize=thread", "-c"])
     # Where the linker puts it, the code is found when it runs: addr2line can read its addresses.
     return _compiled("", "", ["-no-pie", str(kernel), *runtime, _object("races.cpp"), "-xc++"])
