@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from jupyter_client.manager import KernelManager
+
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "multimm"
@@ -57,6 +59,9 @@ nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_execution_raise_on_error = False
 nb_merge_streams = True
+# Kernels listen on ports of this host: with keys, where jupyter_client can.
+if hasattr(KernelManager, "transport_encryption"):
+    KernelManager.transport_encryption.default_value = "auto"
 
 html_theme = "pydata_sphinx_theme"
 html_favicon = "_static/icon.svg"

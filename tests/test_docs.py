@@ -7,9 +7,12 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import dask.array as da
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import multimm
 from multimm.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,3 +107,34 @@ def test_examples_print_what_they_say(module):
     found = doctest.testmod(import_module(module))
     assert found.attempted or module == "multimm.io"  # which writes a file
     assert not found.failed
+
+
+def cells(document: str, head: str) -> list[list[str]]:
+    """Of the table with that head."""
+    text = (ROOT / document).read_text("utf-8")
+    lines = text[text.index(head) :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def test_the_glossary_has_all_words_of_the_architecture():
+    terms = {x for term in headings(ROOT / "docs" / "glossary.md", "##") for x in term.split(", ")}
+    words = {x for word, _ in cells("docs/architecture.md", "| word |") for x in word.split(", ")}
+    assert {re.sub(r" \(\w+\)$", "", word) for word in words} <= terms
+
+
+REPLACED = [
+    (call, re.findall("`(.*?)`", new)[0])
+    for old, new in cells("docs/from-dask.md", "| Dask | multimm |")
+    for call in re.findall("`(.*?)`", old)
+    if new.startswith("`multimm.") and "path" not in new and "cluster" not in new
+]
+
+
+@pytest.mark.parametrize(("old", "new"), REPLACED, ids=[new for _, new in REPLACED])
+def test_calls_that_take_the_place_of_dasks_give_the_same(old, new):
+    a, b, c, x = (
+        da.from_array((np.arange(16).reshape(4, 4) * i % 5).astype("int8"), chunks=3)
+        for i in (1, 2, 3, 4)
+    )
+    names = {"a": a, "b": b, "c": c, "x": x, "axes": 1, "da": da, "multimm": multimm}
+    np.testing.assert_array_equal(eval(old, names), eval(new, names))
