@@ -86,7 +86,16 @@ def swept(device: str = "gpu") -> list[records.Record]:
     return made
 
 
-def save(folder: Path, made: list[records.Record], date: str = "2026-01-01T00:00:00Z") -> Path:
-    """Write them as one run of 8 toy GPUs; MULTIMM_COMMIT names the commit."""
-    header = records.run_header({"gpu": "toy", "count": 8}) | {"date": date}
+GPUS = {"gpu": "toy", "count": 8}
+CPUS = {"gpu": None, "count": 0, "cpu": "x86_64", "cores": 2}
+
+
+def save(
+    folder: Path,
+    made: list[records.Record],
+    date: str = "2026-01-01T00:00:00Z",
+    machine: Any = GPUS,
+) -> Path:
+    """Write them as one run on a machine; MULTIMM_COMMIT names the commit."""
+    header = records.run_header(machine) | {"date": date}
     return records.save(made, header, "scaling", folder)

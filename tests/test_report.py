@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import re
+from itertools import pairwise
+
 import pytest
 from click.testing import CliRunner
-from scaling_records import entry, save, swept, without_result
+from scaling_records import CPUS, entry, save, swept, without_result
 
 import multimm
 import multimm.cli
@@ -15,9 +19,12 @@ from multimm_benchmarks.report import (
     blocks,
     files,
     gallery,
+    headline,
+    page,
     prediction,
     scaling_tables,
     tables,
+    words,
 )
 from multimm_benchmarks.report.runs import Runs, origin
 
@@ -76,6 +83,17 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     ours = {r["detail"]["workers"]: (r["detail"]["status"], r["commit"]) for r in found}
     assert ours == {1: ("done", "c2"), 2: ("failed", "c2"), 4: ("done", "c1")}
     assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
+
+
+def test_runs_on_gpus_come_first(tmp_path):
+    save(tmp_path, swept("cpu"), "2026-01-02T00:00:00Z", CPUS)
+    runs = Runs(tmp_path)
+    assert origin(runs.of("scaling")) == "2 cores, no GPU, 2026-01-02, commit 01234567."
+    assert runs.per_gpu("scaling") == {}
+    save(tmp_path, swept())
+    # CPU workers of a machine that has GPUs
+    save(tmp_path, swept("cpu"), "2026-01-03T00:00:00Z")
+    assert origin(Runs(tmp_path).of("scaling")) == "8 x toy, 2026-01-01, commit 01234567."
 
 
 def test_a_file_that_is_no_run_is_named(tmp_path):
@@ -161,7 +179,9 @@ def test_the_command_writes_a_page_tables_and_figures(tmp_path):
         "ladder.svg", "ladder.png", "prediction.svg", "prediction.png", "tables.md", "report.html",
     }  # fmt: skip
     assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    assert "| 1_naive | first |" in (out / "tables.md").read_text("utf-8")
+    text = (out / "tables.md").read_text("utf-8")
+    assert "| 1_naive | first |" in text
+    assert "## scaling" not in text
     assert "NaN" not in (out / "report.html").read_text("utf-8")
 
 
@@ -250,3 +270,108 @@ def test_tables_show_what_the_records_say():
     pair = [_entry("awkward 1 x 2 x 3, NN", "multimm", 2.0), _entry("awkward x", "multimm", 0.5)]
     assert "| 1 x 2 x 3, NN | 40 | 20 | 2.000 |" in tables.awkward(pair)
     assert "geometric mean 1.000, least 0.500" in tables.awkward(pair)
+
+
+# The page
+
+
+@pytest.fixture
+def rendered(sweeps, monkeypatch):
+    """The page of one full sweep, whose figures are their names."""
+    there = [one.name for one in gallery.PICTURES if not one.missing(sweeps)]
+    return page.render(sweeps, {name: f"<svg>{name}</svg>" for name in there})
+
+
+def test_a_sentence_and_a_picture_come_first_and_commits_last(rendered):
+    (sentence,) = re.findall("<h1>(.*?)</h1>", rendered)
+    assert re.sub("<.*?>", "", sentence) == (
+        "On 8 toy GPUs multimm is 3.4 times as fast as the fastest other system, in 4 "
+        "products of float32's accuracy."
+    )
+    first = rendered.index("<figure")
+    assert rendered.index("<h1>") < first < rendered.index("<nav>")
+    drawn = re.findall('base64,([^"]*)', rendered)
+    assert base64.b64decode(drawn[0]) == b"<svg>beside</svg>"
+    assert len(set(drawn)) == len(drawn)
+    last = rendered.index("Where the numbers come from</h2>")
+    assert "01234567" not in rendered[:last]
+    assert "<td>8 x toy</td>\n<td>2026-01-01</td>\n<td>01234567</td>" in rendered[last:]
+
+
+def test_links_of_the_page_lead_somewhere_in_it(rendered):
+    idents = re.findall(' id="(.*?)"', rendered)
+    targets = re.findall('href="#(.*?)"', rendered)
+    assert len(set(idents)) == len(idents)
+    assert {x for x in idents if x.startswith("word-")} <= set(targets) <= set(idents)
+    assert "http" not in re.sub("<(dd|td|li|code)>.*?</", "", rendered)
+
+
+#: Heads of tables that say it all.
+PLAIN = {
+    *("", "adds", "by", "configured with, or reason", "data", "for", "matrix", "measured, s"),
+    *("multimm", "multimm ran", "operand", "per block", "sum"),
+}
+
+
+def test_every_head_of_a_table_is_explained():
+    runs = Runs()
+    names = [name for section in page.SECTIONS for name in section.tables]
+    lines = [x for name in names for x in blocks.table(name, runs).splitlines()]
+    heads = {
+        cell.strip()
+        for line, rule in pairwise(lines)
+        if rule.startswith("| ---")
+        for cell in line.strip("|").split("|")
+    }
+    unknown = {x for x in heads if "href" not in words.linked(x, set())}
+    assert {x for x in unknown if not re.fullmatch(r"\d+( x \d+ blocks)?", x)} <= PLAIN
+
+
+def test_a_word_is_linked_where_it_first_stands():
+    used = set()
+    text = '<p title="tasks">A task, tasks; <code>peer</code>, <a href="x">peer</a>, peer/x</p>'
+    linked = words.linked(text, used)
+    assert linked == text.replace("A task", 'A <a href="#word-task">task</a>')
+    assert [word.name for word in used] == ["task"]
+    assert words.explained(used).count("<dt") == 1
+
+
+def test_no_word_hides_another():
+    for word in words.WORDS:
+        names = word.name.split(", ") if ", of" not in word.name else ["accuracy of"]
+        for name in names:
+            used = set()
+            words.linked(name, used)
+            assert word in used, name
+
+
+# CPU workers
+
+
+def test_a_report_of_cpu_records_is_a_report(tmp_path):
+    shown = [r for r in swept("cpu") if r["system"] in ("multimm", "dask.array")]
+    slow = [r | {"tflops": r["tflops"] / 1e5} for r in shown]
+    numpy = entry(CASE, "numpy", "float32", 1, device="cpu")
+    save(tmp_path / "results", [*slow, numpy | {"tflops": 0.02}], machine=CPUS)
+    done = _run("-o", tmp_path / "out", "--results", tmp_path / "results")
+    assert done.exit_code == 0, done.output
+    assert "prediction: left out. These are predictions for GPUs" in done.output
+    made = {path.name for path in (tmp_path / "out").glob("*.svg")}
+    assert {"beside.svg", "strong-scaling.svg", "weak-scaling.svg", "timeline.svg"} <= made
+    drawn = (tmp_path / "out" / "strong-scaling.svg").read_text("utf-8")
+    assert "workers" in drawn
+    assert "GFLOP/s" in drawn
+    assert "GPU" not in re.sub("<!--.*?-->", "", drawn)
+    text = (tmp_path / "out" / "tables.md").read_text("utf-8")
+    assert text.splitlines()[2].startswith("On 8 CPU workers of a machine with 2 cores multimm is")
+    assert "| case | system | 1 worker | 2 workers |" in text
+    # NumPy has all cores, and stands beside any number of workers.
+    assert f"| {CASE} | FP32 | 8 | 11.3 | NumPy, CPU | 20 | **0.57** |" in text
+
+
+def test_without_peers_the_sentence_says_so(tmp_path):
+    ours = [r for r in swept() if r["system"] == "multimm"]
+    save(tmp_path, ours)
+    said = headline.sentence(Runs(tmp_path))
+    assert said.startswith("On 8 toy GPUs multimm reaches ")
+    assert said.endswith("No other system was measured beside it.")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from multimm_benchmarks.records import ROOT, Record
 from multimm_benchmarks.report import gallery, prediction, scaling_tables, tables
-from multimm_benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing, origin
+from multimm_benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing
+from multimm_benchmarks.report.runs import origin as origin_of
 from multimm_benchmarks.report.split_tables import accuracy, split
 
 _ROOT = ROOT or Path()
@@ -53,8 +54,22 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
 PREDICTION = "prediction"
 
 
-def table(name: str, runs: Runs) -> str:
+def there(name: str, runs: Runs) -> bool:
+    """Whether there is what a table shows."""
+    if name == PREDICTION:
+        return not gallery.find(PREDICTION).missing(runs)
+    return bool(runs.of(TABLES[name][0]))
+
+
+def table(name: str, runs: Runs, *, origin: bool = True) -> str:
     """Return a table as Markdown, or the line that says why there is none.
+
+    Parameters
+    ----------
+    name : str
+    runs : Runs
+    origin : bool
+        Whether a line below says on what and of which commits it was measured.
 
     Raises
     ------
@@ -71,7 +86,7 @@ def table(name: str, runs: Runs) -> str:
     records = runs.of(suite)
     if not records:
         return f"{missing(suite)}\n"
-    return f"{draw(records)}\n{origin(records)}\n"
+    return f"{draw(records)}\n{origin_of(records)}\n" if origin else draw(records)
 
 
 def figure(name: str, runs: Runs, beside: Path) -> str:

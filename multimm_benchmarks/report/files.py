@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from multimm.errors import how_to_install
-from multimm_benchmarks.report import blocks, gallery, page
-from multimm_benchmarks.report.runs import Runs
+from multimm_benchmarks.report import blocks, gallery, headline, page
+from multimm_benchmarks.report.runs import Runs, sources
 
 PAGE, TABLES = "report.html", "tables.md"
 
@@ -42,9 +42,11 @@ def write(folder: Path, runs: Runs, say: Callable[[str], None] = print) -> None:
         files[0].write_text(drawn[picture.name], "utf-8")
         files[1].write_bytes(picture.png(runs))
         say(f"{files[0]}, {files[1].name}")
-    named = (*blocks.TABLES, blocks.PREDICTION)
-    text = "\n".join(f"## {name}\n\n{blocks.table(name, runs)}" for name in named)
-    (folder / TABLES).write_text(f"# {page.TITLE}\n\n{text}", "utf-8")
+    named = [name for name in (*blocks.TABLES, blocks.PREDICTION) if blocks.there(name, runs)]
+    tables = [f"## {name}\n\n{blocks.table(name, runs, origin=False)}" for name in named]
+    tables.append(f"## Where the numbers come from\n\n{sources(runs)}")
+    first = f"# {page.TITLE}\n\n{headline.sentence(runs)}\n\n"
+    (folder / TABLES).write_text(first + "\n".join(tables), "utf-8")
     (folder / PAGE).write_text(page.render(runs, drawn), "utf-8")
     say(f"{folder / TABLES}\n{folder / PAGE}")
 

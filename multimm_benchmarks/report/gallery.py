@@ -12,7 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from multimm_benchmarks.report import accuracy, prediction, roofline, several, single, style, sweep
+from multimm_benchmarks.report import (
+    accuracy,
+    headline,
+    prediction,
+    roofline,
+    several,
+    single,
+    style,
+    sweep,
+)
 from multimm_benchmarks.report.runs import SCALING, Runs, missing
 from multimm_benchmarks.report.style import WIDTH, Figure
 
@@ -55,6 +64,10 @@ class Picture(NamedTuple):
         without = [suite for suite in self.suites if not runs.of(suite)]
         return missing(without[0]) if without else self.lacks(runs)
 
+    def worded(self, text: str, runs: Runs) -> str:
+        """Return a text of GPUs as one of workers, where CPU workers multiplied."""
+        return worded(text, runs) if SCALING in self.suites else text
+
     def stamp(self, runs: Runs) -> str:
         """Return what a drawing of these runs says about itself."""
         shown = [
@@ -84,6 +97,11 @@ class Picture(NamedTuple):
         )
 
 
+def worded(text: str, runs: Runs) -> str:
+    """Return a text of GPUs as one of workers, where CPU workers multiplied."""
+    return text.replace("GPU", sweep.scale(runs.of(SCALING)).worker) if runs.of(SCALING) else text
+
+
 def _no_scaling(kind: str, square: bool = True) -> Callable[[Runs], str]:
     def lacks(runs: Runs) -> str:
         found = sweep.scaled(runs.of(SCALING), kind)
@@ -111,7 +129,22 @@ def _no_timeline(runs: Runs) -> str:
     return "" if found else f"No timeline in the newest records of suite {SCALING}."
 
 
+def _no_pairs(runs: Runs) -> str:
+    found = headline.pairs(runs)
+    return "" if found else f"No peers in the newest records of suite {SCALING}."
+
+
+def _no_gpus(runs: Runs) -> str:
+    """Predictions are of GPUs: not beside records of CPU workers alone."""
+    records = runs.of(SCALING)
+    on_cpus = bool(records) and sweep.scale(records).worker != "GPU"
+    return "These are predictions for GPUs, and stand beside records of GPUs." if on_cpus else ""
+
+
 PICTURES = (
+    Picture("beside", "Each case on the most GPUs: how many times as fast as the fastest peer of "
+            "FP32 accuracy", "Bars of the speed over the fastest other system, for each case",
+            (SCALING,), headline.draw, 4.2, _no_pairs),
     Picture("strong-scaling", "Strong scaling: the same product on more GPUs",
             "TFLOP/s against the number of GPUs, beside the ideal and the peers",
             (SCALING,), several.strong, 4.2, _no_scaling("strong")),
@@ -131,7 +164,7 @@ PICTURES = (
             (SCALING,), several.timeline, 3.6, _no_timeline),
     Picture("prediction", "Beyond one box: predictions of the planner, not measurements",
             "Predicted TFLOP/s per GPU for up to 1024 GPUs, and what the predicted time is made of",
-            (), prediction.draw, 3.8, also=(SCALING,), computed=prediction.summary),
+            (), prediction.draw, 3.8, _no_gpus, also=(SCALING,), computed=prediction.summary),
     Picture("products", "Square products on one GPU, beside cuBLAS",
             "TFLOP/s against n for multimm and cuBLAS, of FP32 and of TF32 accuracy",
             ("split", "ffma"), single.products, 3.4),

@@ -17,6 +17,7 @@ from multimm.errors import OptionError
 from multimm.gpu.kernel_selection import PRECISIONS
 from multimm_benchmarks.agenda import key_of
 from multimm_benchmarks.records import INTERRUPTED, RESULTS, Record, load
+from multimm_benchmarks.report.formats import Rows, markdown, short
 from multimm_benchmarks.sweep_cases import KINDS
 
 SCALING = "scaling"
@@ -28,6 +29,13 @@ class Computer(NamedTuple):
 
     gpu: str = ""
     cores: str = ""
+
+
+#: All suites, as their files are called.
+SUITES = (
+    *("scaling", "rehearsal", "split", "ffma", "awkward", "matvec"),
+    *("accuracy", "transpose", "add", "latency", "ladder", "python"),
+)
 
 
 class Runs:
@@ -145,15 +153,19 @@ def missing(suite: str) -> str:
     return f"Not measured yet: `{command(suite)}`."
 
 
+def _machine(records: list[Record]) -> str:
+    """The newest machine, with the most GPUs of all."""
+    machine = max(records, key=_date)["machine"]
+    if not _on_gpus(records):
+        return f"{machine['cores']} cores, no GPU"
+    count = max(record["machine"]["count"] or 1 for record in records)
+    return f"{count} x {machine['gpu']}" if count > 1 else str(machine["gpu"])
+
+
 def origin(records: list[Record]) -> str:
     """Return the line that says on what, when and of which commit records were measured."""
     first = max(records, key=_date)
-    machine = first["machine"]
-    on_gpus = _on_gpus(records)
-    where = machine["gpu"] if on_gpus else f"{machine['cores']} cores, no GPU"
-    count = max(record["machine"]["count"] or 1 for record in records) if on_gpus else 1
-    many = f"{count} x " if count > 1 else ""
-    text = f"{many}{where}, {first['date'][:10]}, commit {first['commit'][:8]}"
+    text = f"{_machine(records)}, {first['date'][:10]}, commit {first['commit'][:8]}"
     measured = (record for record in records if record.get("seconds"))
     done = sorted(measured, key=_date, reverse=True)
     older = dict.fromkeys((r["commit"][:8], r["system"]) for r in done
@@ -161,3 +173,16 @@ def origin(records: list[Record]) -> str:
     commits = {commit: [s for c, s in older if c == commit] for commit, _ in older}
     beside = "; ".join(f"{' and '.join(names)} in part at {c}" for c, names in commits.items())
     return f"{text}{f' ({beside})' if beside else ''}."
+
+
+def sources(runs: Runs) -> str:
+    """Return a table of all records: suite, machine, date, commit and systems."""
+    rows: Rows = []
+    for suite in SUITES:
+        found: dict[tuple[str, ...], list[str]] = {}
+        for r in sorted(runs.of(suite), key=_date, reverse=True):
+            key = (f"`{command(suite)}`", _machine([r]), r["date"][:10], r["commit"][:8])
+            if r.get("seconds"):
+                found.setdefault(key, []).append(short(r["system"]))
+        rows += [(*key, ", ".join(dict.fromkeys(names))) for key, names in found.items()]
+    return markdown(("measured by", "machine", "date", "commit", "systems"), rows, words=5)

@@ -57,33 +57,17 @@ def _largest(found: dict[int, Record], key: str) -> str:
 
 
 def verdict(records: list[Record]) -> str:
-    """Ours beside the fastest peer of the same accuracy or better; below 1 the peer wins.
-
-    No row where no peer of the same accuracy was measured: the others are slower for being better.
-    """
-    rows: Rows = []
+    """Ours beside the fastest peer of the same accuracy or better; below 1 the peer wins."""
     scale = sweep.scale(records)
-    keys = dict.fromkeys((r["case"], sweep.workers(r), sweep.promise(r)) for r in records)
-    for case, count, promise in keys:
-        here = [r for r in sweep.done(records) if (r["case"], sweep.workers(r)) == (case, count)]
-        ours = [r for r in here if r["system"] == "multimm" and sweep.promise(r) == promise]
-        peers = [
-            r for r in here
-            if r["system"] != "multimm" and promise in (sweep.promise(r), "TF32")
-        ]  # fmt: skip
-        if ours and any(sweep.promise(r) == promise for r in peers):
-            best, peer = (max(found, key=lambda r: r["tflops"]) for found in (ours, peers))
-            rows.append((case, promise, f"{count}", figures(scale.factor * best["tflops"]),
-                         look(sweep.system(peer)).label, figures(scale.factor * peer["tflops"]),
-                         _times(best, peer)))  # fmt: skip
+    rows: Rows = [
+        (pair.case, pair.promise, f"{pair.workers}", figures(scale.factor * pair.ours["tflops"]),
+         look(sweep.system(pair.peer)).label, figures(scale.factor * pair.peer["tflops"]),
+         f"{pair.times:.2f}" if pair.times >= 1 else f"**{pair.times:.2f}**")
+        for pair in sweep.beside(records)
+    ]  # fmt: skip
     head = ("case", "accuracy of", f"{scale.worker}s", f"multimm, {scale.unit}", "fastest peer",
             scale.unit, "times the peer")  # fmt: skip
     return markdown(head, rows, words=2)
-
-
-def _times(ours: Record, peer: Record) -> str:
-    times = ours["tflops"] / peer["tflops"]
-    return f"{times:.2f}" if times >= 1 else f"**{times:.2f}**"
 
 
 def moved(records: list[Record]) -> str:

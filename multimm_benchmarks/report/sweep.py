@@ -27,6 +27,46 @@ def scale(records: Iterable[Record]) -> Scale:
     return Scale(worker, "TFLOP/s", 1.0)
 
 
+class Pair(NamedTuple):
+    """multimm in a case, and the fastest system that keeps the same promise."""
+
+    case: str
+    promise: str
+    workers: int
+    ours: Record
+    peer: Record
+
+    @property
+    def times(self) -> float:
+        """How many times as fast as the peer."""
+        return float(self.ours["tflops"] / self.peer["tflops"])
+
+
+def beside(records: Iterable[Record]) -> list[Pair]:
+    """Return each case, number of workers and promise with its fastest peer.
+
+    None where no peer of the same accuracy was measured: the others are slower for being better.
+    NumPy, which has all cores, stands beside any number of CPU workers.
+    """
+    found = done(records)
+    on_cpus = scale(found).worker != "GPU"
+    pairs = []
+    for case, count, name in dict.fromkeys((r["case"], workers(r), promise(r)) for r in found):
+        here = [r for r in found if r["case"] == case]
+        ours = [r for r in here if r["system"] == "multimm" and promise(r) == name
+                and workers(r) == count]  # fmt: skip
+        peers = [
+            r for r in here
+            if r["system"] != "multimm" and name in (promise(r), "TF32")
+            and (workers(r) == count or (on_cpus and r["system"] == "numpy"
+                 and any(r["shape"] == mine["shape"] for mine in ours)))
+        ]  # fmt: skip
+        if ours and any(promise(r) == name for r in peers):
+            best, peer = (max(group, key=lambda r: r["tflops"]) for group in (ours, peers))
+            pairs.append(Pair(case, name, count, best, peer))
+    return pairs
+
+
 def done(records: Iterable[Record]) -> list[Record]:
     """Those that have a time; failed and absent ones have none."""
     return [r for r in records if r["detail"]["status"] == "done"]
