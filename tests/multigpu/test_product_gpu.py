@@ -288,7 +288,7 @@ def test_numpy_operands_that_do_not_fit_stay_in_host_memory(gpus, monkeypatch):
         fixed = {"blocks": 2048, "slabs": 2048, "precision": "ieee"}
         plan = multimm.plan(a, b, **fixed)
         assert plan.layout.stream
-        assert "blocks taken from host memory when they are needed" in str(plan)
+        assert "blocks taken from host memory when they" in " ".join(str(plan).split())
         client.run(_count_bytes)
         c = multimm.matmul(a, b, **fixed).persist()
         wait(c)

@@ -191,7 +191,8 @@ def _k(plan: MatmulPlan) -> str:
     if len(k_tiles) == 1:
         return f"{plan.k} at once"
     per_task = min(layout.k_tiles_per_task, layout.steps)
-    each = f"each task multiplies {per_task}" if per_task > 1 else "each task multiplies one"
+    many = "all" if layout.in_place is not None else per_task if per_task > 1 else "one"
+    each = f"each task multiplies {many}"
     at_once = min(layout.fan_in, layout.parts)
     sums = f"; {at_once} sums added at once" if at_once > 2 else ""
     return f"{len(k_tiles)} ranges of {_sizes([k_tiles])}, {each}{sums}"
