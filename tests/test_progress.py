@@ -110,6 +110,15 @@ def test_predicted_beside_measured(client):
     assert "<table>" in run._repr_html_()
 
 
+def test_a_client_that_was_closed_inside():
+    with in_threads(1) as cluster, Client(cluster) as own:
+        plan = multimm.plan(X, X)
+        with multimm.progress(plan, out=io.StringIO()) as run:
+            multimm.matmul(X, X).compute()
+            own.close()
+    assert run.comparison.bytes_measured is None
+
+
 def test_compare_of_a_plan_on_paper():
     side = MatrixSpec((65536, 65536))
     plan = multimm.plan(side, side, cluster=ClusterSpec.homogeneous(H200, 4))

@@ -12,7 +12,7 @@ from dask.callbacks import Callback
 
 from multimm.display.tally import Bar, Count, Tally, stdout
 from multimm.display.units import duration
-from multimm.errors import ClusterError, OptionError
+from multimm.errors import OptionError
 from multimm.operands import current_client
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Progress:
             return None
         from multimm.cluster.plugins.transfer_counter import received_bytes
 
-        with suppress(ClusterError, OSError):
+        with suppress(Exception):  # nobody counts there, or the client is closed by now
             return sum(received_bytes(self._client).values())
         return None
 
