@@ -1,5 +1,7 @@
 """Correlations of complex signals of many antennas: x.conj().T @ x."""
 
+from typing import Any
+
 import dask.array as da
 import numpy as np
 
@@ -8,12 +10,15 @@ import multimm
 SAMPLES, ANTENNAS = 40_000, 300
 
 
-def main():
-    rng = da.random.default_rng(0)
+def main() -> None:
+    rng: Any = da.random.default_rng(0)  # pyright believes that chunks are text
 
-    def normal(shape, chunks):
+    def normal(shape: tuple[int, int], chunks: tuple[int, int]) -> da.Array:
         parts = (rng.standard_normal(shape, chunks=chunks, dtype="float32") for _ in "ri")
-        return da.map_blocks(lambda re, im: re + np.complex64(1j) * im, *parts, dtype="complex64")
+        made: da.Array = da.map_blocks(
+            lambda re, im: re + np.complex64(1j) * im, *parts, dtype="complex64"
+        )
+        return made
 
     source = normal((SAMPLES, 4), (4000, 4))
     gains = normal((4, ANTENNAS), (4, ANTENNAS))

@@ -1,5 +1,7 @@
 """Empirical orthogonal functions of a field in xarray: patterns that explain most variance."""
 
+from typing import Any
+
 import dask.array as da
 import numpy as np
 import xarray as xr
@@ -9,8 +11,8 @@ import multimm
 TIMES, LAT, LON, MODES = 3000, 20, 40, 3
 
 
-def field():
-    rng = da.random.default_rng(0)
+def field() -> xr.DataArray:
+    rng: Any = da.random.default_rng(0)  # pyright believes that chunks are text
     noise = rng.standard_normal((TIMES, LAT, LON), chunks=(500, LAT, LON), dtype="float32")
     x = xr.DataArray(noise, dims=("time", "lat", "lon"))
     for mode in range(1, MODES + 1):
@@ -19,7 +21,7 @@ def field():
     return x.astype("float32").persist()
 
 
-def main():
+def main() -> None:
     x = field()
     with multimm.accelerate() as report:
         anomaly = (x - x.mean("time")).stack(place=("lat", "lon"), create_index=False)

@@ -1,5 +1,7 @@
 """A genetic relationship matrix from genotypes of one byte each, summed exactly (VanRaden 2008)."""
 
+from typing import Any
+
 import dask.array as da
 import numpy as np
 
@@ -8,8 +10,8 @@ import multimm
 PEOPLE, MARKERS = 1500, 20_000
 
 
-def main():
-    rng = da.random.default_rng(0)
+def main() -> None:
+    rng: Any = da.random.default_rng(0)  # pyright believes that chunks are text
     # How many copies of the rarer allele each person has: 0, 1 or 2.
     chance = rng.uniform(0.05, 0.5, MARKERS, chunks=2000)
     copies = rng.uniform(size=(PEOPLE, MARKERS, 2), chunks=(500, 2000, 2)) < chance[:, None]

@@ -2,9 +2,11 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.array.linalg import norm
 from sklearn.neighbors import NearestNeighbors
 
 import multimm
@@ -12,13 +14,13 @@ import multimm
 VECTORS, FEATURES, NEIGHBOURS = 6000, 128, 10
 
 
-def main(folder):
+def main(folder: Path) -> None:
     source, target = folder / "embeddings.zarr", folder / "neighbours.zarr"
-    rng = da.random.default_rng(0)
+    rng: Any = da.random.default_rng(0)  # pyright believes that chunks are text
     rng.standard_normal((VECTORS, FEATURES), chunks=(1000, -1), dtype="float32").to_zarr(source)
 
     x = multimm.io.open_array(source)  # read block by block, when a product needs it
-    x = x / da.linalg.norm(x, axis=1, keepdims=True)
+    x = x / norm(x, axis=1, keepdims=True)
     similarity = multimm.matmul(x, x.T)
     print(multimm.plan(x, x.T))
     # Each block of the product is reduced to its ten best right behind it, on the same worker.

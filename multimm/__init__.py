@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from multimm.contractions.functions import einsum, inner, outer, tensordot, vecdot
     from multimm.dispatch import accelerate
     from multimm.errors import MultimmError
+    from multimm.gpu.kernel_selection import Precision
 
 __version__ = "0.2.0"
 
 __all__ = [
     "MultimmError",
+    "Precision",
     "accelerate",
     "cluster",
     "einsum",
@@ -45,6 +47,7 @@ __all__ = [
 #: second, which a command line that only prints its help should not spend.
 _HOMES = {
     "MultimmError": "multimm.errors",
+    "Precision": "multimm.gpu.kernel_selection",
     "accelerate": "multimm.dispatch",
     "einsum": "multimm.contractions.functions",
     "gemm": "multimm.api",
@@ -73,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import dask.array as da
 import numpy as np
@@ -13,24 +13,46 @@ from multimm.contractions.plans import ContractionPlan, plan_einsum, plan_tensor
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.emulated.packed import check_promise
-from multimm.gpu.kernel_selection import check_precision
+from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.validate import check_beta
 from multimm.graph.tasks import multiply
-from multimm.operands import Array, as_array, is_dask, plain_scalar
+from multimm.operands import Array, Planned, Transposed, as_array, is_dask, plain_scalar
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
 from multimm.products import NOTHING_FIXED, Scalar, checked, options
 from multimm.result_chunks import AUTO
 
+if TYPE_CHECKING:
+    from dask.array import Array as DaskArray
+    from numpy.typing import ArrayLike, NDArray
+    from xarray import DataArray
 
+    from multimm.gpu.emulated.packed import PackedBlock
+    from multimm.operands import GpuArray, Lazy, OnGpu, Operand
+
+
+@overload
+def matmul(a: Lazy, b: Operand, **options: Unpack[Planned]) -> DaskArray: ...
+@overload
+def matmul(a: Operand, b: Lazy, **options: Unpack[Planned]) -> DaskArray: ...
+@overload
+def matmul(a: PackedBlock, b: PackedBlock, **options: Unpack[Planned]) -> Any: ...
+@overload
+def matmul(
+    a: GpuArray | PackedBlock, b: GpuArray | PackedBlock, **options: Unpack[Planned]
+) -> GpuArray: ...
+@overload
+def matmul(a: DataArray, b: DataArray, **options: Unpack[Planned]) -> DataArray: ...
+@overload
+def matmul(a: ArrayLike, b: ArrayLike, **options: Unpack[Planned]) -> NDArray[Any]: ...
 def matmul(
     a: Array,
     b: Array,
     *,
     dtype: DTypeLike | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,
@@ -143,6 +165,37 @@ def matmul(
     return product.result()
 
 
+@overload
+def gemm(
+    alpha: Scalar, a: Lazy, b: Operand, beta: Scalar = ..., c: Operand | None = ...,
+    **options: Unpack[Transposed],
+) -> DaskArray: ...  # fmt: skip
+@overload
+def gemm(
+    alpha: Scalar, a: Operand, b: Lazy, beta: Scalar = ..., c: Operand | None = ...,
+    **options: Unpack[Transposed],
+) -> DaskArray: ...  # fmt: skip
+@overload
+def gemm(
+    alpha: Scalar, a: Operand, b: Operand, beta: Scalar, c: Lazy,
+    **options: Unpack[Transposed],
+) -> DaskArray: ...  # fmt: skip
+@overload
+def gemm(
+    alpha: Scalar, a: PackedBlock, b: PackedBlock, beta: Scalar = ..., c: OnGpu | None = ...,
+    **options: Unpack[Transposed],
+) -> Any: ...  # fmt: skip
+@overload
+def gemm(
+    alpha: Scalar, a: GpuArray | PackedBlock, b: GpuArray | PackedBlock, beta: Scalar = ...,
+    c: GpuArray | None = ...,
+    **options: Unpack[Transposed],
+) -> GpuArray: ...  # fmt: skip
+@overload
+def gemm(
+    alpha: Scalar, a: ArrayLike, b: ArrayLike, beta: Scalar = ..., c: ArrayLike | None = ...,
+    **options: Unpack[Transposed],
+) -> NDArray[Any]: ...  # fmt: skip
 def gemm(
     alpha: Scalar,
     a: Array,
@@ -153,7 +206,7 @@ def gemm(
     trans_a: bool = False,
     trans_b: bool = False,
     dtype: DTypeLike | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,
@@ -220,7 +273,7 @@ def _check_packed_dtype(dtype: DTypeLike | None) -> None:
 
 def _packed_gemm(
     alpha: Scalar, a: Array, b: Array, beta: Scalar, c: Array | None, trans_a: bool, trans_b: bool,
-    precision: str,
+    precision: Precision,
 ) -> Array:  # fmt: skip
     """As gemm, with an operand that was packed before."""
     if isinstance(alpha, complex) or isinstance(beta, complex):
@@ -230,6 +283,12 @@ def _packed_gemm(
     return multiply.gemm(a, b, c=c if beta != 0 else None, step=step)
 
 
+@overload
+def transpose(a: Lazy) -> DaskArray: ...
+@overload
+def transpose(a: GpuArray) -> GpuArray: ...
+@overload
+def transpose(a: ArrayLike) -> NDArray[Any]: ...
 def transpose(a: Array) -> Array:
     """The matrix transpose: the last two axes swapped, in C order.
 
@@ -272,7 +331,7 @@ def plan(
     *more: Array | MatrixSpec,
     dtype: DTypeLike | None = ...,
     optimize: Any = ...,
-    precision: str = ...,
+    precision: Precision = ...,
     cluster: ClusterSpec | None = ...,
 ) -> ContractionPlan: ...
 
@@ -283,7 +342,7 @@ def plan(
     b: Array | MatrixSpec,
     *,
     axes: Any,
-    precision: str = ...,
+    precision: Precision = ...,
     cluster: ClusterSpec | None = ...,
 ) -> ContractionPlan: ...
 
@@ -299,7 +358,7 @@ def plan(
     trans_a: bool = ...,
     trans_b: bool = ...,
     dtype: DTypeLike | None = ...,
-    precision: str = ...,
+    precision: Precision = ...,
     blocks: int | tuple[int, int] | None = ...,
     slabs: int | None = ...,
     p_k: int | None = ...,
@@ -320,7 +379,7 @@ def plan(
     trans_a: bool = False,
     trans_b: bool = False,
     dtype: DTypeLike | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     blocks: int | tuple[int, int] | None = None,
     slabs: int | None = None,
     p_k: int | None = None,

@@ -31,9 +31,15 @@ from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
 from multimm.operands import as_array, as_dask, check_query_planning, check_waits
 from multimm.planning.tiling.grid import is_regular
 
+__all__ = ["Output", "open_array", "save_array"]
+
 PathLike = str | os.PathLike[str]
 #: Times that a target may come or go just when an output gets its name; arbitrary.
 TRIES = 100
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def open_array(

@@ -9,7 +9,8 @@ import functools
 import math
 import numbers
 import sys
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypedDict, TypeVar
 
 import dask
 import dask.array as da
@@ -20,7 +21,57 @@ from multimm import sources
 from multimm.blocks import ALIKE, dense_method, is_dense, is_sparse, kind_of, plain
 from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+    from multimm.gpu.kernel_selection import Precision
+
+    #: Of which the result is lazy: a Dask array, or nested lists that hold one.
+    Lazy: TypeAlias = da.Array | Sequence[da.Array] | Sequence[Sequence[da.Array]]
+    Operand: TypeAlias = Lazy | ArrayLike
+
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
+
+
+class OnGpu(Protocol):
+    """A CuPy array, told by what it offers: CuPy may not be installed."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+#: A kind of array on a GPU: what goes in comes out.
+GpuArray = TypeVar("GpuArray", bound=OnGpu)
+
+
+class Promised(TypedDict, total=False):
+    """Options of every product."""
+
+    precision: Precision
+
+
+class Contracted(Promised, total=False):
+    """Options of `multimm.einsum`."""
+
+    dtype: DTypeLike | None
+    optimize: Any
+
+
+class Planned(Promised, total=False):
+    """Options of products of matrices."""
+
+    dtype: DTypeLike | None
+    blocks: int | tuple[int, int] | None
+    slabs: int | None
+    p_k: int | None
+    chunks: Any
+
+
+class Transposed(Planned, total=False):
+    """Options of `multimm.gemm`."""
+
+    trans_a: bool
+    trans_b: bool
 
 
 def named_dtype(name: str) -> np.dtype[Any]:

@@ -16,6 +16,7 @@ from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import library_gemm, requested_dtype
 from multimm.gpu.dtypes import gemm_dtype, on_devices
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
+from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
@@ -206,7 +207,7 @@ def checked(
     trans_a: bool = False,
     trans_b: bool = False,
     stacks: bool,
-    precision: str,
+    precision: Precision,
     options: Options,
     chunks: Any,
     dtype: Any = None,
@@ -305,7 +306,7 @@ def _rereadable(x: Given) -> bool:
 def _step(
     sums: np.dtype[Any],
     dtype: np.dtype[Any],
-    precision: str,
+    precision: Precision,
     trans_a: bool,
     trans_b: bool,
     alpha: Scalar,

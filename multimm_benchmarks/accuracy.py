@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks import xla
 from multimm_benchmarks.cases import Case
 from multimm_benchmarks.cublas import COMPUTE_TF32, Cublas
@@ -28,7 +29,7 @@ DEPTH = 4096  #: k of the others
 ROUNDS = 3
 
 #: By system. Of "ieee" are also those peers that promise it.
-PRECISIONS = {
+PRECISIONS: dict[str, Precision] = {
     "multimm": "float32", "multimm ieee": "ieee", "multimm tf32": "tf32",
     "cublas sgemm": "ieee", "cublas tf32": "tf32",
 }  # fmt: skip
@@ -144,7 +145,7 @@ def _broken(
         yield f"did not run {SPLIT}"
 
 
-def allowed(reference: Reference, precision: str, k: int) -> Array:
+def allowed(reference: Reference, precision: Precision, k: int) -> Array:
     """Return how far each element may be off, as promised for alpha = 1 and beta = 0.
 
     (k + 2) u |A||B|, k subnormal roundings, 2u |AB|, and one rounding of the result; of tf32,

@@ -22,7 +22,7 @@ from typing import Any
 
 from multimm.cluster.inspect.devices import visible_gpus
 from multimm.errors import OptionError
-from multimm.gpu.kernel_selection import PRECISIONS
+from multimm.gpu.kernel_selection import PRECISIONS, Precision
 from multimm.planning.cost import time as cost_time
 from multimm.planning.plan import MatmulPlan
 from multimm_benchmarks import records
@@ -54,7 +54,7 @@ class Rehearsal(Multimm):
         """Return a client of workers that share the GPUs."""
         return shared_gpus(self.machine.workers) if self.gpu else super().started()
 
-    def prepare(self, product: Product, precision: str) -> None:
+    def prepare(self, product: Product, precision: Precision) -> None:
         """Plan; block products wait from now on."""
         super().prepare(product, precision)
         plan = self._planned(product, precision)
@@ -62,10 +62,10 @@ class Rehearsal(Multimm):
         rate = 1e9 * cost_time.product_gflops(plan.layout.problem, device)
         self.client.run(wait_instead, rate, 1e9 * device.copy_gbps)
 
-    def _ideal(self, precision: str) -> float:
+    def _ideal(self, precision: Precision) -> float:
         return 0.0  # no kernel runs
 
-    def plan(self, product: Product, precision: str) -> MatmulPlan:
+    def plan(self, product: Product, precision: Precision) -> MatmulPlan:
         """What is rehearsed."""
         return self._planned(product, precision)
 
@@ -112,7 +112,7 @@ def wait_instead(rate: float, copy: float) -> None:
 
 
 def rehearse(
-    system: Rehearsal, product: Product, precision: str, repeats: int, gpus: int
+    system: Rehearsal, product: Product, precision: Precision, repeats: int, gpus: int
 ) -> Record:
     """Run a product some times, the first time included, and return its record."""
     system.prepare(product, precision)
@@ -156,7 +156,7 @@ def line(record: Record) -> str:
 
 
 def rehearsals(
-    workers: int, kinds: Sequence[str], precisions: Sequence[str], repeats: int, quick: bool
+    workers: int, kinds: Sequence[str], precisions: Sequence[Precision], repeats: int, quick: bool
 ) -> Iterator[Record]:
     """Records of all products that these GPUs can hold."""
     gpus = len(visible_gpus())

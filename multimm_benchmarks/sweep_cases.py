@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from multimm.errors import OptionError
 from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.tiling.grid import regular
 
+Name = TypeVar("Name", bound=str)
 #: How often "steady" is repeated, and how much slower than the median its slowest run may be.
 STEADY_RUNS, STEADY_RATIO = 20, 1.15
 #: Edges of weak scaling are multiples of this, so that all worker counts have even blocks.
@@ -170,7 +171,7 @@ def products(sizes: Sizes, workers: int, kinds: Sequence[str]) -> list[Product]:
     return [product for kind in kinds for product in KINDS[kind](sizes, workers)]
 
 
-def chosen(given: str | Iterable[str] | None, known: Sequence[str], what: str) -> tuple[str, ...]:
+def chosen(given: str | Iterable[str] | None, known: Sequence[Name], what: str) -> tuple[Name, ...]:
     """Return the names that a list such as ``"strong,weak"`` gives; all without one.
 
     Raises

@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "graph": {"blocks", "display", "failures", "shapes", "planning", "gpu"},
     "gpu": {"blocks", "shapes"},
     "integer_sums": {"gpu"},
-    "operands": {"blocks", "sources"},
+    "operands": {"blocks", "gpu", "sources"},
     "sources": {"blocks", "shapes"},
     "planning": {"display", "shapes"},
     "blocks": set(),
@@ -325,11 +325,22 @@ def test_one_import_is_enough(name):
     assert f"multimm.{name.split('.')[0]}" in modules_after(f"import multimm; multimm.{name}")
 
 
-def test_every_public_name_is_there_and_no_other():
-    assert set(multimm.__all__) <= set(dir(multimm))
-    assert all(getattr(multimm, name) is not None for name in multimm.__all__)
+PACKAGES = ["multimm", "multimm.cluster", "multimm.gpu", "multimm.io"]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_public_names_are_there_and_no_others(name):
+    package = import_module(name)
+    assert dir(package) == sorted(package.__all__)
+    assert all(getattr(package, public) is not None for public in package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'matmull'"):
-        multimm.matmull  # noqa: B018
+        package.matmull  # noqa: B018
+
+
+def test_public_names_are_the_same_whatever_was_imported_before():
+    statement = f"import {', '.join(PACKAGES)}; before = [*map(dir, ({', '.join(PACKAGES)},))]"
+    use = "multimm.cluster.start, multimm.gpu.pack, multimm.io.Output, multimm.matmul"
+    modules_after(f"{statement}; {use}; assert before == [*map(dir, ({', '.join(PACKAGES)},))]")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from multimm.errors import DTypeError, MultimmError, OptionError, ShapeError, in
 from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.bounds import is_narrow
+from multimm.gpu.kernel_selection import Precision
 from multimm.operands import (
     as_array,
     check_same_device,
@@ -55,7 +56,7 @@ def prepare(
     trans: tuple[bool, bool],
     scale: tuple[Any, Any],
     rounds: int,
-    precision: str = "float32",
+    precision: Precision = "float32",
     dtype: Any = None,
 ) -> Job:
     """Check everything that can be checked before anything is computed."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from multimm.errors import DTypeError, OptionError
 from multimm.gpu.dtypes import result_dtype
+from multimm.gpu.kernel_selection import Precision
 
 #: Chance that a right product is called wrong.
 FALSE_ALARM = 1e-12
@@ -123,7 +124,7 @@ def make_rule(
     sizes: tuple[int, int, int],
     rounds: int,
     kept: np.dtype[Any] | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     exact: bool = False,
 ) -> Rule:
     """The rule for a C of `dtype`; `sizes` are its rows, its columns n, and k.

@@ -37,7 +37,7 @@ from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
 from multimm.contractions.matrices_of import matrices_of
 from multimm.display import html
 from multimm.errors import OptionError
-from multimm.gpu.kernel_selection import check_precision
+from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.operands import check_waits, is_lazy
 
 #: What is said where no element of C was compared with a number.
@@ -121,7 +121,7 @@ def verify(
     beta: Any = 0,
     c0: Any = None,
     dtype: Any = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     rounds: int = 20,
     seed: int = 0,
 ) -> Verification:

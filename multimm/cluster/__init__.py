@@ -11,3 +11,7 @@ from multimm.cluster.local import local
 from multimm.cluster.start import start
 
 __all__ = ["connect", "describe", "local", "prepare", "start"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from multimm.cluster import main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
@@ -54,7 +54,7 @@ def start(
     workers: int | None = None,
     threads: int = 1,
     memory_limit: int | str | None = None,
-    protocol: str | None = None,
+    protocol: Literal["ucxx", "tcp"] | None = None,
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
     dashboard_address: str | None = ":8787",

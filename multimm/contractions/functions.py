@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -11,12 +11,51 @@ from multimm.contractions.steps import Contraction, contraction
 from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
 from multimm.gpu import library_gemm, requested_dtype
-from multimm.gpu.kernel_selection import check_precision
-from multimm.operands import Array, arrays, as_dask, check_same_device, is_dask
+from multimm.gpu.kernel_selection import Precision, check_precision
+from multimm.operands import Array, Contracted, arrays, as_dask, check_same_device, is_dask
+
+if TYPE_CHECKING:
+    from dask.array import Array as DaskArray
+    from numpy.typing import ArrayLike, NDArray
+
+    from multimm.operands import GpuArray, Lazy, Operand
 
 
+@overload
 def einsum(
-    *operands: Any, dtype: Any = None, optimize: Any = True, precision: str = "float32"
+    subscripts: str, a: Lazy, /, *more: Operand, **options: Unpack[Contracted]
+) -> DaskArray: ...
+@overload
+def einsum(
+    subscripts: str, a: Operand, b: Lazy, /, *more: Operand, **options: Unpack[Contracted]
+) -> DaskArray: ...
+@overload
+def einsum(
+    subscripts: str,
+    a: Operand,
+    b: Operand,
+    c: Lazy,
+    /,
+    *more: Operand,
+    **options: Unpack[Contracted],
+) -> DaskArray: ...
+@overload
+def einsum(
+    subscripts: str, a: GpuArray, /, *more: GpuArray, **options: Unpack[Contracted]
+) -> GpuArray: ...
+@overload
+def einsum(
+    subscripts: str,
+    a: ArrayLike,
+    b: ArrayLike = ...,
+    c: ArrayLike = ...,
+    /,
+    **options: Unpack[Contracted],
+) -> NDArray[Any]: ...
+@overload
+def einsum(*operands: Any, **options: Unpack[Contracted]) -> Any: ...
+def einsum(
+    *operands: Any, dtype: Any = None, optimize: Any = True, precision: Precision = "float32"
 ) -> Array:
     """Sums of products over any axes, with the semantics of `numpy.einsum`.
 
@@ -70,7 +109,19 @@ def einsum(
     return _scalar(einsum_steps(operands, dtype, optimize).result(precision))
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: str = "float32") -> Array:
+@overload
+def tensordot(a: Lazy, b: Operand, axes: Any = ..., *, precision: Precision = ...) -> DaskArray: ...
+@overload
+def tensordot(a: Operand, b: Lazy, axes: Any = ..., *, precision: Precision = ...) -> DaskArray: ...
+@overload
+def tensordot(
+    a: GpuArray, b: GpuArray, axes: Any = ..., *, precision: Precision = ...
+) -> GpuArray: ...
+@overload
+def tensordot(
+    a: ArrayLike, b: ArrayLike, axes: Any = ..., *, precision: Precision = ...
+) -> NDArray[Any]: ...
+def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: Precision = "float32") -> Array:
     """The sum of products over axes of two arrays, with the semantics of `numpy.tensordot`.
 
     Parameters
@@ -108,7 +159,15 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: str = "float32") -> A
     return tensordot_steps(a, b, axes).result(precision)
 
 
-def inner(a: Any, b: Any, *, precision: str = "float32") -> Array:
+@overload
+def inner(a: Lazy, b: Operand, *, precision: Precision = ...) -> DaskArray: ...
+@overload
+def inner(a: Operand, b: Lazy, *, precision: Precision = ...) -> DaskArray: ...
+@overload
+def inner(a: GpuArray, b: GpuArray, *, precision: Precision = ...) -> GpuArray: ...
+@overload
+def inner(a: ArrayLike, b: ArrayLike, *, precision: Precision = ...) -> NDArray[Any]: ...
+def inner(a: Any, b: Any, *, precision: Precision = "float32") -> Array:
     """The sum of products over the last axes of both, with the semantics of `numpy.inner`.
 
     Parameters
@@ -139,7 +198,19 @@ def inner(a: Any, b: Any, *, precision: str = "float32") -> Array:
     return _scalar(inner_steps(a, b).result(precision))
 
 
-def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Array:
+@overload
+def vecdot(a: Lazy, b: Operand, *, axis: int = ..., precision: Precision = ...) -> DaskArray: ...
+@overload
+def vecdot(a: Operand, b: Lazy, *, axis: int = ..., precision: Precision = ...) -> DaskArray: ...
+@overload
+def vecdot(
+    a: GpuArray, b: GpuArray, *, axis: int = ..., precision: Precision = ...
+) -> GpuArray: ...
+@overload
+def vecdot(
+    a: ArrayLike, b: ArrayLike, *, axis: int = ..., precision: Precision = ...
+) -> NDArray[Any]: ...
+def vecdot(a: Any, b: Any, *, axis: int = -1, precision: Precision = "float32") -> Array:
     """Products of vectors, the first one conjugated, with the semantics of `numpy.vecdot`.
 
     Parameters
@@ -174,6 +245,14 @@ def vecdot(a: Any, b: Any, *, axis: int = -1, precision: str = "float32") -> Arr
     return _scalar(vecdot_steps(a, b, axis).result(precision))
 
 
+@overload
+def outer(a: Lazy, b: Operand) -> DaskArray: ...
+@overload
+def outer(a: Operand, b: Lazy) -> DaskArray: ...
+@overload
+def outer(a: GpuArray, b: GpuArray) -> GpuArray: ...
+@overload
+def outer(a: ArrayLike, b: ArrayLike) -> NDArray[Any]: ...
 def outer(a: Any, b: Any) -> Array:
     """Products of all elements of two arrays, with the semantics of `numpy.outer`.
 

@@ -9,6 +9,7 @@ from typing import Any
 from multimm.contractions.functions import einsum
 from multimm.contractions.subscripts import written
 from multimm.errors import OptionError, ShapeError
+from multimm.gpu.kernel_selection import Precision
 
 
 def both_labelled(a: Any, b: Any) -> bool:
@@ -17,7 +18,7 @@ def both_labelled(a: Any, b: Any) -> bool:
     return kind is not None and isinstance(a, kind) and isinstance(b, kind)
 
 
-def matmul(a: Any, b: Any, *, precision: str, others: bool) -> Any:
+def matmul(a: Any, b: Any, *, precision: Precision, others: bool) -> Any:
     """The sum of products over the dimensions that both have: ``a @ b`` of xarray.
 
     Parameters

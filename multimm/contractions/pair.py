@@ -17,6 +17,7 @@ from dask.array.core import common_blockdim
 
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
+from multimm.gpu.kernel_selection import Precision
 from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
@@ -90,7 +91,7 @@ class Matrices(NamedTuple):
     sizes: dict[Label, int]
     chunks: dict[Label, Blocks]  #: of Dask arrays
 
-    def product(self, precision: str, dtype: np.dtype[Any] | None) -> Product:
+    def product(self, precision: Precision, dtype: np.dtype[Any] | None) -> Product:
         """What multiplies them, of options as for `multimm.matmul`."""
         asked: Any = "auto"
         if is_dask(self.left):

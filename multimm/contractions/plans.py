@@ -15,7 +15,7 @@ from multimm.contractions.functions import einsum_steps, tensordot_steps
 from multimm.contractions.pair import Matrices, Term, elementwise
 from multimm.contractions.steps import Contraction
 from multimm.contractions.subscripts import Labels, in_letters
-from multimm.gpu.kernel_selection import check_precision
+from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.operands import Array, is_dask, named_dtype
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -114,7 +114,7 @@ def plan_einsum(
     *,
     dtype: Any = None,
     optimize: Any = True,
-    precision: str = "float32",
+    precision: Precision = "float32",
     cluster: ClusterSpec | None = None,
 ) -> ContractionPlan:
     """The plans of the products that `einsum` makes of arrays, or of `MatrixSpec`s."""
@@ -123,7 +123,12 @@ def plan_einsum(
 
 
 def plan_tensordot(
-    a: Any, b: Any, axes: Any, *, precision: str = "float32", cluster: ClusterSpec | None = None
+    a: Any,
+    b: Any,
+    axes: Any,
+    *,
+    precision: Precision = "float32",
+    cluster: ClusterSpec | None = None,
 ) -> ContractionPlan:
     """The plans of the products that `tensordot` makes of arrays, or of `MatrixSpec`s."""
     (a, b), hosted = _on_paper([a, b])
@@ -131,7 +136,7 @@ def plan_tensordot(
 
 
 def _planned(
-    contraction: Contraction, precision: str, cluster: ClusterSpec | None, hosted: bool | None
+    contraction: Contraction, precision: Precision, cluster: ClusterSpec | None, hosted: bool | None
 ) -> ContractionPlan:
     check_precision(precision)
     steps: list[PlannedStep] = []

@@ -13,6 +13,7 @@ from multimm.contractions.pair import Matrices, Term, elementwise, matrices, rol
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
 from multimm.gpu.integers.bounds import is_narrow
+from multimm.gpu.kernel_selection import Precision
 from multimm.operands import Array, is_dask
 from multimm.planning.tiling.grid import Blocks
 
@@ -53,7 +54,7 @@ class Contraction(NamedTuple):
             return "no axis of two operands is summed over"
         return "the result has no axis of one operand alone"
 
-    def result(self, precision: str) -> Array:
+    def result(self, precision: Precision) -> Array:
         """Lazy if an operand is, else computed."""
 
         def multiplied(

@@ -58,3 +58,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

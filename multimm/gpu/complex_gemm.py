@@ -24,7 +24,7 @@ import numpy as np
 
 from multimm.gpu import library_gemm, product
 from multimm.gpu.elementwise import complex_parts, reduce
-from multimm.gpu.kernel_selection import SPLIT, choose_kernel
+from multimm.gpu.kernel_selection import SPLIT, Precision, choose_kernel
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.workspace import nothing, workspace
@@ -45,7 +45,7 @@ MIXED = 2**24
 
 
 def takes(
-    a: Array, b: Array, *, accumulate: str, dtype: str, precision: str, alpha: complex = 1,
+    a: Array, b: Array, *, accumulate: str, dtype: str, precision: Precision, alpha: complex = 1,
     trans_a: bool = False, trans_b: bool = False,
 ) -> bool:  # fmt: skip
     """Whether `gemm` is the way to multiply two CuPy arrays.
@@ -85,7 +85,7 @@ def gemm(
     a: Array,
     b: Array,
     *,
-    precision: str = "float32",
+    precision: Precision = "float32",
     trans_a: bool = False,
     trans_b: bool = False,
     conj_a: bool = False,

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from multimm.errors import OptionError
 from multimm.gpu.arch import Device
@@ -22,7 +22,8 @@ from multimm.gpu.strides import GemmSizes
 logger = logging.getLogger(__name__)
 
 #: What may be promised.
-PRECISIONS = ("float32", "ieee", "tf32")
+Precision: TypeAlias = Literal["float32", "ieee", "tf32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: Kernels, by the names of their files.
 FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 
@@ -43,7 +44,7 @@ class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
     kernel: str  #: "sgemm_ffma" or "sgemm_split", whichever tensor cores the GPU has
-    precision: str  #: that was promised
+    precision: str  #: that was promised, or "exact"
     reason: str  #: one line
 
 
@@ -56,7 +57,7 @@ def check_precision(precision: str) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def choose_kernel(
-    sizes: GemmSizes, precision: str, device: Device, alpha_is_0: bool = False
+    sizes: GemmSizes, precision: Precision, device: Device, alpha_is_0: bool = False
 ) -> Choice:
     """Return the fastest kernel that keeps the promise, as far as sizes tell.
 
@@ -113,7 +114,7 @@ def choose_packed(sizes: GemmSizes, scheme: str, refused: str | None, device: De
     return choose_kernel(sizes, scheme, device)
 
 
-def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:
+def _why_not(sizes: GemmSizes, precision: Precision, device: Device) -> str | None:
     if precision == "ieee":
         return "FP32 multiply-adds were asked for"
     if not pays(PRODUCTS[precision], device):

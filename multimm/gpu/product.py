@@ -15,6 +15,7 @@ from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.kernel_selection import (
     SPLIT,
     Choice,
+    Precision,
     check_precision,
     choose_kernel,
     choose_packed,
@@ -39,7 +40,7 @@ def gemm(
     a: Operand,
     b: Operand,
     *,
-    precision: str = "float32",
+    precision: Precision = "float32",
     trans_a: bool = False,
     trans_b: bool = False,
     alpha: float = 1.0,
@@ -157,7 +158,7 @@ def _turned(run: Run) -> Run:
     return lambda pointers: run((pointers[1], pointers[0], *pointers[2:]))
 
 
-def _one_by_one(problem: Problem, precision: str) -> Array:
+def _one_by_one(problem: Problem, precision: Precision) -> Array:
     """The products of a stack, one after the other: each has the whole GPU to do."""
     import cupy
 
@@ -168,7 +169,7 @@ def _one_by_one(problem: Problem, precision: str) -> Array:
     return out
 
 
-def _in_stretches(problem: Problem, precision: str) -> Array:
+def _in_stretches(problem: Problem, precision: Precision) -> Array:
     """The sum of the products of one stretch of k after another; the last one adds C."""
     a, b, c, sums, out = problem.arrays
     shape, options, release = problem.shape, problem.options, nothing

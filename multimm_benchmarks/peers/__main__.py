@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.peers import system
 from multimm_benchmarks.peers.base import Machine, System, measure
@@ -49,7 +50,7 @@ def run(line: str, say: Say) -> None:
 
 
 def _measured(
-    one: System, product: Product, precision: str, repeats: int, number: int, say: Say
+    one: System, product: Product, precision: Precision, repeats: int, number: int, say: Say
 ) -> bool:
     """Whether all is well."""
     try:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks import sampling
 from multimm_benchmarks.harness import Errors
 from multimm_benchmarks.sampling import Sample
@@ -107,14 +108,14 @@ class System:
         """What it is configured with, for the record."""
         raise NotImplementedError
 
-    def prepare(self, product: Product, precision: str) -> None:
+    def prepare(self, product: Product, precision: Precision) -> None:
         """Called once, before a product's operands are made for the first time."""
 
-    def operands(self, product: Product, precision: str, seed: int) -> Any:
+    def operands(self, product: Product, precision: Precision, seed: int) -> Any:
         """Return fresh operands, ready in memory."""
         raise NotImplementedError
 
-    def multiply(self, operands: Any, precision: str) -> Any:
+    def multiply(self, operands: Any, precision: Precision) -> Any:
         """Return the product; it is complete when this returns."""
         raise NotImplementedError
 
@@ -122,7 +123,7 @@ class System:
         """Return rows of op(A), columns of B, and where they cross in the result, as NumPy."""
         raise NotImplementedError
 
-    def verify(self, operands: Any, result: Any, precision: str) -> None:
+    def verify(self, operands: Any, result: Any, precision: Precision) -> None:
         """Check more than a sample, where the system can; WrongResultError if it is wrong."""
 
     def before(self) -> None:
@@ -131,7 +132,9 @@ class System:
     def after(self, result: Any) -> None:
         """Called after the clock has stopped: whether the run was one."""
 
-    def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
+    def facts(
+        self, product: Product, precision: Precision, last: tuple[float, float]
+    ) -> dict[str, Any]:
         """Return further keys of the record; `last` are start and end of the last run."""
         return {}
 
@@ -139,7 +142,7 @@ class System:
 def measure(
     system: System,
     product: Product,
-    precision: str,
+    precision: Precision,
     repeats: int,
     step: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -187,7 +190,7 @@ def measure(
 
 
 def _verified(
-    system: System, product: Product, precision: str, clock: Callable[[], float]
+    system: System, product: Product, precision: Precision, clock: Callable[[], float]
 ) -> tuple[Errors, Run]:
     """Also warms up: kernels are compiled, connections made."""
     system.prepare(product, precision)
@@ -202,7 +205,10 @@ def _verified(
 
 
 def timed(
-    system: System, operands: Any, precision: str, clock: Callable[[], float] = time.perf_counter
+    system: System,
+    operands: Any,
+    precision: Precision,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Any, Run]:
     """Return a product, and when and how long it was computed."""
     system.before()

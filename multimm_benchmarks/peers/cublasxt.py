@@ -6,6 +6,7 @@ import ctypes
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from typing import Any, ClassVar
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.cublas import check_environment, checked, library
 from multimm_benchmarks.peers.base import Array, Machine
 from multimm_benchmarks.peers.numpy_matmul import NumpyMatmul
@@ -42,7 +43,7 @@ class CublasXt(NumpyMatmul):
             f"{BLOCK}, {self.machine.workers} GPUs"
         )
 
-    def multiply(self, operands: tuple[Array, Array], precision: str) -> Array:
+    def multiply(self, operands: tuple[Array, Array], precision: Precision) -> Array:
         import numpy as np
 
         if self._library is None:

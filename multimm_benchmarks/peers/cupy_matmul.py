@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.peers.base import Array, System, crossing
 from multimm_benchmarks.sampling import Sample
 from multimm_benchmarks.sweep_cases import Product
@@ -26,7 +27,7 @@ class Cupy(System):
         version = cublas.getVersion(device.get_cublas_handle())
         return f"cupy.matmul of CuPy {cupy.__version__} on one GPU, cuBLAS {version}, no TF32"
 
-    def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, Array]:
+    def operands(self, product: Product, precision: Precision, seed: int) -> tuple[Array, Array]:
         import cupy
 
         from multimm_benchmarks.cublas import check_environment
@@ -40,7 +41,7 @@ class Cupy(System):
         cupy.cuda.Device().synchronize()
         return (a.T, a) if b is None else (a, b)
 
-    def multiply(self, operands: tuple[Array, Array], precision: str) -> Array:
+    def multiply(self, operands: tuple[Array, Array], precision: Precision) -> Array:
         import cupy
 
         result = cupy.matmul(*operands)

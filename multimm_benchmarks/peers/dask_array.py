@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import dask.array as da
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.peers.base import Machine
 from multimm_benchmarks.peers.on_dask import OnDask, empty
 from multimm_benchmarks.sweep_cases import Product
@@ -37,12 +38,14 @@ class DaskArray(OnDask):
             f"{self.workers_text}"
         )
 
-    def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
+    def operands(
+        self, product: Product, precision: Precision, seed: int
+    ) -> tuple[da.Array, da.Array]:
         self._edge = product.chunk or block_edge(product, self.machine)
         self._hosted = product.hosted
         return self.dealt_out(product, self._edge, seed)
 
-    def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> Any:
+    def multiply(self, operands: tuple[da.Array, da.Array], precision: Precision) -> Any:
         if not self._hosted:
             return self.run(da.matmul(*operands))
         import cupy

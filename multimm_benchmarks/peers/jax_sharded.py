@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.peers.base import Array, Machine, System
 from multimm_benchmarks.sampling import Sample
 from multimm_benchmarks.sweep_cases import Product
@@ -53,7 +54,7 @@ class JaxHighest(System):
         self._mesh = Mesh(grid, ("x", "y"))
         yield
 
-    def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, ...]:
+    def operands(self, product: Product, precision: Precision, seed: int) -> tuple[Array, ...]:
         import jax
 
         keys = jax.random.split(jax.random.key(seed))
@@ -69,7 +70,7 @@ class JaxHighest(System):
         jax.block_until_ready(made)
         return made
 
-    def multiply(self, operands: tuple[Array, ...], precision: str) -> Array:
+    def multiply(self, operands: tuple[Array, ...], precision: Precision) -> Array:
         return self._product(len(operands) == 1)(*operands).block_until_ready()
 
     def sample(self, operands: Any, result: Array, at: Sample) -> tuple[Array, Array, Array]:

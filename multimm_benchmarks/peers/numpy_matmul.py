@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.peers.base import Array, Machine, System, crossing, normal
 from multimm_benchmarks.sampling import Sample
 from multimm_benchmarks.sweep_cases import Product
@@ -38,7 +39,7 @@ class NumpyMatmul(System):
     def config(self) -> str:
         return "numpy.matmul in one process, its BLAS with the threads it takes by default"
 
-    def operands(self, product: Product, precision: str, seed: int) -> tuple[Array, Array]:
+    def operands(self, product: Product, precision: Precision, seed: int) -> tuple[Array, Array]:
         """Return the same ones for every run: nothing is remembered between calls here.
 
         Drawing them takes longer than most products.
@@ -56,7 +57,7 @@ class NumpyMatmul(System):
         a = normal(product.m, product.k, 2 * seed)
         return a, normal(product.k, product.n, 2 * seed + 1)
 
-    def multiply(self, operands: tuple[Array, Array], precision: str) -> Array:
+    def multiply(self, operands: tuple[Array, Array], precision: Precision) -> Array:
         return np.matmul(*operands)
 
     def sample(self, operands: Any, result: Array, at: Sample) -> tuple[Array, Array, Array]:

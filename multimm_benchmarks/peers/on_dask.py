@@ -14,6 +14,7 @@ import numpy as np
 from multimm.cluster.calibration.probes import normal
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.gpu.arrays import to_numpy
+from multimm.gpu.kernel_selection import Precision
 from multimm.planning.tiling.grid import regular
 from multimm_benchmarks.peers import base, trace
 from multimm_benchmarks.peers.base import Array, Machine, System
@@ -149,7 +150,7 @@ class OnDask(System):
         """Return how many tasks a run of the last product has at least."""
         return int(np.prod(result.numblocks))
 
-    def prepare(self, product: Product, precision: str) -> None:
+    def prepare(self, product: Product, precision: Precision) -> None:
         self._executed = 0
 
     def sample(self, operands: Any, result: da.Array, at: Sample) -> tuple[Array, Array, Array]:
@@ -160,7 +161,9 @@ class OnDask(System):
         )
         return left, right, found
 
-    def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
+    def facts(
+        self, product: Product, precision: Precision, last: tuple[float, float]
+    ) -> dict[str, Any]:
         from multimm.cluster.plugins.transfer_counter import received_bytes
 
         begun = [since for rows in self.intervals.values() for kind, _, since, _ in rows

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import dask.array as da
 
+from multimm.gpu.kernel_selection import Precision
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 from multimm_benchmarks.harness import WrongResultError
@@ -63,7 +64,7 @@ class Multimm(OnDask):
     def config(self) -> str:
         return f"multimm.matmul, operands {self._where}, {self.workers_text}"
 
-    def prepare(self, product: Product, precision: str) -> None:
+    def prepare(self, product: Product, precision: Precision) -> None:
         """Plan, and take the workers' own rates, before operands fill their memory."""
         super().prepare(product, precision)
         kind = "NumPy blocks" if product.hosted else "in chunks"
@@ -72,7 +73,9 @@ class Multimm(OnDask):
         self._plan = None if product.hosted else self._planned(product, precision)
         self._ideal(precision)
 
-    def operands(self, product: Product, precision: str, seed: int) -> tuple[da.Array, da.Array]:
+    def operands(
+        self, product: Product, precision: Precision, seed: int
+    ) -> tuple[da.Array, da.Array]:
         if product.chunk:
             made = self.dealt_out(product, product.chunk, seed)
             if product.hosted:
@@ -86,7 +89,7 @@ class Multimm(OnDask):
         return self.matrix(layout.m_blocks, layout.k_tiles, 2 * seed, _home(plan, "a")), b
 
     def _planned(
-        self, product: Product, precision: str, made: tuple[da.Array, da.Array] | None = None
+        self, product: Product, precision: Precision, made: tuple[da.Array, da.Array] | None = None
     ) -> MatmulPlan:
         """The plan for operands that lie in the plan's own blocks, where it keeps them.
 
@@ -110,7 +113,7 @@ class Multimm(OnDask):
         self._plans[product, precision] = plan.check()
         return plan
 
-    def multiply(self, operands: tuple[da.Array, da.Array], precision: str) -> da.Array:
+    def multiply(self, operands: tuple[da.Array, da.Array], precision: Precision) -> da.Array:
         import multimm
 
         return self.run(multimm.matmul(*operands, precision=precision))
@@ -118,7 +121,7 @@ class Multimm(OnDask):
     def least_tasks(self, result: da.Array) -> int:
         return self._plan.tasks if self._plan else 0
 
-    def verify(self, operands: Any, result: da.Array, precision: str) -> None:
+    def verify(self, operands: Any, result: da.Array, precision: Precision) -> None:
         """Freivalds' check of all of it."""
         import multimm
 
@@ -126,7 +129,9 @@ class Multimm(OnDask):
         if not (outcome := multimm.verify(a, b, result, precision=precision)):
             raise WrongResultError(str(outcome))
 
-    def facts(self, product: Product, precision: str, last: tuple[float, float]) -> dict[str, Any]:
+    def facts(
+        self, product: Product, precision: Precision, last: tuple[float, float]
+    ) -> dict[str, Any]:
         plan = self._planned(product, precision)
         rows = trace.timeline(self.intervals, last[0], MOST_INTERVALS)
         found = super().facts(product, precision, last)
@@ -142,7 +147,7 @@ class Multimm(OnDask):
             },
         }
 
-    def _ideal(self, precision: str) -> float:
+    def _ideal(self, precision: Precision) -> float:
         """The sum of every worker's own rate with all of them running, TFLOP/s."""
         if precision not in self._rates:
             edge, full, quick = RATE[self.machine.device]
@@ -175,7 +180,7 @@ def _home(plan: MatmulPlan, role: str) -> Home:
     return of
 
 
-def own_rate(precision: str, edge: int, seconds: float, gpu: bool) -> float:
+def own_rate(precision: Precision, edge: int, seconds: float, gpu: bool) -> float:
     """Runs on a worker: TFLOP/s of block products with operands packed before, as in a product.
 
     What efficiency is stated against, taken anew in each run. Predictions are made from the rates

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from multimm.gpu.kernel_selection import Precision
 from multimm.planning.cost.memory import Terms
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, Link, MatrixSpec
 from multimm_benchmarks.records import Record
@@ -28,7 +29,7 @@ _NAMES = ("NVLink", "InfiniBand")
 PLANNED = (1, 2, 4, 8, 16, 32, 64)
 #: In blocks of LARGE, which divide n where the root of the count is whole.
 COUNTS = (16, 64, 256, 1024)
-PRECISIONS = ("float32", "ieee")
+PRECISIONS: tuple[Precision, ...] = ("float32", "ieee")
 #: n of one GPU; n grows with the root of their number, and the memory of each stays the same.
 SHARE = 32768
 #: Edge of larger blocks and slabs: an eighth of the tasks for the scheduler.
@@ -50,7 +51,7 @@ class Point(NamedTuple):
 
 
 @cache
-def predict(gpus: int, precision: str, link: Link, edge: int | None) -> Point:
+def predict(gpus: int, precision: Precision, link: Link, edge: int | None) -> Point:
     """Plan a square product of the same memory per GPU.
 
     Parameters
@@ -72,7 +73,7 @@ def predict(gpus: int, precision: str, link: Link, edge: int | None) -> Point:
     return Point(gpus, n, plan.tasks, plan.seconds, rate, plan.time_terms)
 
 
-def swept(precision: str, link: Link, edge: int | None) -> list[Point]:
+def swept(precision: Precision, link: Link, edge: int | None) -> list[Point]:
     """Predictions for all counts of GPUs that are shown."""
     return [predict(gpus, precision, link, edge) for gpus in (COUNTS if edge else PLANNED)]
 
@@ -103,7 +104,7 @@ def draw(figure: Figure, runs: Runs) -> None:
     style.legend(figure, 2)
 
 
-def _rates(axes: Axes, precision: str) -> None:
+def _rates(axes: Axes, precision: Precision) -> None:
     colour = style.look("multimm" if precision == "float32" else "multimm ieee").colour
     for name, link, fill in zip(_NAMES, LINKS, ("full", "none"), strict=True):
         for edge, dashes, marker in ((None, ":", "o"), (LARGE, "--", "s")):
@@ -118,7 +119,7 @@ def _rates(axes: Axes, precision: str) -> None:
                       label=f"predicted: {name}, {link.gbps:.0f} GB/s, {how}")  # fmt: skip
 
 
-def _measured(axes: Axes, runs: Runs, precision: str) -> None:
+def _measured(axes: Axes, runs: Runs, precision: Precision) -> None:
     points = [
         (sweep.workers(r), r["tflops"] / sweep.workers(r))
         for r in sweep.scaled(runs.of(SCALING), "weak")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.cluster.inspect.workers import by_dask_cuda
 from multimm.errors import ClusterError
+from multimm.gpu.kernel_selection import Precision
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -35,7 +36,7 @@ class Effort(NamedTuple):
 
 
 async def product_rate(
-    dask_worker: Worker, *, precision: str, efforts: Mapping[str, Effort]
+    dask_worker: Worker, *, precision: Precision, efforts: Mapping[str, Effort]
 ) -> float:
     """Runs on a worker: GFLOP/s of block products in all threads that tasks run in."""
     gpu = by_dask_cuda(dask_worker)
@@ -53,7 +54,7 @@ async def product_rate(
     return await rate(effort.product_seconds)
 
 
-def product_gflops(precision: str, edge: int, seconds: float, gpu: bool) -> float:
+def product_gflops(precision: Precision, edge: int, seconds: float, gpu: bool) -> float:
     """Runs in a thread of a worker: GFLOP/s of what tasks call, on normal numbers.
 
     Operands are packed before, as those of a product are, and every product adds to a sum.

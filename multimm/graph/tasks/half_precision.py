@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from multimm.gpu.kernel_selection import Precision
 from multimm.graph.block_task import Block
 
 FLOAT32 = np.dtype("float32")
@@ -41,7 +42,7 @@ def as_complex64(block: Block) -> Block:
     return block.astype("complex64", copy=False) if block.dtype.kind == "c" else block
 
 
-def scheme_of(precision: str, a: Any, b: Any) -> str:
+def scheme_of(precision: Precision, a: Any, b: Any) -> Precision:
     """What operands of these dtypes are packed for, to keep a promise.
 
     >>> scheme_of("float32", "float16", "float16"), scheme_of("ieee", "float16", "float16")

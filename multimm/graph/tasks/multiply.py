@@ -19,6 +19,7 @@ from multimm.gpu import library_gemm
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.integers import gemm as integers
+from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block
 from multimm.graph.streams import own_stream
@@ -56,7 +57,7 @@ class Step:
     trans_b: bool = False
     alpha: Any = 1
     beta: Any = 0
-    precision: str = "float32"
+    precision: Precision = "float32"
     conj_a: bool = False
     conj_b: bool = False
     dtype_a: DType = None
