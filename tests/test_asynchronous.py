@@ -104,7 +104,6 @@ def test_connect_takes_a_client_that_is_there():
     asyncio.run(main())
 
 
-@pytest.mark.alone
 def test_clusters_start_and_multiply_where_a_loop_runs_in_the_main_thread():
     """As in a notebook, of which each cell runs in the event loop of its kernel."""
     x, a = matrix()

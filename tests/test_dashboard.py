@@ -17,8 +17,6 @@ from tornado.web import Application, RequestHandler
 import multimm.cluster as mc
 from multimm.cluster.dashboard import free_address
 
-pytestmark = pytest.mark.alone
-
 #: distributed's own, which imports bokeh.
 PAGES = "distributed.dashboard.scheduler"
 

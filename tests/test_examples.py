@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from clusters import forked
+
+import multimm
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: Those that are functions, for whatever cluster is there.
+FUNCTIONS = [path for path in EXAMPLES if path.stem != "quickstart"]
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """What each of them starts, once for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with forked(), multimm.cluster.start():
+            yield
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example, tmp_path):
+@pytest.mark.usefixtures("workers")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("example", FUNCTIONS, ids=lambda path: path.stem)
+def test_example(example, tmp_path, capsys):
+    main = runpy.run_path(str(example))["main"]
+    main(*[tmp_path] * len(inspect.signature(main).parameters))
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_script_starts_its_workers_and_leaves_nothing(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(example)],
+        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -29,6 +54,9 @@ def test_example(example, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_examples_are_short():
+def test_examples_are_short_and_start_their_workers_as_scripts_must():
     for example in EXAMPLES:
-        assert len(example.read_text().splitlines()) < 60, example.name
+        text = example.read_text()
+        assert len(text.splitlines()) < 60, example.name
+        guarded = text.partition('\nif __name__ == "__main__":\n    with multimm.cluster.start()')
+        assert guarded[1], example.name

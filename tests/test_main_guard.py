@@ -15,8 +15,6 @@ import multimm.cluster as mc
 from multimm.cluster.main_guard import UNGUARDED, VARIABLE
 from multimm.errors import ClusterError
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import multimm
