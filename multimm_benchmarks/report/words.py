@@ -67,7 +67,10 @@ WORDS = (
     Word("peak", "peak(?: GB of a (?:GPU|worker))?", "The most memory in use at once."),
     Word("peer", "peers?", "Another system that was measured on the same machine."),
     Word("precision", "precision", "What multimm was asked for: `float32`, `ieee` or `tf32`."),
-    Word("predicted", "predicted|predictions?|Predicted|Predictions?|planner", "By multimm's plan, before anything runs."),
+    Word(
+        "predicted", "predicted|predictions?|Predicted|Predictions?|planner",
+        "By multimm's plan, before anything runs.",
+    ),
     Word("relative error", "relative error|[Ee]rrors?", "The largest difference from a product in "
          "float64, divided by the largest element. In tables of accuracy: in units of u |A||B|, u "
          "being 2^-24; first the largest, then the root mean square."),
