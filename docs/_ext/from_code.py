@@ -29,8 +29,9 @@ class PublicNames(SphinxDirective):
             defined = hasattr(module, "__all__") or getattr(found, "__module__", "") == name
             if public.startswith("_") or inspect.ismodule(found) or not defined:
                 continue
-            kind = "function" if inspect.isroutine(found) else "class"
-            kind = "exception" if kind == "class" and issubclass(found, Exception) else kind
+            kind = "function" if inspect.isroutine(found) else "data"
+            if inspect.isclass(found):
+                kind = "exception" if issubclass(found, Exception) else "class"
             members = ["   :members:"] * (kind == "class")
             for line in (f".. auto{kind}:: {name}.{public}", *members, ""):
                 lines.append(line, f"{name}.{public}", 0)
