@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import PurePosixPath
 
-from multimm.errors import KernelError
+from multimm.errors import KernelError, how_to_install
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"(?P<local>[^"]+)"|(?P<system><[^>]+>))')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\s*$")
@@ -77,5 +77,6 @@ def _read(path: PurePosixPath) -> str:
     except FileNotFoundError:
         raise KernelError(
             f"kernel source {str(path)!r} was not found in multimm/gpu/cuda: the installation is "
-            "incomplete, or the relative link to kernels/ was lost; reinstall multimm"
+            "incomplete, or the relative link to kernels/ was lost; install it again: "
+            f"{how_to_install()}"
         ) from None

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import WorkerPlugin
 
-from multimm.errors import ClusterError, callers_level
+from multimm.errors import DISTRIBUTION, ClusterError, callers_level
 from multimm.graph.scheduler.killed import Killed
 from multimm.graph.scheduler.lost_peers import LostPeers
 from multimm.graph.scheduler.plugin import BlockPlacement
@@ -100,5 +100,5 @@ def refusal(error: Exception) -> ClusterError:
         )
     return ClusterError(
         f"multimm's plugins cannot be loaded on the cluster ({error}): install the same "
-        "versions of multimm, dask and distributed on scheduler, workers and client"
+        f"versions of {DISTRIBUTION}, dask and distributed on scheduler, workers and client"
     )
