@@ -314,7 +314,7 @@ def test_the_job_script_runs_a_product(tmp_path):
         )
         log.seek(0)
         assert done.returncode == 0, log.read()[-3000:]
-    assert "workers   2 of" in done.stdout
+    assert "on 2 CPU workers" in done.stdout
     assert "verified (20 rounds)" in done.stdout
     assert not list(tmp_path.glob("*.json")), "the scheduler's address is left behind"
 
