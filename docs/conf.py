@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project = "multimm"
 author = "multimm developers"
 html_title = "multimm"
+smartquotes = False  # "--close" is an option, and no dash
 
 extensions = [
     "myst_nb",
@@ -71,6 +72,9 @@ html_css_files = ["site.css"]
 html_extra_path = ["_static/index.html"]
 html_copy_source = False
 html_show_sourcelink = False
+# Pages of the first level have no pages beside them to list.
+ALONE = ("benchmarks", "first-run", "from-dask", "get-started", "supported", "troubleshooting")
+html_sidebars = {f"docs/{name}": [] for name in ALONE} | {"C*": [], "benchmarks/*": []}
 html_theme_options = {
     "logo": {"text": "multimm"},
     "navbar_align": "left",

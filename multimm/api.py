@@ -230,7 +230,7 @@ def gemm(
     dtype : dtype, optional
         As for `matmul`; `c` is cast likewise, and neither it nor alpha and beta may ask for more:
         0.5 with int32, say, would. Whole numbers count as floats where `dtype` is one.
-    precision, blocks, k-tiles, p_k, chunks
+    precision, blocks, slabs, p_k, chunks
         As for `matmul`; those of the operands are rows as in op(A) and columns as in op(B).
 
     Returns
@@ -402,7 +402,7 @@ def plan(
     axes, optimize
         As for `tensordot` and `einsum`. Of all else, both take `precision` and `cluster` alone, and
         `einsum` takes `dtype`.
-    alpha, beta, c, trans_a, trans_b, dtype, precision, blocks, k-tiles, p_k, chunks
+    alpha, beta, c, trans_a, trans_b, dtype, precision, blocks, slabs, p_k, chunks
         As for `gemm`: scalars and C decide the result's dtype, and C takes memory and travels
         where it is read. `c` may be a MatrixSpec.
     cluster : ClusterSpec, optional
