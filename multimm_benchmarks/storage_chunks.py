@@ -196,7 +196,7 @@ def run(case: Case, folder: Path) -> Outcome:
         n_workers=case.workers,
         threads_per_worker=case.threads,
         memory_limit=case.limit,
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
     )
     with cluster, Client(cluster) as client:

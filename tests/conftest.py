@@ -37,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
         kept = tempfile.mkdtemp() if cache is None else str(cache.mkdir("multimm"))
     os.environ["MULTIMM_CACHE_DIR"] = kept
     os.environ["DASK_MULTIMM__MEASURE_AT_START"] = "False"
+    # A hundred looks a second at what each worker's threads do: time, and Python 3.11 may crash
+    # where one reads the line of a frame that another thread runs.
+    os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
     dask.config.refresh()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from clusters import forked
 from commands import command
 from distributed import Client, LocalCluster
 from distributed.core import Status
@@ -31,7 +32,7 @@ FORMATS = ["npy", "zarr", "h5"]
 @pytest.fixture(scope="module")
 def address():
     """A running cluster of two worker processes."""
-    with multimm.cluster.start(workers=2, memory_limit="1GB") as client:
+    with forked(), multimm.cluster.start(workers=2, memory_limit="1GB") as client:
         yield client.scheduler.address
 
 

@@ -11,6 +11,7 @@ from itertools import permutations
 
 import dask
 import pytest
+from clusters import forked
 from distributed import LocalCluster
 
 import multimm.cluster as mc
@@ -33,7 +34,8 @@ def as_found(monkeypatch):
     """No cluster of another test's is open, and what is set here does not last."""
     monkeypatch.setattr(gc_policy, "_open", 0)
     before, configured = gc.get_threshold(), deepcopy(dask.config.config)
-    yield
+    with forked():
+        yield
     gc.set_threshold(*before)
     # Clients that are not closed in the reverse order leave Dask's scheduler set.
     dask.config.config.clear()

@@ -17,6 +17,7 @@ from types import ModuleType
 import dask
 import pytest
 import yaml
+from clusters import forked
 from dask.utils import parse_bytes
 from distributed import Scheduler, Security
 
@@ -130,7 +131,7 @@ def address(certificates):
     settings = yaml.safe_load((own / "dask-tls.yaml").read_text())
     with dask.config.set(dask.config.merge(dask.config.config, settings)):
         credentials = Security()
-    with mc.start(workers=1, memory_limit=10**9, security=credentials) as client:
+    with forked(), mc.start(workers=1, memory_limit=10**9, security=credentials) as client:
         yield client.scheduler.address
 
 

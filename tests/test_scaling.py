@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("known_commit")]
 # The whole path
 
 
+@pytest.mark.alone  # which may repeat less often where time is short
 def test_a_quick_sweep_on_cpu_workers(tmp_path):
     """From the command line to the records, beside two peers."""
     arguments = ["bench", "--quick", "--workers", "2", "--cases", "strong", "--peers",

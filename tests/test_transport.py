@@ -9,7 +9,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from clusters import soon
+from clusters import forked, soon
 from distributed import Client, LocalCluster
 
 import multimm.cluster as mc
@@ -113,7 +113,7 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
 
 @pytest.fixture(scope="module")
 def client():
-    with mc.start(workers=3, memory_limit="500MB") as client:
+    with forked(), mc.start(workers=3, memory_limit="500MB") as client:
         yield client
 
 
@@ -140,7 +140,7 @@ def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
     before = set(listed(client))
     victim = max(before)
     os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
-    soon(lambda: len(listed(client)) == 3 and set(listed(client)) != before)
+    soon(lambda: len(now := set(listed(client))) == 3 and now != before)
     now = set(listed(client))
     (new,) = now - before
     found = met(client)
