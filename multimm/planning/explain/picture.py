@@ -67,6 +67,7 @@ def picture(plan: MatmulPlan) -> str:
     sizes = [sum(side) for side in (c.rows, c.columns, a.columns)]
     high, wide, deep = (_pixels(size, max(sizes)) for size in sizes)
     left, top = deep + GAP, deep + GAP + LETTER
+    across, down = left + wide + 1, top + high + 1
     drawn = [
         _drawn(a, 0, top, deep, high),
         _drawn(b, left, LETTER, wide, deep),
@@ -78,8 +79,8 @@ def picture(plan: MatmulPlan) -> str:
     said += f" The first {MOST} of each side are drawn." if first else ""
     said += " Of a stack, the first matrices." if plan.layout.batch_blocks else ""
     return (
-        f'<div><svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 1}" '
-        f'height="{top + high + 1}" role="img" font-size="10" fill="currentColor">'
+        f'<div><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" '
+        f'style="width:{across}px;max-width:100%" role="img" font-size="10" fill="currentColor">'
         f"<title>{html.escaped(said)}</title>{''.join(drawn)}</svg><br>"
         f"<small>{html.escaped(said)}</small></div>"
     )
