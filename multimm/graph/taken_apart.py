@@ -42,7 +42,8 @@ def of_stored_blocks(array: da.Array) -> da.Array:
     tasks = {key: _with_inputs_made(task, once) for key, task in layer.items()}
     layers[array.name] = ProductLayer(tasks, layer.owners, layer.workers)
     for name in sources:
-        needs[array.name] |= needs[name]
+        if layers[name].keys() & once.keys():
+            needs[array.name] |= needs[name]
         if used.keys() & layers[name].keys() <= once.keys():
             needs[array.name].discard(name)
             if not any(name in others for others in needs.values()):
