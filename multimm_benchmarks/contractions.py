@@ -3,8 +3,9 @@
     python -m multimm_benchmarks.contractions [--workers N | --gpus N] [--gflop G] [--only WORD]
 
 Twenty cases from users of xarray, of tensor networks and of quantum chemistry. Operands are in
-memory before the clock starts. `matmul` multiplies two matrices, or stacks, of the same number of
-operations, in chunks of as many elements. Results of both are compared elementwise. The exit
+memory before the clock starts, made anew for each run: what one system copied to a worker would
+spare the other one the transfer. `matmul` multiplies two matrices, or stacks, of the same number
+of operations, in chunks of as many elements. Results of both are compared elementwise. The exit
 status is 1 if one is wrong.
 """
 
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -178,13 +180,9 @@ def _gpu_meta(ndim: int) -> Any:
     return cupy.empty((0,) * ndim, dtype=np.float32)
 
 
-def bare(case: Case, sizes: dict[str, int], cupy: bool) -> Callable[[], da.Array] | None:
-    """The product of two matrices, or stacks, of the same shape; None of three operands."""
-    terms, _, out = case.subscripts.partition("->")
-    inputs = terms.split(",")
-    if len(inputs) != 2:
-        return None
-    a, b = inputs
+def matrices(case: Case, sizes: dict[str, int], cupy: bool) -> list[da.Array]:
+    """Two of them, or stacks, whose product is as large; in memory."""
+    a, b, out = _terms(case)
     groups = [
         [x for x in a if x in b and x in out],
         [x for x in a if x not in b],
@@ -194,51 +192,56 @@ def bare(case: Case, sizes: dict[str, int], cupy: bool) -> Callable[[], da.Array
     batch, m, k, n = (math.prod(sizes[x] for x in own) for own in groups)
     cut = [math.prod(case.cuts.get(x, 1) for x in own) for own in groups]
     parts = [-(-size // count) for size, count in zip((batch, m, k, n), cut, strict=True)]
-    stack = groups[0] != []
-    if case.sizes.keys() < {*terms} - {","}:  # one array twice: kept as k x m
+    if case.sizes.keys() < {*a, *b}:  # one array twice: kept as k x m
         x = _random((k, m), (parts[2], parts[1]), 0, cupy)
         wait(x)
-        return lambda: multimm.matmul(x.T, x)
-    left = _random((batch, m, k)[not stack :], (parts[0], parts[1], parts[2])[not stack :], 0, cupy)
-    right = _random(
-        (batch, k, n)[not stack :], (parts[0], parts[2], parts[3])[not stack :], 1, cupy
-    )
+        return [x.T, x]
+    alone = groups[0] == []
+    left = _random((batch, m, k)[alone:], (parts[0], parts[1], parts[2])[alone:], 0, cupy)
+    right = _random((batch, k, n)[alone:], (parts[0], parts[2], parts[3])[alone:], 1, cupy)
     wait([left, right])
-    return lambda: multimm.matmul(left, right)
+    return [left, right]
+
+
+def _terms(case: Case) -> list[str]:
+    """Subscripts of the operands, and of the result."""
+    inputs, _, out = case.subscripts.partition("->")
+    return [*inputs.split(","), out]
 
 
 def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
-    """The least seconds of each system, in turns, and what travels."""
+    """The least seconds of each system, in turns, and the most that travels."""
     cupy = bool(options.gpus)
     sizes = resized(case, options.gflop, GPU_LARGEST if cupy else LARGEST)
-    given = operands(case, sizes, cupy)
-    systems: dict[str, Callable[[], da.Array]] = {
-        "multimm": lambda: multimm.einsum(case.subscripts, *given),
-        "dask": lambda: da.einsum(case.subscripts, *given, optimize=True),
+    systems: dict[str, tuple[Callable[..., list[da.Array]], Callable[..., da.Array]]] = {
+        "multimm": (operands, partial(multimm.einsum, case.subscripts)),
+        "dask": (operands, partial(da.einsum, case.subscripts, optimize=True)),
     }
-    if product := bare(case, sizes, cupy):
-        systems["matmul"] = product
+    if len(_terms(case)) == 3:
+        systems["matmul"] = matrices, multimm.matmul
     runs: dict[str, list[float]] = {name: [] for name in systems}
-    received: dict[str, int] = {}
+    received = dict.fromkeys(systems, 0)
     error = 0.0
-    for turn in range(options.rounds + 1):  # the first is not counted
+    for turn in range(options.rounds + 1):  # the first is not timed
         kept = {}
-        for name, call in systems.items():
+        for name, (make, call) in systems.items():
             _until_gone(client)
+            given = make(case, sizes, cupy)
             reset_received_bytes(client)
             start = time.perf_counter()
-            result = call().persist()
+            result = call(*given).persist()
             wait(result)
             passed = time.perf_counter() - start
-            received[name] = sum(received_bytes(client).values())
+            received[name] = max(received[name], sum(received_bytes(client).values()))
             if turn:
                 runs[name].append(passed)
             else:
-                kept[name] = result
-            del result
+                kept[name] = np.asarray(result.compute()) if not cupy else result
+            del result, given
         if not turn:
             ours, theirs = kept["multimm"], kept["dask"]
-            error = float((abs(ours - theirs).max() / abs(theirs).max()).compute())
+            difference = abs(ours - theirs).max() / abs(theirs).max()
+            error = float(difference.compute() if cupy else difference)
             del ours, theirs
         kept.clear()
     seconds = {name: min(own) for name, own in runs.items()}
@@ -261,7 +264,7 @@ def lines(found: list[Found]) -> Iterator[str]:
     names = ("multimm", "dask", "matmul")
     yield (
         f"{'case':24s}{'GFLOP':>9s}" + "".join(f"{name + ' s':>11s}" for name in names)
-        + f"{'x dask':>8s}{'x matmul':>9s}{'MB':>9s}{'dask MB':>9s}{'error':>9s}"
+        + f"{'x dask':>8s}{'x matmul':>9s}{'MB':>9s}{'dask MB':>9s}{'MB/dask':>9s}{'error':>9s}"
     )  # fmt: skip
     for one in found:
         own = one.seconds
@@ -271,7 +274,7 @@ def lines(found: list[Found]) -> Iterator[str]:
         moved = [one.received[name] / 1e6 for name in names[:2]]
         yield (
             f"{one.case.name:24s}{one.gflop:9.1f}{cells}{own['dask'] / ours:8.2f}{bare}"
-            f"{moved[0]:9.1f}{moved[1]:9.1f}{one.error:9.1e}"
+            f"{moved[0]:9.1f}{moved[1]:9.1f}{_share(*moved):>9s}{one.error:9.1e}"
         )
     for peer in names[1:]:
         ratios = [x.seconds[peer] / x.seconds["multimm"] for x in found if peer in x.seconds]
@@ -279,7 +282,13 @@ def lines(found: list[Found]) -> Iterator[str]:
             mean = statistics.geometric_mean(ratios)
             yield f"{peer} takes {mean:.2f} times as long, geometric mean of {len(ratios)}"
     moved_all = [sum(x.received[name] for x in found) / 1e6 for name in names[:2]]
-    yield f"moved: {moved_all[0]:.0f} MB, dask {moved_all[1]:.0f} MB"
+    yield (
+        f"moved: {moved_all[0]:.0f} MB, dask {moved_all[1]:.0f} MB: {_share(*moved_all)} of dask's"
+    )
+
+
+def _share(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f}" if theirs else "-"
 
 
 @contextmanager

@@ -96,6 +96,7 @@ def test_einsum_is_numpys_in_dasks_chunks(workers, data):
     found = multimm.einsum(subscripts, *operands)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
+    found.dask.validate()
     value = found.compute()
     assert value.dtype == expected.dtype
     np.testing.assert_array_equal(value, expected)

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from clusters import counting, received, scattered
 from dask.array.core import normalize_chunks
+from dask.core import flatten
 from dask.graph_manipulation import bind, clone
-from distributed import Client
+from distributed import Client, wait
 from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
 from multimm.errors import ShapeError
-from multimm.graph.data_location import owners_of
+from multimm.graph.data_location import ProductLayer, owners_of
 from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+from multimm.graph.taken_apart import by_its_tasks
 
 WORKERS = 4
 
@@ -88,8 +90,48 @@ def test_of_a_product_that_is_taken_apart_owners_are_known(client):
     _, w = lying(client, (400, 300), (400, 300), 1)
     made = multimm.einsum("tik,kj->tij", a, w)
     again = flattened(made, (0, 1, 2), [2, 1], made.chunks)
-    below = da.Array(made.dask, made.dask.layers[made.name].source, again.chunks, dtype="f4")
-    assert owners_of(again, WORKERS) == owners_of(below, WORKERS) == (0, 1, 2, 3)
+    assert owners_of(again, WORKERS) == (0, 1, 2, 3)
+    made = made.persist()
+    wait(made)
+    flat = flattened(made, (0, 1, 2), [2, 1], made.chunks)
+    problem, _ = multimm.plan(flat, da.ones((300, 5), chunks=-1)).asked
+    assert problem.a.owners == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("subscripts", ["tik,kj->tij", "tik,kj->jit", "tik,sij->tksj"])
+def test_the_tasks_of_a_product_take_its_blocks_apart(client, subscripts):
+    shapes = {"tik": (12, 8, 40), "kj": (40, 30), "sij": (6, 8, 5)}
+    first, second = subscripts.partition("->")[0].split(",")
+    x, a = lying(client, shapes[first], (3, 8, 40))
+    y, b = lying(client, shapes[second], shapes[second], 1)
+    made = multimm.einsum(subscripts, a, b)
+    layer = made.dask.layers[made.name]
+    assert isinstance(layer, ProductLayer)
+    assert {key for key in layer if key[0] == made.name} == {*flatten(made.__dask_keys__())}
+    np.testing.assert_array_equal(made.compute(), np.einsum(subscripts, x, y))
+    part = made[:, -1:]
+    np.testing.assert_array_equal(part.compute(), np.einsum(subscripts, x, y)[:, -1:])
+    np.testing.assert_array_equal(clone(made).compute(), np.einsum(subscripts, x, y))
+
+
+def test_the_tasks_of_a_product_flatten_blocks_that_one_of_them_takes(client):
+    x, a = lying(client, (1264, 8, 400), (316, 8, 400))
+    y, w = lying(client, (8, 400), (8, 400), 1)
+    made = multimm.einsum("tik,ik->t", a, w)
+    cut = {key for key in made.__dask_graph__() if key[0].startswith("multimm-flattened")}
+    assert len(cut) <= 1  # of w, which each of them takes
+    assert a.name in made.dask.layers
+    np.testing.assert_array_equal(made.compute(), np.einsum("tik,ik->t", x, y))
+    half = multimm.einsum("tik,ik->t", a[:, :, :200], w[:, :200].map_blocks(np.positive))
+    np.testing.assert_array_equal(half.compute(), np.einsum("tik,ik->t", x[..., :200], y[:, :200]))
+
+
+def test_what_needs_blocks_of_a_product_besides_keeps_them(client):
+    _, a = lying(client, (12, 8, 40), (3, 8, 40))
+    made = multimm.matmul(a[0], a[0].T)
+    halves = flattened(made, (0, 1), [2], ((4, 4), (8,)))
+    assert by_its_tasks(halves) is halves
+    assert by_its_tasks(flattened(a, (0, 1, 2), [3], a.chunks)).shape == (12 * 8 * 40,)
 
 
 #: Subscripts, shapes, chunks: four workers have the blocks in turn.
@@ -156,4 +198,4 @@ def test_a_block_of_another_shape_than_declared_is_named(client):
     made = multimm.tensordot(x, da.ones((4, 2, 3), chunks=2), 2)
     with pytest.raises(ShapeError, match=r"has shape \(1, 2, 2\), its array's chunks say") as wrong:
         made.compute()
-    assert "multimm-flattened" in wrong.value.__notes__[0]
+    assert "of A" in wrong.value.__notes__[0]

@@ -19,6 +19,7 @@ from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import NOTHING_FIXED, Product, checked
@@ -104,10 +105,12 @@ class Matrices(NamedTuple):
     def apart(self, product: Array, out: Labels) -> Array:
         """The axes of their product, in the order of the result."""
         order = tuple(self.made.index(x) for x in out)
+        product = of_stored_blocks(product) if is_dask(product) else product
         if order == tuple(range(len(self.made))) and {*self.groups} == {1}:
             return product
         if is_dask(product):
-            return split(product, tuple(self.chunks[x] for x in self.made), self.groups, order)
+            chunks = tuple(self.chunks[x] for x in self.made)
+            return by_its_tasks(split(product, chunks, self.groups, order))
         return product.reshape([self.sizes[x] for x in self.made]).transpose(order)
 
     def together(self, result: Term) -> Array:

@@ -1,0 +1,111 @@
+"""A product whose own tasks rearrange operands and result: tasks for that alone take longer.
+
+On two CPU workers that share two cores a task of nothing takes a millisecond or two, scheduler,
+transport and worker together; `multimm.graph.rearranged` has one for each block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dask.array as da
+from dask._task_spec import Task
+from dask.highlevelgraph import HighLevelGraph
+
+from multimm.graph.block_task import Block, BlockTask, Key
+from multimm.graph.data_location import ProductLayer
+from multimm.graph.rearranged import RearrangedLayer, rearrange
+
+
+def of_stored_blocks(array: da.Array) -> da.Array:
+    """The same product; tasks rearrange those operand blocks themselves that one of them takes.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        A product, perhaps of arrays of `multimm.graph.rearranged`.
+    """
+    layer = array.dask.layers[array.name]
+    if not isinstance(layer, ProductLayer):
+        return array
+    layers: dict[str, Any] = dict(array.dask.layers)
+    needs = {name: {*names} for name, names in array.dask.dependencies.items()}
+    sources = [name for name in needs[array.name] if isinstance(layers[name], RearrangedLayer)]
+    flat: dict[Key, Any] = {key: task for name in sources for key, task in layers[name].items()}
+    used = Counter(key for task in layer.values() for key in task.dependencies if key in flat)
+    # Of a block that is cut, all would travel.
+    once = {key: flat[key] for key, uses in used.items() if uses == 1 and whole(flat[key])}
+    if not once:
+        return array
+    tasks = {key: _with_inputs_made(task, once) for key, task in layer.items()}
+    layers[array.name] = ProductLayer(tasks, layer.owners, layer.workers)
+    for name in sources:
+        if layers[name].keys() & once.keys():
+            needs[array.name] |= needs[name]
+        if used.keys() & layers[name].keys() <= once.keys():
+            needs[array.name].discard(name)
+            if not any(name in others for others in needs.values()):
+                del layers[name], needs[name]
+    return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
+
+
+def whole(task: Task) -> bool:
+    """Whether a task of `rearrange` takes all of its block."""
+    _, change = task.args
+    return change.where is None
+
+
+def _with_inputs_made(task: BlockTask, once: Mapping[Key, Task]) -> BlockTask:
+    own = {key: once[key] for key in task.dependencies if key in once}
+    if not own:
+        return task
+    made = task.substitute(own)
+    new = {key: one.args[0].key for key, one in own.items()}
+    inputs = tuple(
+        (owner, tuple(new.get(key, key) for key in keys)) for owner, keys in task.place.inputs
+    )
+    made.place = task.place._replace(inputs=inputs)
+    return made
+
+
+def by_its_tasks(array: da.Array) -> da.Array:
+    """The same array, whose blocks are made by the tasks of the product that it rearranges.
+
+    As it is, where blocks of that product are needed by more than one task each.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Of `multimm.graph.rearranged`.
+    """
+    layer = array.dask.layers[array.name]
+    below = array.dask.layers.get(layer.source) if isinstance(layer, RearrangedLayer) else None
+    if not isinstance(below, ProductLayer):
+        return array
+    last: dict[Key, Any] = {key: task for task in layer.values() for key in task.dependencies}
+    others = {key for task in below.values() for key in task.dependencies}
+    if len(last) < len(layer) or others & last.keys():
+        return array
+    tasks = {key: task for key, task in below.items() if key not in last}
+    for key, outer in last.items():
+        inner = below[key]
+        own = {"label": inner.label, "place": inner.place, "sizes": inner.sizes}
+        _, change = outer.args
+        tasks[outer.key] = BlockTask(
+            outer.key, then, change, inner.func, *inner.args, **own, **inner.kwargs
+        )
+    owners = tuple(below.owners[number] for number in layer.numbers) if below.owners else ()
+    layers: dict[str, Any] = dict(array.dask.layers)
+    needs = {**array.dask.dependencies, array.name: array.dask.dependencies[layer.source]}
+    layers[array.name] = ProductLayer(tasks, owners, below.workers)
+    for found in (layers, needs):
+        del found[layer.source]
+    graph = HighLevelGraph(layers, needs)
+    return da.Array(graph, array.name, array.chunks, meta=array._meta)
+
+
+def then(change: Any, func: Callable[..., Block], *args: Any, **kwargs: Any) -> Block:
+    """What a function makes, rearranged."""
+    return rearrange(func(*args, **kwargs), change)
