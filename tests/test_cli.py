@@ -472,7 +472,7 @@ def test_the_command_starts_its_own_workers(tmp_path):
         (["3x4", "4x5", "--memory-limit", "2GB"], ["--workers"]),
         (["3x4", "4x5", "--precision", "half"], ["'half'"]),
         (["3x4", "4x5", "5x6"], ["--einsum"]),
-        (["3x4", "--gram", "--einsum", "ij,ik"], ["--symmetric"]),
+        (["3x4", "--symmetric", "--einsum", "ij,ik"], ["--symmetric"]),
         (["3x4", "4x5", "--einsum", "ij,kj"], ["'j' has sizes 4 and 5"]),
         (["3x4", "4x5", "--einsum", "ij,jk", "--trans-a"], ["with trans_a"]),
     ],
