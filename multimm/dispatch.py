@@ -210,15 +210,14 @@ def accelerate() -> Acceleration:
     Notes
     -----
     What multimm does not multiply goes to Dask as before, with a line in the report and in the
-    debug log: object and string dtypes, sparse and masked blocks, unknown chunk sizes, keyword
+    debug log: object and string dtypes, sparse and masked blocks, unknown chunk sizes, bools, keyword
     arguments such as ``out=``, and sums of products that are no product of matrices, such as
     ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
 
-    Results have NumPy's dtype, as `multimm.matmul` says: of int8 int8, which may wrap around, and
-    of bool bool. Dask's own products of bools and short integers are in 64 bits, where one block's
-    may have wrapped around before. Where wide ones are meant, call
-    ``np.matmul(x, y, dtype="int64")``, which Dask has not, or ``da.einsum("ij,jk", x, y,
-    dtype="int64")``; a warning says once that sums can leave int8.
+    Results have Dask's dtype: sums of short integers are in 64 bits, and exact there, where Dask's
+    wrap around within a block. `numpy.inner` and others that Dask has none of have NumPy's. With
+    ``np.matmul(x, y, dtype="int32")`` a product takes less memory. Products of bools are Dask's,
+    which counts the blocks in which one is true.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can. opt_einsum's table of such functions is

@@ -123,8 +123,10 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         )
     if name == "dot" and max(ndims) > 2:
         last = -1, -min(ndims[1], 2)
-        return _steps(tensordot_steps(args[0], args[1], last))
-    return Product(partial(matmul, *args, **kwargs, chunks="operands"), "1 x product")
+        return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last)))
+    wide = _dtype_of_sums(*(as_array(x, "an operand", lazily=True).dtype for x in args))
+    options = {"dtype": wide, **kwargs} if wide is not None else kwargs
+    return Product(partial(matmul, *args, **options, chunks="operands"), "1 x product")
 
 
 def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -134,7 +136,7 @@ def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
     if len(args) + len(kwargs) != len(names) or not {"a", "b"} <= names.keys() <= {*"ab", "axes"}:
         raise LeftToDaskError(f"{name} with other arguments than two operands and axes")
     _shapes(name, (names["a"], names["b"]))
-    return _steps(tensordot_steps(**names))
+    return _steps(_as_dask_sums(tensordot_steps(**names)))
 
 
 def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -145,7 +147,8 @@ def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
         raise LeftToDaskError(f"{name} with {', '.join(more) or 'nothing'}")
     given = args[1:] if isinstance(args[0], str) else args[: len(args) // 2 * 2 : 2]
     _shapes(name, given)
-    return _steps(einsum_steps(args, dtype, optimize))
+    found = einsum_steps(args, dtype, optimize)
+    return _steps(found if dtype is not None else _as_dask_sums(found))
 
 
 def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -172,6 +175,22 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
     terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
     out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]
     return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]]))
+
+
+def _dtype_of_sums(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:
+    """That of Dask's sums of integers, 64 bits; None for others: they have that of the operands."""
+    own = np.result_type(*dtypes)
+    if own.kind == "b":
+        raise LeftToDaskError("sums of bool: Dask counts blocks in which one is True")
+    return np.empty(0, own).sum().dtype if own.kind in "iu" else None
+
+
+def _as_dask_sums(found: Contraction) -> Contraction:
+    """The same, with the dtype of Dask's sums."""
+    if not found.products:  # left to Dask for that
+        return found
+    wide = _dtype_of_sums(*(term.array.dtype for term in found.terms))
+    return found if wide is None else found._replace(asked=wide)
 
 
 def _steps(found: Contraction, *, dask_has_none: bool = False) -> Product:

@@ -304,17 +304,37 @@ def test_dask_refuses_as_before(x, product):
         assert outcome() == expected
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bool"])
-@pytest.mark.parametrize("product", [operator.matmul, da.dot])
-def test_results_have_numpys_dtype_as_the_docstring_says(dtype, product):
-    x = np.ones((300, 300), dtype)
-    y = da.from_array(x, chunks=100)
+OF_INTEGERS = {
+    "@": operator.matmul,
+    "dot": lambda x, y: da.dot(x, y),
+    "method": lambda x, y: x.dot(y),
+    "tensordot": lambda x, y: da.tensordot(x, y, axes=1),
+    "einsum": lambda x, y: da.einsum("ij,jk->ik", x, y),
+    "three operands": lambda x, y: da.einsum("ij,jk,kl->il", x, y, y),
+    "dot of a stack": lambda x, y: da.dot(x[None], y),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_sums_of_integers_have_dasks_dtype_and_are_exact(dtype, name):
+    x = np.full((30, 30), 11, dtype)
+    y, product = da.from_array(x, chunks=10), OF_INTEGERS[name]
     with multimm.accelerate():
-        result = y @ y if product is operator.matmul else da.dot(y, y)
+        result = product(y, y)
+    wide = product(y.astype("int64"), y.astype("int64"))
     assert ours(result)
-    assert result.dtype == (x @ x).dtype != product(y, y).dtype
-    np.testing.assert_array_equal(result.compute(), x @ x)
-    assert "Results have NumPy's dtype" in multimm.accelerate.__doc__
+    assert result.dtype == product(y, y).dtype
+    np.testing.assert_array_equal(result.compute(), wide.compute())
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_sums_of_bools_are_dasks(name):
+    y, product = da.ones((30, 30), chunks=10, dtype=bool), OF_INTEGERS[name]
+    with multimm.accelerate() as report:
+        result = product(y, y)
+    assert "sums of bool" in report.left[0].note
+    np.testing.assert_array_equal(result.compute(), product(y, y).compute())
 
 
 def test_nothing_is_computed(x):
