@@ -210,9 +210,9 @@ def accelerate() -> Acceleration:
     Notes
     -----
     What multimm does not multiply goes to Dask as before, with a line in the report and in the
-    debug log: object and string dtypes, sparse and masked blocks, unknown chunk sizes, bools, keyword
-    arguments such as ``out=``, and sums of products that are no product of matrices, such as
-    ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
+    debug log: bool, object and string dtypes, sparse and masked blocks, unknown chunk sizes,
+    keyword arguments such as ``out=``, and sums of products that are no product of matrices, such
+    as ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
 
     Results have Dask's dtype: sums of short integers are in 64 bits, and exact there, where Dask's
     wrap around within a block. `numpy.inner` and others that Dask has none of have NumPy's. With
