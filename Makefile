@@ -80,7 +80,7 @@ wheel-check: $(DEV)
 
 # Warnings are errors: a link that leads nowhere, or a notebook that fails, ends the build.
 docs: $(DOCS)
-	PATH="$(dir $(RUN)):$$PATH" MULTIMM_CACHE_DIR=$(CURDIR)/build/cache \
+	PATH="$(abspath $(dir $(RUN))):$$PATH" MULTIMM_CACHE_DIR=$(CURDIR)/build/cache \
 	$(RUN) -m sphinx -b html -c docs -d build/doctrees -E -n -W -q -j auto . build/site
 
 # With the benchmarks' report: it has to fit on a phone, too.
