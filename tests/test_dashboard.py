@@ -12,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import dask
+import distributed  # noqa: F401  its configuration has the routes
 import pytest
 from tornado.web import Application, RequestHandler
 
@@ -95,3 +96,9 @@ def test_an_address_is_kept_where_it_is_free():
     assert free_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
     assert free_address("127.0.0.1:many") == "127.0.0.1:many"
     assert free_address("127.0.0.1:70000") == "127.0.0.1:70000"
+
+
+def test_without_a_dashboard_there_is_no_link_to_one():
+    with mc.start(workers=1, memory_limit="1GB", dashboard_address=None) as client:
+        assert not client.dashboard_link
+        assert client.submit(int, 7).result() == 7

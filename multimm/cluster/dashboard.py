@@ -53,6 +53,13 @@ def serve(scheduler: Any) -> None:
     scheduler.http_application.add_application(Unopened(scheduler))
 
 
+def unlink(cluster: Any) -> None:
+    """Have clients of a cluster without a dashboard show no link to one."""
+    services = cluster.scheduler.services
+    services["http"] = services.pop("dashboard")  # which is served, and stopped, all the same
+    cluster.scheduler_info.get("services", {}).pop("dashboard", None)
+
+
 def free_address(address: str) -> str:
     """The address, with port 0, which is any, where its own is taken: Dask would warn of that."""
     host, _, port = address.rpartition(":")

@@ -159,7 +159,9 @@ def start(
             with fewer_messages(), private_scratch():
                 cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
             _leave_lost_workers_to_their_nannies(cluster)
-            if options.dashboard_address is not None:
+            if options.dashboard_address is None:
+                dashboard.unlink(cluster)
+            else:
                 dashboard.serve(cluster.scheduler)
         except Exception as error:
             if unguarded():
