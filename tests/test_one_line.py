@@ -18,16 +18,18 @@ from foreign_files import names
 
 #: Modules that Dask loads in each worker process, where they are named as preloads.
 HOG = """
-    import threading, time
+    import time
+
+    from distributed.diagnostics.plugin import WorkerPlugin
+
+    class Hog(WorkerPlugin):
+        def transition(self, key, start, finish, **more):
+            if finish == "executing" and "multimm-" in str(key):
+                self.held = bytearray(b"x") * 350_000_000
+                time.sleep(60)  # the result goes nowhere
 
     def dask_setup(worker):
-        def hog():
-            while not worker.state.executing:
-                time.sleep(0.01)
-            held = bytearray(b"x") * 350_000_000
-            time.sleep(60)
-
-        threading.Thread(target=hog, daemon=True).start()
+        worker.plugins["hog"] = Hog()
 """
 ONCE = """
     import os, pathlib, threading, time
