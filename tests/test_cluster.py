@@ -303,7 +303,8 @@ def test_unlimited_memory_is_an_even_share_of_the_host():
 def test_local_leaves_out_what_the_process_holds():
     before = mc.local().devices[0].budget_bytes
     held = np.ones(2**27)
-    assert mc.local().devices[0].budget_bytes < before - held.nbytes // 2
+    # Of what is free a plan takes six tenths, and counts it in coarse steps.
+    assert mc.local().devices[0].budget_bytes < before - held.nbytes // 4
 
 
 def test_local_has_no_more_memory_than_its_address_space():
