@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import dask
 import dask.array as da
 import numpy as np
@@ -165,3 +167,14 @@ def test_what_cannot_be_checked_is_refused_in_one_line(name):
     with pytest.raises((OptionError, ShapeError)) as refused:
         BAD_CHECKS[name](np.ones((4, 4)))
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_it_is_shown_step_by_step_in_text_and_in_notebooks():
+    a, b, c = (MatrixSpec(shape) for shape in ((40, 30), (30, 20), (20, 10)))
+    found = multimm.plan("ij,jk,kl->l", a, b, c)
+    assert repr(found) == str(found)
+    page = found._repr_html_()
+    for step in found.steps:
+        assert f": {step.subscripts}" in repr(found)
+        assert f": {html.escape(step.subscripts)}" in page
+        assert step.plan is None or step.plan._repr_html_() in page

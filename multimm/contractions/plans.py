@@ -15,14 +15,18 @@ from multimm.contractions.functions import einsum_steps, tensordot_steps
 from multimm.contractions.pair import Matrices, Term, elementwise
 from multimm.contractions.steps import Contraction
 from multimm.contractions.subscripts import Labels, in_letters
+from multimm.display import html
 from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.operands import Array, is_dask, named_dtype
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
 
+#: Of a sum without steps.
+NOTHING = "nothing to compute: axes are named in another order, at most"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PlannedStep:
     """A step of one or two operands.
 
@@ -37,12 +41,14 @@ class PlannedStep:
     subscripts: str
     plan: MatmulPlan | None
 
-    def __str__(self) -> str:
-        """The plan, or that there is none."""
+    def __repr__(self) -> str:
         return str(self.plan or "sums or products of elements, by Dask: not predicted")
 
+    def _repr_html_(self) -> str:
+        return html.page(str(self)) if self.plan is None else self.plan._repr_html_()
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class ContractionPlan:
     """How a sum over any axes will be computed: ``print(plan)`` is the dry run.
 
@@ -99,14 +105,19 @@ class ContractionPlan:
             plan.check()
         return self
 
-    def __str__(self) -> str:
-        """The steps, one below the other."""
+    def __repr__(self) -> str:
+        texts = [f"{head}\n{step}" for head, step in self._headed()]
+        return "\n\n".join(texts) or NOTHING
+
+    def _repr_html_(self) -> str:
+        pages = [html.page(head, step._repr_html_()) for head, step in self._headed()]
+        return "".join(pages) or html.page(NOTHING)
+
+    def _headed(self) -> list[tuple[str, PlannedStep]]:
+        """The steps, and what is said above each."""
         count = len(self.steps)
-        texts = [
-            f"step {number} of {count}: {step.subscripts}\n{step}"
-            for number, step in enumerate(self.steps, 1)
-        ]
-        return "\n\n".join(texts) or "nothing to compute: axes are named in another order, at most"
+        heads = (f"step {n} of {count}: {x.subscripts}" for n, x in enumerate(self.steps, 1))
+        return [*zip(heads, self.steps, strict=True)]
 
 
 def plan_einsum(
