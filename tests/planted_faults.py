@@ -537,7 +537,7 @@ CONTRACTIONS = [
     Fault("narrow integers wrap around before they are added to wide ones", "contractions/steps.py",
           "        if not self.asked and np.result_type(*own) == self.dtype:",
           "        if not self.asked:",
-          "contractions -k einsum_is"),
+          "contractions -k beside_a_wide"),
     Fault("a function of whole blocks counts as elementwise", "graph/same_values.py",
           "    if isinstance(func, np.ufunc):\n", "    if callable(func):\n        return True\n"
           "    if isinstance(func, np.ufunc):\n", "same_values"),

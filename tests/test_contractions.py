@@ -321,6 +321,17 @@ def test_narrow_integers_are_exact_in_the_dtype_asked_for(workers, subscripts, n
         np.testing.assert_array_equal(found, expected)
 
 
+def test_sums_of_narrow_operands_beside_a_wide_one_are_exact():
+    """The first step has two operands of int8, and its sums are beyond int8."""
+    narrow = np.full((6, 6), 100, "int8")
+    arrays = [narrow, narrow, np.arange(36).reshape(6, 6)]
+    expected = np.einsum("ij,jk,kl->il", *(x.astype("int64") for x in arrays))
+    path = ["einsum_path", (0, 1), (0, 1)]
+    for these in (arrays, [da.from_array(x, chunks=4) for x in arrays]):
+        found = multimm.einsum("ij,jk,kl->il", *these, optimize=path)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_narrow_integers_travel_narrow():
     x = da.from_array(np.ones((64, 96), "int8"), chunks=16).persist()
     graph = dict(multimm.einsum("ij,kj->ik", x, x, dtype="float64").__dask_graph__())
