@@ -237,10 +237,14 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
         for name, (make, call) in systems.items():
             _until_gone(client)
             given = make(case, sizes, cupy)
+            if cupy:
+                client.run(_idle)
             reset_received_bytes(client)
             start = time.perf_counter()
             result = call(*given).persist()
             wait(result)
+            if cupy:
+                client.run(_idle)
             passed = time.perf_counter() - start
             received[name] = max(received[name], sum(received_bytes(client).values()))
             if turn:
@@ -255,6 +259,13 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
             del ours, theirs
         kept.clear()
     return Found(case, operations(case, sizes) / 1e9, sizes, runs, received, error)
+
+
+def _idle() -> None:
+    """Wait for a worker's GPU: CuPy's tasks, Dask's among them, end once kernels are launched."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
 
 
 def _until_gone(client: Client) -> None:

@@ -30,10 +30,10 @@ def measure(
     bench: Bench, complex_sizes: Sequence[int] = COMPLEX, integer_sizes: Sequence[int] = INTEGERS
 ) -> None:
     """Record squares of normal complex numbers, their Hermitian products, and all int8 numbers."""
-    assert isinstance(bench.timer, GpuTimer)
-    library = Cublas(bench.timer.stream)
     # Calls that allocate their result are no graphs.
     plain = replace(bench, timer=bench.events or bench.timer)
+    assert isinstance(plain.timer, GpuTimer)
+    library = Cublas(plain.timer.stream)
     for n in complex_sizes:
         _complex(plain, n)
     for n in integer_sizes:
