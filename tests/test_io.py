@@ -200,9 +200,9 @@ def test_only_the_blocks_asked_for_are_read(tmp_path, suffix, monkeypatch):
     form = graph.FORMATS[f".{suffix}"]
     seen = []
 
-    def read(matrix, index):
+    def read(matrix, index, threads):
         seen.append(index)
-        return form.read(matrix, index)
+        return form.read(matrix, index, threads)
 
     monkeypatch.setitem(graph.FORMATS, f".{suffix}", form._replace(read=read))
     array[12:15, 25:38].compute(scheduler="sync")
