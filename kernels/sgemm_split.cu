@@ -43,10 +43,19 @@
 // So truncation adds up over PROMOTE slabs only, to 0.1 u of the sum per k where all products have
 // one sign, however long k is. The tensor cores wait 1400 clocks for it, a slab's time and more.
 //
-// With INTEGER defined, too, operands are integers as FP16 numbers (integer_pack.cu), without
-// exponents, and D = A * B' + P is of int32, modulo 2^32; or of float32 if `as_float`, rounded once.
-// What the tensor cores have summed is added to integers every `promote` slabs, so few that no sum
-// can leave those that float32 holds (common/split_integer.cuh):
+// With BROAD defined, operands are numbers of a wide range (common/broad.cuh, broad_pack.cu). With
+// PARTS == 3 they are bfloat16: high, middle and low. Six products are made; the other three are
+// below 2^-24. Five of them are small, and are summed at their own weight:
+//
+//   every half slab  fresh = hi hi'     small += mi hi' + hi mi' + mi mi' + lo hi' + hi lo'
+//   every FOLD       total += small
+//
+// With PARTS == 1 they are TF32: a slab is 32 k, and takes as long as 64 of FP16.
+//
+// With INTEGER defined, and PARTS == 1, operands are integers as FP16 numbers (integer_pack.cu),
+// without exponents, and D = A * B' + P is of int32, modulo 2^32; or of float32 if `as_float`,
+// rounded once. What the tensor cores have summed is added to integers every `promote` slabs, so
+// few that no sum can leave those that float32 holds (common/split_integer.cuh):
 //
 //   every promote    sums += total;  total = 0
 //
@@ -242,6 +251,7 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
     Place last_place = lo_place;
     last_place.next();
     const Slot last = landed(ring, last_place, group);
+    products_fence();
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
       const factor_t k = at + s * NEXT_16_K;
