@@ -15,6 +15,7 @@ import pytest
 from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.emulated.configs import (
+    BROAD_REGISTRY,
     SPLIT_REGISTRY,
     SplitConfig,
     held_on,
@@ -70,7 +71,7 @@ def content(text="text", target="sm_90", name="name", options=()):
         return path.read_bytes()
 
 
-WGMMA = [entry.config for entry in SPLIT_REGISTRY if entry.config.specific]
+WGMMA = [entry.config for entry in (*SPLIT_REGISTRY, *BROAD_REGISTRY) if entry.config.specific]
 MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
 
 

@@ -11,15 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import NamedTuple
 
-from multimm.gpu.arch import IF_REFUSED, LOWER, UNLESS_REFUSED, ArchLimits, limits_for
+from multimm.gpu.arch import (
+    IF_BROAD,
+    IF_REFUSED,
+    LOWER,
+    UNLESS_REFUSED,
+    ArchLimits,
+    Guard,
+    limits_for,
+)
 from multimm.gpu.elementwise import complex_parts
 from multimm.gpu.elementwise.batched_copy import DEFINES
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.elementwise.reduce import config_for as sum_config
 from multimm.gpu.elementwise.transpose import config_for as transpose_config
+from multimm.gpu.emulated import broad
 from multimm.gpu.emulated.configs import (
+    BROAD_PRODUCTS,
     PARTS,
     PRODUCTS,
+    SplitEntry,
     entries_for,
     held_on,
     pack_defines,
@@ -63,7 +74,9 @@ def wanted(capability: int) -> Iterator[Wanted]:
         yield Wanted("complex_mirror.cu", complex_parts.MIRROR_DEFINES)
     turn = transpose_config(4, 16, _LARGE_SIDE, _LARGE_SIDE)
     yield Wanted(f"{turn.entry}.cu", tuple(turn.defines().items()))
-    guards = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)
+    guards: tuple[Guard, ...] = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)
+    if _broad(limits_for(capability), paying):
+        guards += (IF_BROAD,)
     for parts, guard in product(CAPACITIES, guards):
         defines = (*sum_config(4, parts, 16).defines().items(), *guard)
         yield Wanted("add_partials.cu", defines)
@@ -84,6 +97,7 @@ def _packed(
 ) -> Iterator[Wanted]:
     """Packing, products on tensor cores, and what stands in for them."""
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
+    entries += _broad(limits, paying)
     for config, lower in product((entry.config for entry in entries), ((), LOWER)):
         yield Wanted(f"{config.entry}.cu", (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
@@ -94,6 +108,13 @@ def _packed(
     for parts in (PARTS[precision] for precision in paying):
         yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
         yield Wanted("split_residuals.cu", residual_defines(parts))
+    if _broad(limits, paying):
+        yield from (Wanted("broad_pack.cu", broad.pack_defines(precision)) for precision in paying)
+
+
+def _broad(limits: ArchLimits, paying: Sequence[str]) -> list[SplitEntry]:
+    """Products of data of a wide range."""
+    return [x for precision in paying for x in entries_for(limits, BROAD_PRODUCTS[precision])]
 
 
 def compile_files(capability: int, threads: int, rank: int = 0, ranks: int = 1) -> None:

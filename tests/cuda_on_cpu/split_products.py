@@ -106,7 +106,7 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
     pointer, ldd, stride = d.arguments(_D)
     arguments += [pointer, ldd, stride if x.step else 0]
     if x.counts is not None:
-        buffers.append(Buffer.of(np.array(x.counts, np.uint64)))
+        buffers.append(Buffer.of(np.array((*x.counts, 0, 0), np.uint64)))
     arguments.append(Pointer(len(buffers) - 1) if x.counts is not None else None)
     tiles_n = tiles_of(x.m, x.n, TILE_M, defines["TILE_N"], "LOWER" in defines) * x.slices
     launch = Launch(
