@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +25,8 @@ from multimm.cluster.options import (
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
-from multimm.errors import ClusterError, cause
+from multimm.errors import ClusterError, KernelError, cause
+from multimm.gpu.precompile import Compilation
 from multimm.gpu.runtime.trusted_files import open_folder
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ SEE = "see what they printed, and `multimm doctor`"
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
+)
+
+#: Said where `start` waits for that.
+COMPILING = (
+    "workers have started, kernels for compute capability %s are still being compiled: once on a "
+    "machine, for some seconds"
 )
 
 
@@ -147,6 +154,20 @@ def start(
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
         _require_memory(options)
+    with ExitStack() as open_compilations:
+        compilations = [
+            open_compilations.enter_context(Compilation(capability, cores()))
+            for capability in sorted({gpu.capability for gpu in options.gpus} - {0})
+        ]
+        return _started(options, seldom_collect_garbage, compilations)
+
+
+def _started(
+    options: StartOptions,
+    seldom_collect_garbage: bool | None,
+    compilations: Sequence[Compilation],
+) -> Client:
+    """What `start` returns, when kernels are compiled too."""
     from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.first_start import measure_at_first_start
@@ -169,7 +190,7 @@ def start(
             # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
             raise ClusterError(f"the workers did not start ({_root(error)}): {SEE}") from error
     try:
-        client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
+        client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=options.security)
     except BaseException as error:
         cluster.close()
         if not isinstance(error, Exception):
@@ -181,12 +202,25 @@ def start(
     # A nanny that starts a worker again writes them into this process's environment again.
     client.borrowed = missing
     try:
+        _wait_for_kernels(compilations)
         set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
         measure_at_first_start(client)
     except BaseException:
         client.close()
         raise
     return client
+
+
+def _wait_for_kernels(compilations: Sequence[Compilation]) -> None:
+    """Nothing depends on it but time: what goes wrong is logged."""
+    for compilation in compilations:
+        if not compilation.is_over():
+            logger.warning(COMPILING, compilation.capability)
+        try:
+            compilation.wait()
+        except KernelError as error:
+            # A product that needs the kernel will say so again, to whom it concerns.
+            logger.warning("kernels were not compiled beforehand: %s", error)
 
 
 def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:

@@ -166,14 +166,13 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
     name : str
         Begins the file's name, for people who look into the directory.
     """
-    home = file_cache.directory()
-    stem = f"{name}-{target}-{_key(text, target, options)}"
-    kept = None if home is None else _kept(home / "kernels", stem)
+    kept = kept_file(text, target, name, options)
     if kept is not None:
         yield kept
         return
     compiled = compile_text(text, target, options)
     logger.info("compiled %s for %s: %s", name, target, compiled.usage or "PTX")
+    home, stem = file_cache.directory(), _stem(text, target, name, options)
     if home is not None:
         kept = home / "kernels" / _file_name(stem, compiled.binary)
         if file_cache.write(kept, compiled.binary):
@@ -183,6 +182,16 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
         path = Path(folder, _file_name(stem, compiled.binary))
         path.write_bytes(compiled.binary)
         yield path
+
+
+def kept_file(text: str, target: str, name: str, options: Sequence[str] = ()) -> Path | None:
+    """The file of an earlier time, if there is one and its content is what its name says."""
+    home = file_cache.directory()
+    return None if home is None else _kept(home / "kernels", _stem(text, target, name, options))
+
+
+def _stem(text: str, target: str, name: str, options: Sequence[str]) -> str:
+    return f"{name}-{target}-{_key(text, target, options)}"
 
 
 def _key(text: str, target: str, options: Sequence[str]) -> str:
@@ -195,7 +204,6 @@ def _file_name(stem: str, binary: bytes) -> str:
 
 
 def _kept(folder: Path, stem: str) -> Path | None:
-    """The file of an earlier time, if its content is what its name says."""
     for name in file_cache.names(folder):
         if not name.startswith(f"{stem}-") or not name.endswith(".cubin"):
             continue
