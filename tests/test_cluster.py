@@ -25,7 +25,7 @@ from distributed.comm import CommClosedError
 import multimm
 import multimm.cluster as mc
 from multimm.cli.options import Workers
-from multimm.cluster import options
+from multimm.cluster import imports_ahead, options
 from multimm.cluster.inspect import devices
 from multimm.cluster.inspect.cluster_spec import listed, spec_of
 from multimm.cluster.inspect.devices import Gpu
@@ -255,6 +255,8 @@ def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, start
     monkeypatch.setattr(options, "visible_gpus", lambda: found)
     monkeypatch.setattr(start_module, "find_spec", lambda name: True)
     monkeypatch.setattr(start_module, "Compilation", lambda *asked: Compiling(seen, asked[0]))
+    monkeypatch.setattr(imports_ahead, "IN_CLIENT", ("colorsys",))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
 
     def cluster(**kwargs):
         seen.append("workers")
@@ -272,6 +274,33 @@ def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, start
     assert ("compute capability 90 are still being compiled" in caplog.text) == starts
     assert "capability 100" not in caplog.text
     assert ("not compiled beforehand: no compiler" in caplog.text) == starts
+    assert "colorsys" in sys.modules
+    assert imports_ahead.THREAD not in {thread.name for thread in threading.enumerate()}
+
+
+def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
+    """Those of this process, where what is to be imported may be there already."""
+    preloads = start_module.on_gpus(options.check(workers=1))["preload"]
+    assert imports_ahead.PRELOAD in preloads
+    with (
+        dask.config.set({"distributed.worker.preload": preloads}),
+        mc.start(workers=1, memory_limit=GIB) as client,
+    ):
+        assert client.submit(lambda: 42).result() == 42
+
+        def all_are_there():
+            lists = client.run(lambda: [name in sys.modules for name in imports_ahead.IN_WORKERS])
+            return all(map(any, lists.values()))
+
+        soon(all_are_there)
+
+
+def test_what_cannot_be_imported_ahead_is_left_out(caplog):
+    caplog.set_level("INFO", imports_ahead.__name__)
+    sys.modules.pop("colorsys", None)
+    imports_ahead.begin(("no_such_module", "colorsys"), driver=True).join()
+    assert "no_such_module was not imported ahead: ModuleNotFoundError" in caplog.text
+    assert "colorsys" in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,7 @@ def calls(monkeypatch):
 
 
 def test_every_kind_of_task_runs_in_every_precision(calls):
-    warmup.compile_kernels(1, 4)
-    assert calls.pop(0) == ("files", 80, 3, 1, 4)  # a worker's share of the cores
+    warmup.run_tasks()
     for precision in warmup.PRECISIONS:
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
@@ -68,9 +67,19 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert halves == (2 if precision == "ieee" else 3)
         assert calls.count(("multiply_diagonal", 1, precision)) == 1
     kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
-    kinds |= {"upload", "download"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
+    del calls[:]
+    warmup.copy_both_ways()
+    assert [name for name, *_ in calls] == ["upload", "download"]
+
+
+def test_a_worker_compiles_what_is_absent_on_its_share_of_the_cores(calls, monkeypatch):
+    for absent in ([], ["kernel"]):
+        monkeypatch.setattr(warmup, "absent", lambda capability, absent=absent: absent)
+        assert warmup.are_compiled() == (not absent)
+    warmup.compile_kernels(1, 4)
+    assert calls == [("files", 80, 3, 1, 4)]
 
 
 # ------------------------------------------------------------------- to files

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from multimm.cluster import main_guard
+from multimm.cluster import imports_ahead, main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
@@ -154,11 +154,16 @@ def start(
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
         _require_memory(options)
-    with ExitStack() as open_compilations:
+    with ExitStack() as meanwhile:
         compilations = [
-            open_compilations.enter_context(Compilation(capability, cores()))
+            meanwhile.enter_context(Compilation(capability, cores()))
             for capability in sorted({gpu.capability for gpu in options.gpus} - {0})
         ]
+        if options.gpus:
+            # A process that UCXX does not use keeps CUDA as it is: it may fork later.
+            uses_cuda = options.protocol == "ucxx"
+            ahead = imports_ahead.begin(imports_ahead.IN_CLIENT, driver=uses_cuda)
+            meanwhile.callback(ahead.join)
         return _started(options, seldom_collect_garbage, compilations)
 
 
@@ -299,8 +304,9 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
-        # A worker that replaces a killed one waits for the memory that this one had.
-        "preload": [pool_memory.__name__],
+        # What tasks need is imported while UCX starts; and a worker that replaces a killed one
+        # waits for the memory that this one had.
+        "preload": [imports_ahead.PRELOAD, pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),

@@ -37,8 +37,9 @@ from multimm.gpu.emulated.configs import (
     residual_defines,
 )
 from multimm.gpu.runtime import file_cache
+from multimm.gpu.runtime.jit import kept_stems
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.runtime.launch import file_for, is_compiled
+from multimm.gpu.runtime.launch import file_for, stem_for
 from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
 
@@ -188,10 +189,11 @@ def absent(capability: int) -> list[Wanted]:
     """What `wanted` asks for and the cache does not hold; nothing if nothing can be kept there."""
     if file_cache.obstacle():
         return []
+    kept = kept_stems()
     return [
         job
         for job in wanted(capability)
-        if not is_compiled(_text(job), job.file, capability, specific=job.specific)
+        if stem_for(_text(job), job.file, capability, specific=job.specific) not in kept
     ]
 
 

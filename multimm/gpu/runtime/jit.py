@@ -166,13 +166,13 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
     name : str
         Begins the file's name, for people who look into the directory.
     """
-    kept = kept_file(text, target, name, options)
+    home, stem = file_cache.directory(), stem_of(text, target, name, options)
+    kept = None if home is None else _kept(home / "kernels", stem)
     if kept is not None:
         yield kept
         return
     compiled = compile_text(text, target, options)
     logger.info("compiled %s for %s: %s", name, target, compiled.usage or "PTX")
-    home, stem = file_cache.directory(), _stem(text, target, name, options)
     if home is not None:
         kept = home / "kernels" / _file_name(stem, compiled.binary)
         if file_cache.write(kept, compiled.binary):
@@ -184,13 +184,15 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
         yield path
 
 
-def kept_file(text: str, target: str, name: str, options: Sequence[str] = ()) -> Path | None:
-    """The file of an earlier time, if there is one and its content is what its name says."""
+def kept_stems() -> set[str]:
+    """What names of files of earlier times begin with; their contents are not looked at."""
     home = file_cache.directory()
-    return None if home is None else _kept(home / "kernels", _stem(text, target, name, options))
+    kept = [] if home is None else file_cache.names(home / "kernels")
+    return {name.rpartition("-")[0] for name in kept if name.endswith(".cubin")}
 
 
-def _stem(text: str, target: str, name: str, options: Sequence[str]) -> str:
+def stem_of(text: str, target: str, name: str, options: Sequence[str]) -> str:
+    """What the name of the file begins with that `compiled_file` keeps."""
     return f"{name}-{target}-{_key(text, target, options)}"
 
 

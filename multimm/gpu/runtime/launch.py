@@ -22,7 +22,7 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, limits_for
 from multimm.gpu.runtime.driver_launch import Kernel
-from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, kept_file, target_for
+from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, stem_of, target_for
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.strides import Axis, Stack, batch_strides, collapse
 from multimm.shapes import Shape
@@ -125,9 +125,9 @@ def file_for(
     return compiled_file(*_way(text, file, capability, specific))
 
 
-def is_compiled(text: str, file: str, capability: int, *, specific: bool) -> bool:
-    """Whether `file_for` has a file of an earlier time."""
-    return kept_file(*_way(text, file, capability, specific)) is not None
+def stem_for(text: str, file: str, capability: int, *, specific: bool) -> str:
+    """What the file's name begins with that `file_for` keeps: one of `jit.kept_stems`."""
+    return stem_of(*_way(text, file, capability, specific))
 
 
 def _way(
