@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -293,6 +294,7 @@ def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
             return all(map(any, lists.values()))
 
         soon(all_are_there)
+        assert all(client.run(gc.isenabled).values())
 
 
 def test_what_cannot_be_imported_ahead_is_left_out(caplog):
