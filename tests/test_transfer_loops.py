@@ -68,7 +68,7 @@ def driver(monkeypatch):
 
 def run(driver, way, *args, lanes_used=3):
     """Each lane's share, one lane after another; what they return."""
-    loop = getattr(loops.loops.__wrapped__(), way)
+    loop = getattr(loops._compiled.__wrapped__(), way)
     failed = []
     for lane in range(lanes_used):
         pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]

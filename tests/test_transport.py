@@ -221,8 +221,10 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     import asyncio
 
     calls = []
-    kernels = ModuleType("multimm.graph.warmup")
+    kernels = ModuleType(warmup.TASKS)
+    kernels.are_compiled = lambda: False
     kernels.compile_kernels = lambda *share: calls.append(share)
+    kernels.run_tasks = lambda: calls.append("tasks")
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     here = worker("ucxx://10.0.0.2:40000")
 
@@ -235,14 +237,17 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     assert calls == []
     monkeypatch.setattr(warmup, "by_dask_cuda", lambda worker: True)
     asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3)]  # the second of three on its host
+    assert calls == [(1, 3), "tasks"]  # the second of three on its host
 
     async def unknown():
         raise OSError("no scheduler")
 
     here.scheduler = SimpleNamespace(ncores=unknown)
     asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3), (0, 1)]
-    kernels.compile_kernels = lambda *share: 1 / 0
+    assert calls == [(1, 3), "tasks", (0, 1), "tasks"]
+    kernels.are_compiled = lambda: True
+    asyncio.run(warmup._compile(here))
+    assert calls[4:] == ["tasks"]
+    kernels.run_tasks = lambda: 1 / 0
     asyncio.run(warmup._compile(here))
     assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text
