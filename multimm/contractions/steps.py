@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
+from multimm.contractions.einsum_chunks import einsum_chunks
 from multimm.contractions.pair import Matrices, Term, elementwise, matrices, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
@@ -120,14 +120,8 @@ class Contraction(NamedTuple):
             return {}
         if not self.split:
             return {x: term.blocks(x) for term in terms for x in term.labels if x in step.out}
-        # What is summed over counts by its length alone: it need not be the same axis in both.
-        own = [
-            tuple(x if x in step.out else f"{x} of {n}" for x in term.labels)
-            for n, term in enumerate(terms)
-        ]
-        paper = [_on_paper(term, step.out, n) for n, term in enumerate(terms)]
-        made = da.einsum(written(own, step.out), *paper)
-        return dict(zip(step.out, made.chunks, strict=True))
+        labels, chunks = zip(*((term.labels, term.array.chunks) for term in terms), strict=True)
+        return einsum_chunks(labels, chunks, step.out)
 
 
 def _on_diagonals(array: Array, labels: Labels) -> Term:
@@ -138,13 +132,6 @@ def _on_diagonals(array: Array, labels: Labels) -> Term:
             own.setdefault(label, []).append(blocks)
         array = array.rechunk(tuple(common_blockdim(own[label]) for label in labels))
     return Term(array, labels)
-
-
-def _on_paper(term: Term, out: Labels, number: int) -> da.Array:
-    """An array without tasks in the same chunks; what is summed over is one of the largest."""
-    each = zip(term.labels, term.array.chunks, strict=True)
-    chunks = tuple(own if label in out else (max(own),) for label, own in each)
-    return da.Array({}, f"on-paper-{number}", chunks, dtype=np.float32)
 
 
 def contraction(
