@@ -303,4 +303,5 @@ def rank_of(layout: Schedule, cluster: ClusterSpec, held: memory.Held) -> Rank:
     too_large = memory.excess((stay, {}), cluster) > 0
     spilled = memory.excess((stay, spill), cluster)
     terms = time.seconds(layout, cluster, moved.busiest, spilled)
-    return Rank(too_large, time.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)
+    total = time.total_seconds(terms, cluster.slowest.kind)
+    return Rank(too_large, total, moved.total, layout.parts, layout.grid.p_n)

@@ -109,6 +109,16 @@ AROUND = (
 FRICTION = 0.1
 
 
+def by_phase(kind: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Terms that follow each other on a kind of device, that run beside them, and all others.
+
+    CPU workers send and receive with the cores that multiply: no product hides a transfer.
+    """
+    if kind == "gpu":
+        return IN_TURN, BESIDE, AROUND
+    return (*IN_TURN, "transfers"), tuple(x for x in BESIDE if x != "transfers"), AROUND
+
+
 def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
     """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
@@ -292,10 +302,10 @@ def _many_chunks(problem: Problem) -> int:
     return max(0, chunks - FEW_CHUNKS)
 
 
-def total_seconds(terms: Terms) -> float:
-    """Predicted seconds from the terms of `seconds`."""
-    in_turn = sum(terms[name] for name in IN_TURN)
-    side_by_side = [in_turn, *(terms[name] for name in BESIDE)]
+def total_seconds(terms: Terms, kind: str) -> float:
+    """Predicted seconds from the terms of `seconds`, on a kind of device."""
+    in_turn, beside, around = by_phase(kind)
+    side_by_side = [sum(terms[name] for name in in_turn), *(terms[name] for name in beside)]
     longest = max(side_by_side)
     hidden = FRICTION * (sum(side_by_side) - longest)
-    return longest + hidden + sum(terms[name] for name in AROUND)
+    return longest + hidden + sum(terms[name] for name in around)
