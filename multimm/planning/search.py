@@ -73,7 +73,10 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     most = MOST_GIVEN_ROWS * given if given else MOST_SYMMETRIC_ROWS * EDGE[cluster.slowest.kind]
     if problem.symmetric and problem.m <= most:
         found = _searched(problem, cluster, options)
-        halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
+        whole = time.knows_transposes(problem, cluster.slowest)
+        halves = {
+            x: r for x, r in found.items() if x.mirrors and (whole or x.flops < problem.flops)
+        }
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
