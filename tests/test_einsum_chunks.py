@@ -1,12 +1,16 @@
-"""The chunks of a contraction are those of Dask's einsum."""
+"""The chunks of a contraction: the operands', cut where large; for `accelerate`, Dask's."""
+
+from itertools import accumulate
+from math import prod
 
 import dask
 import dask.array as da
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.contractions.einsum_chunks import einsum_chunks
+from multimm.contractions.einsum_chunks import einsum_chunks, limited_chunks, own_chunks
 
 SUBSCRIPTS = (
     "ij,jk->ik",
@@ -68,3 +72,33 @@ def test_dask_is_not_asked_for_small_blocks(monkeypatch):
     }  # fmt: skip
     with pytest.raises(TypeError):  # an outer product's blocks are larger
         einsum_chunks(["ij", "jk"], [((90,), (1,)), ((1,), (90,))], "ik")
+
+
+@given(contractions(), st.sampled_from((1, 3, 20, 10**6)))
+def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
+    subscripts, chunks = case
+    terms, _, out = subscripts.partition("->")
+    given = terms.split(","), chunks, out, np.dtype("float32")
+    with dask.config.set({"array.chunk-size": 4 * most}):
+        made, own = limited_chunks(*given), own_chunks(*given)
+    assert prod(max(x) for x in made.values()) <= max(most, 1)
+    for label, blocks in made.items():
+        assert {*accumulate(own[label])} <= {*accumulate(blocks)}
+        if len(own[label]) == 1:
+            assert len({*blocks[:-1]}) <= 1
+    if most == 10**6:
+        assert made == own
+
+
+def test_rows_and_columns_are_cut_alike_and_only_where_they_begin():
+    labels, chunks = ["txy", "tuv"], [((4,) * 5, (80,), (160,))] * 2
+    with dask.config.set({"array.chunk-size": 4 * 80**2 * 160**2 // 4}):
+        found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"))
+    assert found == {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)}
+
+
+def test_a_batch_is_cut_before_its_matrices():
+    labels, chunks = ["zij", "zjk"], [((8,), (10,), (3,)), ((8,), (3,), (10,))]
+    with dask.config.set({"array.chunk-size": 4 * 200}):
+        found = limited_chunks(labels, chunks, "zik", np.dtype("float32"))
+    assert found == {"z": (2,) * 4, "i": (10,), "k": (10,)}
