@@ -84,7 +84,7 @@ def sums(draw, labels="abcde", most=3):
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_einsum_is_numpys_in_dasks_chunks(workers, data):
+def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
     subscripts, shapes = data.draw(sums())
     dtypes = [data.draw(st.sampled_from(DTYPES)) for _ in shapes]
     arrays = [
@@ -108,7 +108,8 @@ def test_einsum_is_numpys_in_dasks_chunks(workers, data):
     if any(term.count(x) > 1 for term in terms for x in term if x.isalpha()):
         return  # of a diagonal it takes those of one axis, and is right where both have the same
     try:
-        theirs = da.einsum(subscripts, *operands)
+        with dask.config.set({"array.chunk-size-tolerance": 1e9}):  # it cuts nothing
+            theirs = da.einsum(subscripts, *operands)
     except ValueError:  # it knows less of axes of length 1
         return
     if theirs.shape == found.shape:

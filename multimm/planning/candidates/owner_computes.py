@@ -35,8 +35,9 @@ LONG = Cut(k_tiles=0.0625)
 #: takes 20 ms, and their product with a vector 10. On GPUs a thread takes longer for a product than
 #: the GPU for the copy.
 ALONE = {"cpu": 2**18, "gpu": 0}
-#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
-LEAST_JOINED = 2
+#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain on
+#: GPUs.
+LEAST_JOINED = {"cpu": 1, "gpu": 2}
 
 
 def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
@@ -86,7 +87,7 @@ def _layouts(
             rows, columns, at, output_tiles, workers, by_columns, alone=ALONE[cluster.slowest.kind]
         )
         lengths = partial_products.lengths
-        if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
+        if LEAST_JOINED[cluster.slowest.kind] * sum(map(bool, lengths)) > len(at):
             continue
         k_tiles = tuple(columns[s] for s in partial_products.k_tiles)
         m_blocks = usual.m_blocks if by_columns else lengths
