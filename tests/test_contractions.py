@@ -9,7 +9,7 @@ import pytest
 import sparse
 from clusters import in_threads
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import multimm
@@ -123,6 +123,8 @@ def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
     ),
     st.lists(st.lists(st.integers(1, 2), max_size=3), max_size=2),
 )
+@example(".. .", [[]])
+@example(" i  ... -> ... i", [[2, 3]])
 def test_what_numpy_refuses_is_refused_and_nothing_else(subscripts, shapes):
     arrays = [numbers(tuple(shape), "int64") for shape in shapes]
     try:
