@@ -12,8 +12,7 @@ import numpy as np
 
 from multimm_benchmarks.cases import square
 from multimm_benchmarks.cublas import Cublas
-from multimm_benchmarks.harness import Bench, WrongResultError
-from multimm_benchmarks.records import Record
+from multimm_benchmarks.harness import Bench, WrongResultError, beside
 from multimm_benchmarks.timing import Call, GpuTimer
 
 Array = Any
@@ -110,15 +109,9 @@ def _record(
         bench.add(
             f"dtypes {case}", name, (n, n, n), timed, flops=flops, precision=_precision(name),
             ratio_vs={peer: round(runs[peer].median / timed.median, 4)},
-            sustained=_beside(lasting[name], lasting[peer], peer),
+            sustained=beside(lasting[name], lasting[peer], peer),
             **({"rel_error": float(f"{errors[name]:.3g}")} if name in errors else {}),
         )  # fmt: skip
-
-
-def _beside(own: Record | None, peers: Record | None, peer: str) -> Record | None:
-    if own is None or peers is None:
-        return own
-    return {**own, "ratio_vs": {peer: round(own["tflops"] / peers["tflops"], 4)}}
 
 
 def _precision(system: str) -> str:

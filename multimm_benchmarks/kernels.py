@@ -23,8 +23,8 @@ logger = logging.getLogger("multimm_benchmarks.kernels")  # also where __name__ 
 
 #: In the order of "all". Values: the suite in full, and what a quick one is given instead.
 SUITES = (
-    "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split", "dtypes",
-    "accuracy", "python",
+    "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split", "wide-range",
+    "dtypes", "accuracy", "python",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
         split,
         sums,
         transposes,
+        wide_range,
     )
 
     tiny: dict[str, dict[str, Any]] = {
@@ -61,14 +62,15 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
             "sustained": (),
             "packs": (1024,),
         },
+        "wide-range": {"sizes": (1024,)},
         "dtypes": {"complex_sizes": (1024,), "integer_sizes": (1024,)},
         "accuracy": {"depths": (256, 1024), "depth": 1024},
     }
     full: dict[str, Callable[..., None]] = {
         "ladder": products.ladder, "ffma": products.ffma, "awkward": products.awkward,
         "matvec": matvec.measure, "transpose": transposes.measure, "add": sums.measure,
-        "latency": latency.measure, "split": split.measure, "dtypes": dtypes.measure,
-        "accuracy": accuracy.measure,
+        "latency": latency.measure, "split": split.measure,
+        "wide-range": wide_range.measure, "dtypes": dtypes.measure, "accuracy": accuracy.measure,
     }  # fmt: skip
     chosen = {name: functools.partial(suite, **(tiny[name] if quick else {}))
               for name, suite in full.items()}  # fmt: skip

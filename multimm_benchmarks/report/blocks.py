@@ -39,6 +39,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "matvec": ("matvec", tables.matvec),
     "latency": ("latency", tables.latency),
     "split": ("split", split),
+    "wide-range": ("wide-range", reach_tables.wide_range),
     "dtypes": ("dtypes", reach_tables.dtypes),
     "contractions": ("contractions", reach_tables.contractions),
     "accuracy": ("accuracy", accuracy),

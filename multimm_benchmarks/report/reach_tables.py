@@ -1,4 +1,6 @@
-"""Tables of products beyond two float32 matrices: other dtypes, and sums over several axes."""
+"""Tables of products beyond normal float32 numbers and two matrices: data of a wide range, other
+dtypes, and sums over several axes.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,47 @@ from multimm_benchmarks.records import Record
 from multimm_benchmarks.report.formats import Rows, figures, markdown
 
 
+def wide_range(records: list[Record]) -> str:
+    """Rates in turns and held for 3 s, beside the peer of each of ours, and what ran."""
+    rows: Rows = []
+    for r in records:
+        (peer,) = r["ratio_vs"] or [None]
+        kind, _, n = r["case"].removeprefix("wide-range ").rpartition(", ")
+        rows.append((
+            kind, n, r["system"], r["detail"] or "", *_rates(r, peer),
+            figures(r["componentwise_u"]),
+        ))  # fmt: skip
+    head = ("data", "n", "system", "multimm ran", *_RATES, "largest error, u |A||B|")
+    return markdown(head, rows, words=4)
+
+
+#: In turns, and held for 3 s and more.
+_RATES = ("TFLOP/s", "x peer", "held", "of the peer", "MHz", "W")
+
+
+def _rates(r: Record, peer: str | None) -> tuple[str, ...]:
+    """The cells of `_RATES`; of a peer itself without ratios."""
+    steady: Record = r["sustained"] or {}
+    held: dict[str, float] = steady.get("ratio_vs") or {}
+    return (
+        figures(r["tflops"]), f"{r['ratio_vs'][peer]:.2f}" if peer else "",
+        figures(steady["tflops"]) if steady else "",
+        f"{held[peer]:.2f} x {peer}" if peer in held else "",
+        *(f"{steady[key]:.0f}" if steady.get(key) else "" for key in ("sm_mhz", "watts")),
+    )  # fmt: skip
+
+
 def dtypes(records: list[Record]) -> str:
     """Rates beside the peer of each case, in turns and held for 3 s and more."""
     rows: Rows = []
     for r in records:
-        steady: Record = r["sustained"] or {}
-        held: dict[str, float] = steady.get("ratio_vs") or r["ratio_vs"]
-        (peer,) = held
-        own = r["system"] != peer
+        (peer,) = r["ratio_vs"]
         rows.append((
-            r["case"].removeprefix("dtypes "), r["system"], figures(r["tflops"]),
-            f"{r['ratio_vs'][peer]:.2f}" if own else "",
-            figures(steady["tflops"]) if steady else "",
-            f"{held[peer]:.2f} x {peer}" if own and steady else "",
-            f"{steady['sm_mhz']:.0f}" if steady.get("sm_mhz") else "",
-            f"{steady['watts']:.0f}" if steady.get("watts") else "",
+            r["case"].removeprefix("dtypes "), r["system"],
+            *_rates(r, None if peer == r["system"] else peer),
             "" if r["rel_error"] is None else f"{r['rel_error']:.1e}",
         ))  # fmt: skip
-    head = ("case", "system", "TFLOP/s", "x peer", "held", "of the peer", "MHz", "W",
-            "relative error")  # fmt: skip
+    head = ("case", "system", *_RATES, "relative error")
     return markdown(head, rows, words=2)
 
 

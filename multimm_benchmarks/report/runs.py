@@ -35,6 +35,7 @@ class Computer(NamedTuple):
 SUITES = (
     *("scaling", "rehearsal", "split", "ffma", "awkward", "matvec"),
     *("accuracy", "transpose", "add", "latency", "ladder", "python", "dtypes", "contractions"),
+    "wide-range",
 )
 
 

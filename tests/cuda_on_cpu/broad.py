@@ -40,7 +40,7 @@ def _case(
     rng = np.random.default_rng(seed)
     needed = some[0] == some[2] == 0 and max(some[1], some[3]) > 5
     members: list[object] = []
-    given, expected, tasks, lost = [], [], 0, 0
+    given, expected, tasks, lost = [], [], 0, []
     for m in matrices:
         if m is None:  # one operand for both
             members += [None, 0, 0, 0, 0, 0, None, None]
@@ -59,17 +59,19 @@ def _case(
         before = Buffer.of(np.full_like(tiles, _UNWRITTEN))
         given += [memory.buffer, before, Buffer.of(exponents)]
         expected += [memory.buffer, Buffer.of(tiles) if needed else before, given[-1]]
-        tasks += height // 64 * slabs
         y = np.ldexp(finite.astype(np.float64), BROAD_SHIFT - exponents[: m.rows, None])
         rows, ks = np.nonzero(~np.isfinite(x) | ((x != 0) & (abs(y) < LEAST_BROAD)))
-        lost += len({*zip(rows // 64, ks // 64, strict=True)})
+        panels, slab = rows // 64, ks // 64
+        lost += [tasks + (panels * slabs + slab if m.along_k else slab * (height // 64) + panels)]
+        tasks += height // 64 * slabs
+    blocks = -(-tasks // (1 + seed % 3))  # each packs as many tiles
     counts = np.array(some, np.uint64)
     given.append(Buffer.of(counts.copy()))
     if needed:
-        counts[4:] = 1, counts[5] + np.uint64(lost)  # tiles of which something is
+        counts[4:] = 1, counts[5] + np.uint64(len({*np.concatenate(lost) % blocks}))
     expected.append(Buffer.of(counts))
     launch = Launch(
-        "broad_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), Pointer(len(given) - 1)],
+        "broad_pack", (blocks, 1, 1), THREADS, [Struct(tuple(members)), Pointer(len(given) - 1)],
         given, 0, seed, what=f"broad_pack {matrices} {some}",
     )  # fmt: skip
     return Case(launch, expected)

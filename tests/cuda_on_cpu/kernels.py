@@ -177,7 +177,7 @@ def pack(parts: int, arch: int = 900) -> Variant:
 
 def broad_pack(parts: int, arch: int = 900) -> Variant:
     """Float32 operands as numbers of a wide range."""
-    defines = {"PARTS": parts, "CAP": products.CAP}
+    defines = {"PARTS": parts, "BLOCKS": 1, "CAP": products.CAP}
     return Variant("broad_pack.cu", tuple(defines.items()), lambda: broad_cases(parts), arch)
 
 

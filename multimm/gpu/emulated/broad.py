@@ -20,13 +20,15 @@ from multimm.gpu.emulated import multiply
 from multimm.gpu.emulated.configs import BROAD_PRODUCTS, SLAB, TILE_BYTES, tiles_for
 from multimm.gpu.emulated.pack import Source
 from multimm.gpu.problem import NOTHING, Problem
-from multimm.gpu.runtime.launch import kernel_for
+from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
 
 #: Parts of an element, and tiles of 128 bytes a row that 64 k take, by precision.
 BROAD_PARTS, SLAB_TILES = {"float32": 3, "tf32": 1}, {"float32": 3, "tf32": 2}
 #: What multiplies, for `last_choice`.
 WHAT = {"float32": "six products of bfloat16 parts", "tf32": "one product of TF32"}
+#: Thread blocks that pack at one time on a multiprocessor: what their registers leave room for.
+BLOCKS = 5
 _THREADS, _FLOAT = 256, 4
 _STRUCT = struct.Struct("16Q")  # of the kernel: 8 members for each of two operands
 _BY_VALUE = np.dtype((np.void, _STRUCT.size))
@@ -34,7 +36,7 @@ _BY_VALUE = np.dtype((np.void, _STRUCT.size))
 
 def pack_defines(precision: str) -> tuple[tuple[str, int], ...]:
     """The compile-time parameters of kernels/broad_pack.cu."""
-    return (("PARTS", BROAD_PARTS[precision]), ("CAP", RESIDUAL_CAP))
+    return (("PARTS", BROAD_PARTS[precision]), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
 
 
 def tile_bytes(source: Source, precision: str) -> int:
@@ -57,6 +59,7 @@ class Broad:
     """The launches that pack and multiply data of a wide range, and return for any other."""
 
     kernel: Any
+    blocks: int  #: at most, of the kernel
     parts: tuple[_Part, ...]
 
     def __call__(
@@ -83,7 +86,8 @@ class Broad:
                 values += (x + start, *members, tiles, exponents)
             values += [0] * (16 - len(values))
             operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
-            self.kernel((part.tasks, 1, 1), (_THREADS, 1, 1), (operands, counts))
+            grid = min(part.tasks, self.blocks), 1, 1
+            self.kernel(grid, (_THREADS, 1, 1), (operands, counts))
             last = i == len(self.parts) - 1
             part.multiply((*packed[0], *packed[-1], c * last, d if i else addend, d, counts))
 
@@ -120,4 +124,4 @@ def prepared(problem: Problem, sources: Sequence[Source], precision: str) -> Bro
         run = multiply.prepared(part, BROAD_PRODUCTS[precision])
         parts.append(_Part(tasks, tuple(starts), tuple(members), run))
     kernel = kernel_for(problem.device, "broad_pack.cu", "broad_pack", pack_defines(precision))
-    return Broad(kernel, tuple(parts))
+    return Broad(kernel, device_of(problem.device).multiprocessors * BLOCKS, tuple(parts))
