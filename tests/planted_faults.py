@@ -129,8 +129,8 @@ PLANNING = (
     Fault(
         "a plan with workers left out is never better",
         "planning/choice.py",
-        "ranks = with_fewer(problem, cluster, options, all_work) or found",
-        "ranks = found",
+        "(with_fewer(problem, cluster, options, all_work) or found) | placed",
+        "found | placed",
         "worker_subset golden",
     ),
     Fault(
@@ -364,10 +364,24 @@ GRAPH = (
         "conjugates",
     ),
     Fault(
+        "a block is copied by each of the tasks that take it",
+        "graph/taken_apart.py",
+        "(uses == 1 or change.views)",
+        "uses > 0",
+        "rearranged -k copied",
+    ),
+    Fault(
+        "a block that a worker needs for both sides is counted twice",
+        "planning/cost/counted_transfers.py",
+        "return bool(same) and len(blocks) == 1",
+        "return not same and len(blocks) == 1",
+        "traffic -k 28",
+    ),
+    Fault(
         "a Hermitian product is mirrored that a complex alpha makes another one",
         "products.py",
-        "alike and kept and step.trans_a",
-        "alike and step.trans_a",
+        "return kept and self._same",
+        "return self._same",
         "conjugates",
     ),
     Fault(
