@@ -19,8 +19,7 @@ class Pool:
     """Memory by the sub-block; `log` says what happened to it, and to the streams."""
 
     def __init__(self, capacity=100):
-        self.log, self.free, self.taken, self.passed = [], capacity, 0, 0
-        self.clock = self.slow = 0.0  #: seconds, and how many of them pass in each wait
+        self.log, self.free, self.taken = [], capacity, 0
 
     def take(self, size):
         if size > self.free:
@@ -53,7 +52,6 @@ class Stream:
         _local.stack.pop()
 
     def synchronize(self):
-        _pool.clock += _pool.slow
         _pool.log.append(f"{self.name} done")
 
     def wait_event(self, event):
@@ -68,25 +66,15 @@ class Event:
 
     def record(self, stream):
         self.recorded = stream.name
-        if stream.ptr:
-            _pool.passed += 1
-            self.number = _pool.passed
-
-    def synchronize(self):
-        _pool.clock += _pool.slow
-        _pool.log.append(f"task {self.number} done")
-
-
-def stream_at(address):
-    return NULL if address == NULL.ptr else Stream(non_blocking=True)
 
 
 def record(event, address):
-    event.record(stream_at(address))
+    event.record(NULL if address == NULL.ptr else Stream(non_blocking=True))
 
 
 def wait(address, event, flags):
-    stream_at(address).wait_event(event)
+    assert address != NULL.ptr
+    Stream(non_blocking=True).wait_event(event)
 
 
 class Local(threading.local):
@@ -132,9 +120,6 @@ def pool(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
-    monkeypatch.setattr(streams, "_seconds", {})
-    monkeypatch.setattr(streams, "_early", True)
-    monkeypatch.setattr(streams, "time", SimpleNamespace(perf_counter=lambda: _pool.clock))
     driver = SimpleNamespace(cuEventRecord=record, cuStreamWaitEvent=wait)
     monkeypatch.setattr(driver_launch, "_driver", lambda: driver)
     return _pool
@@ -243,57 +228,11 @@ def test_a_task_that_fails_waits_for_its_stream_too(pool):
     assert not _local.allocators
 
 
-def run(pool, kind="short"):
-    """A task that keeps what it has made and drops what it needs beside; what it did in order."""
-    before = len(pool.log)
-    with streams.own_stream(0, kind):
-        scratch, made = allocate(10), allocate(5)
-        del scratch
-    return made, pool.log[before:]
-
-
-def test_a_short_task_waits_for_the_one_before(pool):
-    """Stream 0 waits for it before its memory goes back, or anybody else hears of its result."""
-    assert run(pool)[1][-2:] == ["S done", "back 10"], "nobody knows yet how long it takes"
-    assert run(pool)[1][-2:] == ["0 waits for S", "back 10"], "nothing is left of the one before"
-    for number in (1, 2):
-        assert run(pool)[1][-3:] == ["0 waits for S", f"task {number} done", "back 10"]
-    assert run(pool, "other")[1][-2:] == ["S done", "back 10"]
-
-
-def test_no_task_returns_early_where_that_is_not_allowed(pool):
-    streams.return_early(False)
-    for _ in range(3):
-        assert run(pool)[1][-2:] == ["S done", "back 10"]
-
-
-def test_a_long_task_is_waited_for(pool):
-    pool.slow = streams.SHORT_S
-    for _ in range(3):
-        assert run(pool)[1][-2:] == ["S done", "back 10"]
-
-
-def test_a_task_that_has_become_long_is_waited_for(pool):
-    run(pool)
-    run(pool)
-    pool.slow = 2 * streams.SHORT_S
-    assert "task 1 done" in run(pool)[1]
-    assert run(pool)[1][-2:] == ["S done", "back 10"]
-
-
-def test_a_short_task_that_fails_waits_for_its_stream(pool):
-    run(pool)
-    before = len(pool.log)
-    with pytest.raises(ValueError, match="no"), streams.own_stream(0, "short"):
-        raise ValueError("no")
-    assert pool.log[before:][-1] == "S done"
-
-
 def test_a_stream_that_somebody_chose_is_kept(pool):
     with Stream(non_blocking=True, name="mine"), streams.own_stream(0):
         assert current().name == "mine"
         assert not _local.allocators
-    assert pool.log == ["mine done"]
+    assert pool.log == []
 
 
 def test_every_thread_has_its_own_stream_and_keeps_it(pool):

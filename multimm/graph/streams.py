@@ -26,12 +26,10 @@ allocator that goes to stream 0 for each array, result and temporary alike.
   more than one. If the pool runs dry within a task, S is synchronised at once, and what was dropped
   until then goes back.
 - S is synchronised before the task returns, or raises: its result is complete, and its operands,
-  which Dask refers to until then, are no longer read. Of short tasks of a worker stream 0 waits for
-  S instead: the GPU has their kernels to do while Dask goes on to the next task.
+  which Dask refers to until then, are no longer read.
 
 So of free memory, and of blocks that Dask knows, at any time: whatever still reads or writes it is
-on stream 0, or what stream 0 waits for. Who waits for stream 0 may send the one and write to the
-other.
+on stream 0. Who waits for stream 0 may send the one and write to the other.
 
 Where the current stream is not stream 0, somebody has chosen it: the task runs there, as if it had
 been called directly.
@@ -40,62 +38,38 @@ been called directly.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from multimm.gpu.runtime.driver_launch import follow, kept
 
-_local = threading.local()  # streams: device -> _Own
+_local = threading.local()  # streams: device -> stream and event
 
 #: What is taken again may be so many times as large as what is asked for: arbitrary.
 SPARE = 2
-#: Tasks that take longer are waited for. What is sent waits for up to two that are not, and Dask
-#: goes from one task to the next in 0.5 ms (two H100s): little of a task beyond this.
-SHORT_S = 3e-3
-#: Kinds of tasks whose seconds are known; when they are that many, all are forgotten. Arbitrary.
-KINDS = 1024
-
-_seconds: dict[Hashable, float] = {}  #: of tasks that were waited for, by their kind
-_early = False
-
-
-def return_early(allowed: bool) -> None:
-    """Let short tasks of this process return before their kernels have run, or no longer.
-
-    For workers, where nobody uses a task's result who does not wait for stream 0.
-    """
-    global _early
-    _early = allowed
 
 
 @contextmanager
-def own_stream(device: int, kind: Hashable = None) -> Iterator[None]:
+def own_stream(device: int) -> Iterator[None]:
     """Run what is inside on this thread's stream of a device, by the rules above.
 
     Parameters
     ----------
     device : int
         CUDA device of the operands.
-    kind : hashable, optional
-        Tasks of one kind take about as long. Where one was done within `SHORT_S`, and that is
-        allowed, the next ones return early: they wait for the kernels of the task before, not for
-        their own. Their results are ready in the order of stream 0. None: never early.
     """
     import cupy
 
     with cupy.cuda.Device(device):
-        if (chosen := cupy.cuda.get_current_stream()).ptr:
+        if cupy.cuda.get_current_stream().ptr:
             yield
-            chosen.synchronize()
             return
         task = _Task(device)
         with cupy.cuda.using_allocator(task.allocate), task.stream, kept():
             task.follow_stream_0()
             try:
                 yield
-                task.leave(kind)
             finally:
                 task.close()
 
@@ -116,9 +90,7 @@ class _Task:
         self._device = device
         self._allocate = cupy.cuda.get_allocator()
         self._zero = cupy.cuda.Stream.null
-        self._own = _own_of(device)
-        self.stream, self._event = self._own.stream, self._own.event
-        self._begun = time.perf_counter()
+        self.stream, self._event = _stream_of(device)
         self.running = True
         self.dropped: list[_SubBlock] = []  # kernels on the stream may still use it
 
@@ -134,25 +106,10 @@ class _Task:
         )
         return cupy.cuda.MemoryPointer(memory, 0)
 
-    def leave(self, kind: Hashable) -> None:
-        """Wait for the stream, or have stream 0 wait for it if the task is short."""
-        if kind is None or not _early:
-            self.close()
-        elif _seconds.get(kind, SHORT_S) < SHORT_S:
-            self._own.handed_over(kind, self._zero)
-            self.dropped.clear()
-            self.running = False
-        else:
-            self.close()
-            if len(_seconds) >= KINDS:
-                _seconds.clear()
-            _seconds[kind] = time.perf_counter() - self._begun
-
     def close(self) -> None:
         """Wait for the stream; from now on what is dropped goes back to the pool at once."""
-        if self.running:
-            self._reclaim()
-            self.running = False
+        self._reclaim()
+        self.running = False
 
     def _dropped_before(self, size: int) -> _SubBlock | None:
         """The smallest sub-block that this task has dropped and that is large enough."""
@@ -197,35 +154,13 @@ class _Lent:
             self._task.dropped.append(self._sub_block)
 
 
-class _Own:
-    """A thread's stream on the current device."""
+def _stream_of(device: int) -> tuple[Any, Any]:
+    """This thread's stream, and an event that is recorded anew for each time it waits."""
+    import cupy
 
-    def __init__(self) -> None:
-        import cupy
-
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.event = cupy.cuda.Event(block=False, disable_timing=True)  # for each time it waits
-        self._last: tuple[Any, Hashable] | None = None  #: passed when a short task is done
-
-    def handed_over(self, kind: Hashable, zero: Any) -> None:
-        """Have stream 0 wait for a task of this kind; wait for the short one before it."""
-        import cupy
-
-        done = cupy.cuda.Event(block=False, disable_timing=True)
-        follow(zero, self.stream, done)
-        before, self._last = self._last, (done, kind)
-        if before is None:
-            return
-        event, kind = before
-        begun = time.perf_counter()
-        event.synchronize()
-        if time.perf_counter() - begun > SHORT_S:  # other data, or others use the GPU as well
-            _seconds.pop(kind, None)
-
-
-def _own_of(device: int) -> _Own:
-    """This thread's stream on a device, which is the current one."""
-    streams: dict[int, _Own] = _local.__dict__.setdefault("streams", {})
+    streams = _local.__dict__.setdefault("streams", {})
     if device not in streams:
-        streams[device] = _Own()
-    return streams[device]
+        event = cupy.cuda.Event(block=False, disable_timing=True)
+        streams[device] = cupy.cuda.Stream(non_blocking=True), event
+    stream, event = streams[device]
+    return stream, event

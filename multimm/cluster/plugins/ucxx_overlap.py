@@ -6,10 +6,10 @@ is computed. The plugin here makes it wait for stream 0 alone. That is enough wh
 `multimm.graph.streams` are kept:
 
 - *Sending.* A block that Dask knows was made by a task that has returned. Our tasks synchronise
-  their stream before, or have stream 0 wait for it; other libraries', as they come, run on stream
-  0, which is waited for.
+  their stream before; other libraries', as they come, run on stream 0, which is waited for.
 - *Receiving.* The buffer comes from RMM's pool in the order of stream 0. Whatever still uses
-  this memory from before does so in the order of stream 0: so our tasks give memory back.
+  this memory from before does so in the order of stream 0: our tasks synchronise their stream
+  before they give memory back.
 - *While a block is sent* the transport refers to it, and nobody writes to a block: tasks are
   pure. What has been received is complete before Dask hears of it.
 
@@ -32,8 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
 
-from multimm.graph.streams import return_early
-
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -48,9 +46,6 @@ PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_D
 #: never touch the host: a GPU takes up to this share of its own memory instead. Arbitrary: some
 #: 18 GB on an H200, seventeen blocks of 16384 x 16384.
 IN_FLIGHT_SHARE = 1 / 8
-#: Of blocks that a worker fetches of another, in one message. Dask has 50 MB: one block of 64 MB
-#: at a time, which takes 6 ms beside products, however fast the link is (two H100s).
-MESSAGE_BYTES = 2**28
 
 
 class Overlap(WorkerPlugin):
@@ -72,15 +67,14 @@ class Overlap(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Replace the wait; runs again in a worker that its nanny starts again."""
-        self.reason, self._undo = "", [lambda: return_early(False)]
-        return_early(True)
+        self.reason, self._undo = "", []
         if not worker.address.startswith("ucx"):
             return
         self.reason = _obstacle()
         if self.reason:
             logger.warning("blocks travel between products, not during them: %s", self.reason)
             return
-        self._undo += [_narrow_wait(), _raise_limits(worker)]
+        self._undo = [_narrow_wait(), _raise_limit(worker)]
 
     def teardown(self, worker: Worker) -> None:
         """Put back what was there."""
@@ -131,17 +125,16 @@ def _narrow_wait() -> Callable[[], None]:
     return undo
 
 
-def _raise_limits(worker: Worker) -> Callable[[], None]:
+def _raise_limit(worker: Worker) -> Callable[[], None]:
     import cupy
 
     state: Any = worker.state
-    before = state.transfer_incoming_bytes_limit, state.transfer_message_bytes_limit
+    before = state.transfer_incoming_bytes_limit
     total = int(cupy.cuda.runtime.memGetInfo()[1])
-    state.transfer_incoming_bytes_limit = max(before[0], int(total * IN_FLIGHT_SHARE))
-    state.transfer_message_bytes_limit = max(before[1], MESSAGE_BYTES)
+    state.transfer_incoming_bytes_limit = max(before, int(total * IN_FLIGHT_SHARE))
 
     def undo() -> None:
-        state.transfer_incoming_bytes_limit, state.transfer_message_bytes_limit = before
+        state.transfer_incoming_bytes_limit = before
 
     return undo
 

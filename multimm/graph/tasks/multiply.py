@@ -6,7 +6,7 @@ no CuPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,11 +81,9 @@ def is_packed(block: Block) -> bool:
 
 
 def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
-    """`gemm` as a task, the same on every worker: finished when it returns, unless it is short."""
-    asked = (step.precision, step.accumulate, step.trans_a, step.trans_b)
-    kind = ("multiply", a.shape, b.shape, a.dtype, b.dtype, partial is None, c is None, *asked)
-    with stream_for(a, kind):
-        return link(a, b, partial, c, step=step)
+    """`gemm` as a task: finished when it returns, and the same on every worker."""
+    with stream_for(a):
+        return finished(link(a, b, partial, c, step=step))
 
 
 def link(
@@ -337,14 +335,11 @@ def in_turn(
         return finished(link(*operands, partial, step=step, **more))
 
 
-def stream_for(block: Block, kind: Hashable = None) -> AbstractContextManager[None]:
-    """The stream of the tasks that run in this thread on the block's device, if it is a GPU.
-
-    Of a `kind`, short tasks return before their kernels are done: see `own_stream`.
-    """
+def stream_for(block: Block) -> AbstractContextManager[None]:
+    """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
     if is_packed(block):
-        return own_stream(block.device_id, kind)
-    return own_stream(block.device.id, kind) if is_cupy(block) else nullcontext()
+        return own_stream(block.device_id)
+    return own_stream(block.device.id) if is_cupy(block) else nullcontext()
 
 
 def finished(block: Block) -> Block:
