@@ -242,7 +242,7 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
             reset_received_bytes(client)
             start = time.perf_counter()
             result = call(*given).persist()
-            wait(result)
+            _computed(result)
             if cupy:
                 client.run(_idle)
             passed = time.perf_counter() - start
@@ -253,12 +253,22 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
                 kept[name] = np.asarray(result.compute()) if not cupy else result
             del result, given
         if not turn:
-            ours, theirs = kept["multimm"], kept["dask"]
-            difference = abs(ours - theirs).max() / abs(theirs).max()
-            error = float(difference.compute() if cupy else difference)
-            del ours, theirs
+            error = _difference(kept["multimm"], kept["dask"])
         kept.clear()
     return Found(case, operations(case, sizes) / 1e9, sizes, runs, received, error)
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    """The largest, in units of the largest element."""
+    found = abs(ours - theirs).max() / abs(theirs).max()
+    return float(found.compute() if isinstance(found, da.Array) else found)
+
+
+def _computed(result: da.Array) -> None:
+    """Wait for all blocks; raise what one of them was not computed for."""
+    for future in wait(result).done:
+        if future.status != "finished":
+            future.result()
 
 
 def _idle() -> None:
