@@ -23,7 +23,6 @@ from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 
 BOTH = (False, True)
-COMPLEX = Step("complex64", "complex64")
 
 
 def real_gemm(

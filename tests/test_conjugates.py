@@ -205,15 +205,6 @@ def test_verify_and_plan_take_conjugates():
     assert not multimm.plan(a.conj().T, b, cluster=cluster).layout.problem.symmetric
 
 
-def test_inside_accelerate():
-    a = da.from_array(gaussian((40, 20)), chunks=10)
-    with multimm.accelerate():
-        product = a.conj().T @ a
-    x = computed(a)
-    np.testing.assert_array_equal(computed(product), x.conj().T @ x)
-    assert product.chunks == (a.conj().T @ a).chunks
-
-
 @pytest.mark.parametrize("tall", [False, True])
 def test_on_workers_that_hold_the_blocks(client, tall):
     """Also where partial products of what each of them has are added."""

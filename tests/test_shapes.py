@@ -80,6 +80,9 @@ def test_stacks_that_do_not_broadcast(call):
 
 @pytest.mark.parametrize("call", [multimm.matmul, lazily(multimm.matmul), verify])
 def test_vectors_are_said_as_they_were_given(call):
+    for a, b in (((4, 1), (5, 4)), ((3, 4), (5,)), ((3,), (4,)), ((2, 3, 4), (2, 5, 4)),
+                 ((0, 3), (0, 3))):  # fmt: skip
+        assert said(call, np.ones(a), np.ones(b)).startswith(f"a has shape {a} and b has shape {b}")
     assert "a has shape (3,) and b has shape (4, 5): the 3 columns of a must equal the 4 rows" in (
         said(call, np.ones(3), np.ones((4, 5)))
     )

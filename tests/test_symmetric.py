@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import dask
@@ -21,7 +20,6 @@ import multimm
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.label import Kind
 from multimm.graph.lowering import symmetric
 from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks.multiply import Step
@@ -43,10 +41,6 @@ def symmetric_problem(m, k, batch=(), **options):
 
 def block_tasks(array):
     return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
-
-
-def kinds(made):
-    return Counter(task.label.kind for task in made.values())
 
 
 def product_of(a, plan, step=SYMMETRIC):
@@ -187,16 +181,6 @@ def test_blocks_of_the_result_are_in_c_order_and_of_their_own():
     done = dask.compute(*blocks, scheduler="sync")
     assert all(block.flags.c_contiguous for block in done)
     assert not any(np.shares_memory(x, y) for n, x in enumerate(done) for y in done[:n])
-
-
-def test_beta_c_is_added_after_mirroring():
-    """C is not symmetric: added before, its triangle would be mirrored, too."""
-    x, c = integers((30, 20)), integers((30, 30), 2)
-    a = da.from_array(x, chunks=7)
-    for p_k in (1, 2):
-        lazy = multimm.gemm(0.5, a, a, -2, c, trans_b=True, blocks=8, slabs=6, p_k=p_k)
-        np.testing.assert_array_equal(lazy.compute(), 0.5 * (x @ x.T) - 2 * c)
-        assert kinds(block_tasks(lazy))[Kind.FINISH] == 16
 
 
 def test_alpha_zero_reads_no_operands():
