@@ -200,18 +200,6 @@ def test_a_text_is_compiled_once(fake, directory):
     assert path.suffix == ".cubin"
 
 
-@pytest.mark.parametrize("damage", [b"", b"half of it", None])
-def test_a_damaged_file_is_compiled_again(fake, directory, caplog, damage):
-    whole = content()
-    (path,) = directory.glob("kernels/*")
-    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    assert content() == whole
-    assert fake.calls == 2
-    assert f"{path} is damaged" in caplog.text
-    assert content() == whole
-    assert fake.calls == 2
-
-
 def test_without_a_writable_directory_it_works_and_says_so_once(fake, directory, caplog):
     directory.write_text("a file where the directory would be")
     with compiling.compiled_file("text", "sm_90", "name") as path:
@@ -247,38 +235,6 @@ def test_a_failed_write_leaves_nothing(directory, monkeypatch):
     monkeypatch.setattr("os.replace", broken)
     assert not file_cache.write(target, b"new")
     assert [path.read_bytes() for path in directory.iterdir()] == [b"old"]
-
-
-class CupyNvrtc(ModuleType):
-    """CuPy's binding, as far as it is used."""
-
-    class NVRTCError(RuntimeError):
-        pass
-
-    def getVersion(self):
-        return 12, 9
-
-    def getSupportedArchs(self):
-        return [90, 75]
-
-    def createProgram(self, text, name, headers, names):
-        return SimpleNamespace(text=text)
-
-    def compileProgram(self, program, options):
-        if "bad" in program.text:
-            raise self.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
-
-    def getProgramLog(self, program):
-        return "kernel.cu(1): error: bad"
-
-    def getCUBIN(self, program):
-        return b"cubin without its last byte"
-
-    def getPTX(self, program):
-        return b"ptx"
-
-    def destroyProgram(self, program):
-        program.text = None
 
 
 @pytest.fixture

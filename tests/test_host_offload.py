@@ -348,16 +348,3 @@ def test_a_copy_that_fails_names_its_block(monkeypatch, way, said):
         full.clear()
         d = multimm.matmul(da.from_array(y, chunks=30), x, blocks=30)
         np.testing.assert_array_equal(d.compute(), y @ x)
-
-
-def test_a_lost_worker_is_survived():
-    with in_threads(3) as cluster, Client(cluster) as client:
-        x, y = integers((300, 200), 11), integers((200, 260), 12)
-        a, b = (da.from_array(z, chunks=50).map_blocks(np.copy) for z in (x, y))
-        c = client.compute(multimm.matmul(a, b, blocks=50, slabs=50))
-        client.run_on_scheduler(_lose_one)
-        np.testing.assert_array_equal(c.result(timeout=60), x @ y)
-
-
-async def _lose_one(dask_scheduler):
-    await dask_scheduler.retire_workers(workers=[min(dask_scheduler.workers)])
