@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_arrays import padded
 
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise.reduce import add_partials
@@ -16,16 +17,6 @@ if find_spec("cupy"):  # where there is none, the mark leaves these tests out
 pytestmark = pytest.mark.gpu
 
 SHAPES = ((1, 1), (3, 5), (7, 255), (5, 256), (2, 1024), (3, 1025), (33, 4099), (2, 3, 70))
-
-
-def inside(values: np.ndarray, extra: int, offset: int):
-    """The values inside a larger GPU buffer full of NaN: the view, and the whole buffer."""
-    *batch, rows, cols = values.shape
-    size = offset + int(np.prod(batch, dtype=int)) * rows * (cols + extra)
-    whole = cupy.asarray(np.full(size, np.nan, values.dtype))
-    view = whole[offset:].reshape(*batch, rows, cols + extra)[..., :cols]
-    view[...] = cupy.asarray(values)
-    return view, whole
 
 
 def assert_bits(actual, expected: np.ndarray, what: str) -> None:
@@ -49,7 +40,7 @@ def test_bits_of_numpy(count):
         for i, used in enumerate([alpha] * count + [beta]):
             if used == 0:
                 values[i][...] = np.nan
-        *parts, c = (inside(x, extra, offset)[0] for x in values)
+        *parts, c = (padded(x, extra, offset)[0] for x in values)
         what = f"{shape=} {extra=} {offset=} {alpha=} {beta=}"
         assert_bits(add_partials(parts, alpha=alpha, beta=beta, c=c), expected, what)
 

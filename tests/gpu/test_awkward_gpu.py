@@ -19,13 +19,6 @@ pytestmark = pytest.mark.gpu
 
 ieee = partial(product.gemm, precision="ieee")
 
-U = 2.0**-24
-#: m, n, k; most of them are cut into slices of k on an H200.
-SHAPES = (
-    (257, 257, 257), (509, 521, 523), (1009, 1013, 1019), (33, 33, 65537), (127, 129, 20011),
-    (768, 3072, 3072), (1797, 1797, 64), (2039, 2053, 100),
-)  # fmt: skip
-
 
 def sizes_of(m: int, n: int, k: int) -> GemmSizes:
     return GemmSizes(m, n, k, scattered_a=True, ragged_b=n % 4 != 0)
@@ -34,29 +27,6 @@ def sizes_of(m: int, n: int, k: int) -> GemmSizes:
 def normal(seed: int, *shape: int):
     rng = cupy.random.default_rng(seed)
     return rng.standard_normal(shape, dtype=np.float32)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rounding_is_that_of_one_dot_product(shape):
-    m, n, k = shape
-    a, b = normal(1, m, k), normal(2, k, n)
-    exact = a.astype(np.float64) @ b.astype(np.float64)
-    bound = U * (k + 3) * (abs(a).astype(np.float64) @ abs(b).astype(np.float64))
-    off = abs(ieee(a, b) - exact)
-    assert bool((off <= bound).all()), f"{float((off / bound).max())} times the bound"
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_small_integers_are_exact_with_every_scalar_and_addend(shape):
-    m, n, k = shape
-    rng = np.random.default_rng(3)
-    a, b, c, p = (
-        cupy.asarray(rng.integers(-3, 4, size).astype(np.float32))
-        for size in ((m, k), (k, n), (m, n), (m, n))
-    )
-    exact = a.astype(np.float64) @ b.astype(np.float64)
-    result = ieee(a, b, alpha=2, beta=-1, c=c, partial=p)
-    assert bool((result == 2 * (exact + p) - c).all())
 
 
 def test_layouts_and_configurations_of_a_sliced_product_give_the_same_bits():

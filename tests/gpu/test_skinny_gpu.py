@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from gpu_arrays import SKINNY, assert_exact, padded
+from gpu_arrays import AWKWARD, SKINNY, assert_exact, padded
 
 from multimm.gpu import product
 from multimm.gpu.runtime.launch import device_of
@@ -49,7 +49,7 @@ def test_most_shapes_are_skinny(trans_a, trans_b):
 @transposes
 def test_small_integers_are_exact_in_padded_unaligned_memory(trans_a, trans_b):
     rng = np.random.default_rng(7)
-    for m, n, k in SKINNY:
+    for m, n, k in (*SKINNY, *AWKWARD):
         a, b, c, p = (integers(rng, *size) for size in ((m, k), (k, n), (m, n), (m, n)))
         exact = a.astype(np.float64) @ b
         for extra, offset in (
