@@ -177,14 +177,6 @@ def test_a_hermitian_product_times_i_is_not_hermitian():
     np.testing.assert_array_equal(computed(half), 2 * (x @ x.conj().T))
 
 
-def test_the_conjugate_of_a_real_array_is_that_array():
-    a = da.from_array(gaussian((40, 20)).real, chunks=20)
-    product = multimm.matmul(a, a.T.conj(), blocks=20)
-    assert len(halves(product)[0]) == 2
-    x = computed(a)
-    np.testing.assert_array_equal(computed(product), x @ x.T)
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_a_diagonal_that_is_no_number_stays_none(odd):
     x = gaussian((12, 9))

@@ -100,6 +100,7 @@ def test_every_way_to_a_product_is_taken(x, name):
         result = product(x, x.T)
     assert ours(result)
     assert isinstance(result, da.Array)
+    assert (result.chunks, result.dtype) == (expected.chunks, expected.dtype)
     np.testing.assert_array_equal(result.compute(), expected.compute())
     assert not ours(product(x, x.T))
 

@@ -90,14 +90,6 @@ def test_no_number_of_workers_makes_it_long(workers):
     assert_page(cluster)
 
 
-def test_a_thousand_gpus():
-    plan = multimm.plan(*[MatrixSpec((524288, 524288))] * 2,
-                        cluster=ClusterSpec.homogeneous(H200, 1024))  # fmt: skip
-    assert_readable(plan)
-    for words in ("on 1,024 GPUs; ", "TFLOP/s", "1,024 GPUs (NVIDIA H200), on paper"):
-        assert words in str(plan)
-
-
 def test_all_kinds_of_plans_are_readable(tmp_path):
     """Every tenth of the golden problems: files, stacks, operands in place, host memory."""
     seen = set()
