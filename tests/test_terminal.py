@@ -121,6 +121,8 @@ def test_the_environment_is_repeated_harmlessly(tmp_path, monkeypatch):
     done = command("plan", "100x100", "100x100", "--workers", 1)
     output, errors = done.communicate(timeout=100)
     assert done.returncode == 0, errors
+    assert errors.startswith("multimm: warning: the cache is not used")  # as warnings are shown
+    assert errors.count("\n") == 1
     assert f"others can write to {tmp_path}/{SHOWN}" in errors
     assert_harmless(output + errors)
 
