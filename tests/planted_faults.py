@@ -131,7 +131,7 @@ PLANNING = (
         "planning/choice.py",
         "(with_fewer(problem, cluster, options, all_work) or found) | placed",
         "found | placed",
-        "worker_subset golden",
+        "owners golden",
     ),
     Fault(
         "a slower plan wins where it was to give way",
