@@ -206,12 +206,6 @@ def test_numbers_of_any_library_count_as_pythons(scalar, plain, dtype):
     assert multimm.verify(x, x, right, c0=x, **options)
 
 
-def test_complex_scalars():
-    x = np.ones((3, 3), np.float32)
-    result = multimm.gemm(np.clongdouble(1j), da.from_array(x, 2), x, 1, x)
-    same_bits(result.compute(), (1 + 3j) * x.astype(np.complex64))
-
-
 @pytest.fixture
 def made(monkeypatch):
     """The plans of lazy products, in order."""

@@ -88,15 +88,6 @@ def test_every_block_is_one_small_root_task(tmp_path, suffix):
     assert all(len(pickle.dumps(task)) < 2000 for task in tasks.values())
 
 
-def test_the_name_follows_the_file_and_its_blocks(tmp_path):
-    path = put(tmp_path / "m.npy", numbers(8, 8))
-    name = io.open_array(path).name
-    assert io.open_array(str(path)).name == name
-    assert io.open_array(path, chunks=4).name != name
-    os.utime(path, ns=(1, 1))
-    assert io.open_array(path).name != name
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"), [("1kiB", (16, 16)), ("8kiB", (64, 32)), ("1MiB", (100, 70))]
 )

@@ -74,7 +74,7 @@ def sent():
             done.set()
 
 
-#: By name: blocks by bytes and limit; who is inside and who waits; and after each is let go, in turn.
+#: Blocks by bytes and limit; who is inside and who waits; and so after each that is let go.
 TURNS = {
     "as many bytes as the limit leave at a time": (
         [(10, 30)] * 5, ([10] * 3, [10] * 2),
