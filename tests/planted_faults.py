@@ -131,7 +131,7 @@ PLANNING = (
         "planning/choice.py",
         "(with_fewer(problem, cluster, options, all_work) or found) | placed",
         "found | placed",
-        "worker_subset golden",
+        "owners golden",
     ),
     Fault(
         "a slower plan wins where it was to give way",
@@ -173,7 +173,7 @@ PLANNING = (
         "planning/schedule.py",
         "if lies != self.completes(*divmod(at, columns))",
         "if lies < 0",
-        "addend",
+        "rechunk",
     ),
     Fault(
         "blocks of a symmetric product are computed above the diagonal, too",
@@ -494,7 +494,7 @@ GRAPH = (
         "graph/scheduler/replicas.py",
         "if copies > 1 and not",
         "if copies > 99 and not",
-        "prefetch memory addend",
+        "prefetch memory rechunk",
     ),
     Fault(
         "Dask drops copies that a product waits for",
