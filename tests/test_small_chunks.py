@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from paper import cpus, gpus
 
@@ -11,7 +9,7 @@ from multimm.planning import choice
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import time
 from multimm.planning.problem import Problem
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import MatrixSpec
 
 UNEVEN = (0, 1, 0, 0, 1, 0, 1, 1)
 
@@ -76,14 +74,3 @@ def test_numpy_multiplies_an_array_by_its_transpose_in_half_the_time(kind, dtype
     )
     share = time.SYRK if (kind, dtype) == ("cpu", "float32") else 1
     assert symmetric == pytest.approx(share * plain)
-
-
-def test_half_of_the_bytes_is_worth_some_time():
-    """C in place moves chunks of A; partial products are predicted a little slower."""
-    owners, halves = (0, 1, 1, 0, 1, 0, 1, 0), (784,) * 4
-    a = MatrixSpec((3136, 3136), chunks=(halves, (1568, 1568)), owners=owners)
-    b = MatrixSpec((3136, 144), chunks=((1568, 1568), (144,)), owners=(1, 0))
-    device = DeviceSpec("AMD EPYC", "cpu", 2 * 10**9, 117.0, 10.0)
-    on = ClusterSpec.homogeneous(device, 2, replace(LOCAL_TCP, gbps=1.94))
-    plan = plan_matmul(Problem(a, b, chunks=(halves, (144,))), on)
-    assert plan.bytes_moved <= b.nbytes + 4 * 784 * 144 * 4  # sums of a block, where A's lie apart

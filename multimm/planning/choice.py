@@ -24,7 +24,6 @@ Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), with
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -55,9 +54,6 @@ UNSPLIT, SPLIT = 1.1, 2
 #: not, and transfers take their time: 1.28 on two workers that share two cores, where 1.04 was
 #: predicted.
 SURE, KEPT = {"gpu": 1.1, "cpu": 1.0}, 1.25
-#: A plan that takes no more than so many times the least seconds may win for half of the bytes.
-#: Arbitrary: on two CPU workers that share two cores links have a half and less of their rates.
-HALVED = {"gpu": NEARLY, "cpu": 1.05}
 
 logger = logging.getLogger(__name__)
 
@@ -206,44 +202,38 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     The one that `_cheapest` says, but plans that were seen to take longer than predicted have to
     gain something: parts of k against none of them, and then partial products against all others.
     """
-    kind = cluster.slowest.kind
     others = {layout: rank for layout, rank in ranks.items() if layout.in_place is None}
-    found = _cheapest(others, kind)
+    found = _cheapest(others)
     if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
-        other = _cheapest(whole, kind)
+        other = _cheapest(whole)
         rank, limit = ranks[other], ranks[found]
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
             found = other
-    best = _cheapest(
-        {x: rank for x, rank in ranks.items() if x.in_place is not None or x == found}, kind
-    )
+    best = _cheapest({x: rank for x, rank in ranks.items() if x.in_place is not None or x == found})
     if best == found:
         return found
     p = found.problem
     as_given = not p.chunks and found.work.sides == (p.a.chunks[-2], p.b.chunks[-1])
-    sure = KEPT if as_given else SURE[kind]
+    sure = KEPT if as_given else SURE[cluster.slowest.kind]
     gains = ranks[best].too_large < ranks[found].too_large
-    if kind == "cpu" and not as_given:  # it is nearly as fast
-        gains = gains or 2 * ranks[best].moved <= ranks[found].moved
     return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
 
 
-def _cheapest(ranks: dict[Schedule, Rank], kind: str) -> Schedule:
+def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:
     """The layout that moves least of those that are nearly as fast as the fastest."""
     first = min(ranks.values())
+    near = [
+        layout
+        for layout, rank in ranks.items()
+        if rank.too_large == first.too_large and rank.seconds <= NEARLY * first.seconds
+    ]
 
     def cost_of(layout: Schedule) -> tuple[int, int, float, int]:
         rank = ranks[layout]
         return rank.moved, rank.parts, rank.seconds, rank.columns
 
-    def near(limit: float) -> Iterator[Schedule]:
-        for layout, rank in ranks.items():
-            if rank.too_large == first.too_large and rank.seconds <= limit * first.seconds:
-                yield layout
-
-    found, other = (min(near(limit), key=cost_of) for limit in (NEARLY, HALVED[kind]))
-    return other if 2 * ranks[other].moved <= ranks[found].moved else found
+    return min(near, key=cost_of)
 
 
 def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str:
