@@ -13,6 +13,7 @@ from cuda.bindings import nvrtc
 from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
+from multimm.gpu.emulated import broad
 from multimm.gpu.runtime.jit import OPTIONS
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY
@@ -132,6 +133,15 @@ def test_pieces_are_found_where_the_launch_keeps_them():
         report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
         assert usage(report)["spilled"] == 0
         assert "0 bytes stack frame" in report
+
+
+@pytest.mark.parametrize("precision", broad.BROAD_PARTS)
+def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision):
+    text = kernel_text("broad_pack.cu", dict(broad.pack_defines(precision)))
+    report, _ = compile_text(text, "sm_90", "--ptxas-options=-v")
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", report))
+    assert registers * broad.BLOCKS * 256 <= 2**16
+    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
 
 
 @pytest.mark.parametrize(
