@@ -563,7 +563,18 @@ CONTRACTIONS = [
           "        _forget_what_opt_einsum_found()\n",
           "            self.originals.append((owner, name, original, wrapper))\n", "dispatch"),
 ]  # fmt: skip
-FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS)
+WIDE_RANGE = [
+    Fault("a wide range: the second half of k forgets the first", "gpu/emulated/broad.py",
+          "d if i else addend", "addend", "tensor_cores -k wide_range"),
+    Fault("a wide range: its parts have the memory of FP16 parts", "gpu/emulated/gemm.py",
+          "tiles = max(tiles, broad.tile_bytes(source, scheme))", "pass",
+          "tensor_cores -k wide_range"),
+    Fault("a wide range: what its parts lose is taken for carried", "gpu/cuda/broad_pack.cu",
+          "lost |= !carried && given[e] != 0.0f;", "lost |= false;", "cuda_on_cpu -k broad"),
+    Fault("a wide range: two kernels compute one product", "gpu/cuda/common/refused.cuh",
+          "counts[4] != 0 && counts[5] == 0 ?", "counts[4] == 0 ?", "cuda_on_cpu -k add_partials"),
+]  # fmt: skip
+FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from multimm.errors import KernelError
 from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
+from multimm.gpu.emulated import broad
 from multimm.gpu.runtime import nvrtc
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -88,6 +89,14 @@ def test_vector_kernels_compile_without_spills(file, defines, entries):
         assert len(made.usage) == entries
         assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
         assert made.log.count("0 bytes stack frame") == entries
+
+
+@pytest.mark.parametrize("precision", broad.BROAD_PARTS)
+def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision):
+    text = kernel_text("broad_pack.cu", dict(broad.pack_defines(precision)))
+    (used,) = compile_text(text, "sm_90").usage.values()
+    assert used.registers * broad.BLOCKS * 256 <= 2**16
+    assert used.spilled == 0
 
 
 @pytest.mark.parametrize(

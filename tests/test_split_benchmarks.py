@@ -258,7 +258,7 @@ def measured_wide(toys, monkeypatch, *, stays):
     # A toy's own rates are rounded to 0.
     monkeypatch.setattr(Bench, "steady", lambda *_: {"tflops": 2.0, "sm_mhz": 1500.0, "watts": 7.0})
     bench = Bench(ToyTimer(), rounds=1, target=0)
-    wide_range.measure(bench, sizes=(24,), kinds=("exponents 2^40", "graded columns 10^6"))
+    wide_range.measure(bench, cases=(("exponents 2^40", 24), ("graded columns 10^6", 24)))
     return bench
 
 

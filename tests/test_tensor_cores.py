@@ -72,6 +72,7 @@ class Kernels:
             given = memory(x, (rows, k) if along_k else (k, rows), (ld, 1), "f4")
             given, e = (given if along_k else given.T), memory(exponents, (rows,), (1,), "i4")
             made = broad_tiles(given, e, self.defines["broad_pack"]["PARTS"])
+            assert made.nbytes <= exponents - tiles, "exponents lie behind tiles"
             memory(tiles, made.shape, tuple(s // 2 for s in made.strides), "u2")[...] = made
             self.broad[tiles] = given.copy()
             counts[5] += bool((broad_parts(given, 3, e)[0].sum(axis=0) == 0)[given != 0].any())
@@ -219,9 +220,9 @@ BROAD = ["split_pack", "sgemm_split", "split_residuals", *["broad_pack !", "sgem
 
 
 def graded(high, low):
-    """Integers, every second one of which is scaled in A, and scaled back in B."""
-    x, y = integers(130, 200), integers(200, 70)
-    scales = np.where(np.arange(200) % 2, high, low)
+    """Integers, every second one of which is scaled in A, and scaled back in B; 3 slabs."""
+    x, y = integers(130, 180), integers(180, 70)
+    scales = np.where(np.arange(180) % 2, high, low)
     return (x * scales).astype("f4"), (y / scales[:, None]).astype("f4"), x @ y
 
 
