@@ -150,7 +150,7 @@ def contraction(
     optimize : bool, str, or sequence
         The order, as for `multimm.einsum`.
     rule : callable
-        What the chunks of the result are, of `einsum_chunks`.
+        What the chunks of the result are: a `Rule`.
     dtype : dtype, optional
         Of the result, to which all operands can be cast. Default: NumPy's for them.
     """
