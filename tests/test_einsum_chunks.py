@@ -48,6 +48,7 @@ def cut(draw, size):
     return found
 
 
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # Dask's own, of many
 @given(contractions(), st.sampled_from((0.5, 1.25, 4)))
 def test_chunks_are_those_of_dask(case, tolerance):
     subscripts, chunks = case
