@@ -278,11 +278,8 @@ def test_a_path_that_is_none_is_refused(optimize):
         multimm.einsum("ij,jk,kl->il", x, x, x, optimize=optimize)
 
 
-def test_operands_are_cast_where_that_is_safe():
-    x = da.from_array(numbers((40, 50), "int8") * 40, chunks=16)
-    found = multimm.einsum("ij,kj->ik", x, x, dtype="int64")
-    y = x.compute().astype("int64")
-    np.testing.assert_array_equal(found.compute(), y @ y.T)
+def test_operands_are_cast_only_where_that_is_safe():
+    x = da.from_array(numbers((40, 50), "int8"), chunks=16)
     with pytest.raises(DTypeError, match="can be cast"):
         multimm.einsum("ij,kj->ik", x.astype(float), x, dtype="int32")
 

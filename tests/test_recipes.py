@@ -58,11 +58,9 @@ def leaves(tree: dict, path: tuple[str, ...] = ()):
 
 
 @pytest.mark.parametrize("readme", sorted(CLUSTER.rglob("README.md")), ids=lambda p: p.parent.name)
-def test_links_lead_somewhere_and_named_files_exist(readme):
-    text = readme.read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert (readme.parent / target).exists(), target
-    for name in re.findall(r"\b[a-z_-]+\.(?:py|sbatch)\b", text):
+def test_named_files_exist(readme):
+    """Its links lead somewhere: tests/test_docs.py."""
+    for name in re.findall(r"\b[a-z_-]+\.(?:py|sbatch)\b", readme.read_text()):
         assert list(CLUSTER.rglob(name)), name
 
 
