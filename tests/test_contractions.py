@@ -250,6 +250,16 @@ def test_vecdot_along_an_axis(axis):
         np.testing.assert_array_equal(multimm.vecdot(da.from_array(x), x, axis=axis), expected)
 
 
+@pytest.mark.parametrize("subscripts", ["ijk,jkl->il", "ijk,lkj->il", "jik,klj->li"])
+def test_axes_that_are_summed_over_may_come_in_other_chunks(subscripts):
+    sizes = {"i": 4, "j": 6, "k": 8, "l": 5}
+    terms = subscripts.partition("->")[0].split(",")
+    x, y = (numbers([sizes[label] for label in own], "float64", n) for n, own in enumerate(terms))
+    a, b = da.from_array(x, chunks=(2, 4, 3)), da.from_array(y, chunks=(3, 5, 2))
+    expected = np.einsum(subscripts, x, y)
+    np.testing.assert_array_equal(multimm.einsum(subscripts, a, b).compute(), expected)
+
+
 PATHS = (True, False, None, "greedy", "optimal", "auto", ("greedy", 10**6), [(0, 1), (0, 1)],
          [(0, 1, 2)], ["einsum_path", (1, 2), (0, 1)])  # fmt: skip
 
