@@ -115,7 +115,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     found = candidates(problem, cluster, options)
     all_work = min(found.values())
     ranks = with_fewer(problem, cluster, options, all_work) or found
-    if cluster.workers > 1 and not options.given:
+    if not options.given:
         ranks = ranks | in_place(problem, cluster)
     # 3. One of them is preferred.
     best = _preferred(ranks, cluster)
@@ -182,7 +182,7 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     The one that `_cheapest` says, but plans that were seen to take longer than predicted have to
     gain something: parts of k against none of them, and then partial products against all others.
     """
-    others = {layout: rank for layout, rank in ranks.items() if layout.in_place is None}
+    others = {layout: rank for layout, rank in ranks.items() if not _sends_sums(layout)}
     found = _cheapest(others)
     if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
         other = _cheapest(whole)
@@ -190,7 +190,7 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
             found = other
-    best = _cheapest({x: rank for x, rank in ranks.items() if x.in_place is not None or x == found})
+    best = _cheapest({x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found})
     if best == found:
         return found
     p = found.problem
@@ -198,6 +198,11 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     sure = KEPT if as_given else SURE[cluster.slowest.kind]
     gains = ranks[best].too_large < ranks[found].too_large
     return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
+
+
+def _sends_sums(layout: Schedule) -> bool:
+    """Whether partial products may travel."""
+    return layout.in_place is not None and layout.grid.workers > 1
 
 
 def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:

@@ -103,9 +103,6 @@ class Schedule:
     cut_once : bool
         Operands that come in other blocks are cut and joined to these by tasks of their own; else
         each product does so with what it needs.
-    in_bands : bool
-        Of what each product would join, rows of A or columns of B are multiplied as they come, one
-        sub-block after the other: see `Distribution.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     k_tiles_per_task : int
@@ -130,7 +127,6 @@ class Schedule:
     stream: bool = False
     pack_once: bool = True
     cut_once: bool = True
-    in_bands: bool = False
     fan_in: int = 2
     k_tiles_per_task: int = 1
     mirrors: bool = False
@@ -354,8 +350,7 @@ class Schedule:
     @property
     def handed_on(self) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        within = self.operands.sums_in_bands * self.work.most_summed
-        return self.work.handed_on(self.steps) + within
+        return self.work.handed_on(self.steps)
 
     @cached_property
     def share_k(self) -> int:

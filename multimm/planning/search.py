@@ -148,7 +148,7 @@ def refined(
     ranks = ranks | added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
-    ranks |= cut_within(ranks, cluster, options)
+    ranks |= cut_within(ranks, cluster)
     ranks |= fused(ranks, cluster)
     return ranks if options.p_k is not None else bounded(ranks, cluster)
 
@@ -261,22 +261,16 @@ def packed_within(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Sch
     return ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
 
 
-def cut_within(
-    ranks: dict[Schedule, Rank], cluster: ClusterSpec, options: Options
-) -> dict[Schedule, Rank]:
+def cut_within(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """The best layouts of one worker, with operands cut anew by every product that uses them.
 
     That takes no tasks, and none that all products wait for. Among several workers what is cut
-    has to travel first, and would do so for every product. Long sub-blocks need not even be joined.
+    has to travel first, and would do so for every product.
     """
     alone = [
         x for x in ranks if x.operands.cut_again and x.grid.workers == 1 and not x.operands.packed
     ]
-    within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
-    if options.blocks is options.slabs is None:  # else the bits must not depend on the workers
-        k_tiles = ((x, k) for x in within for k in (x.k_tiles, (x.problem.k,)))
-        found = (replace(x, k_tiles=k, in_bands=True) for x, k in k_tiles)
-        within += [x for x in dict.fromkeys(found) if x.operands.banded]
+    within = (replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS))
     return ranked(within, cluster)
 
 

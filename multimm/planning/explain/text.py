@@ -204,12 +204,10 @@ def _operands(plan: MatmulPlan) -> Iterator[str]:
     if roles := tuple(operands.in_place):
         yield f"{names(roles)} used where {_lie(roles)}"
     if layout.in_place is None:
-        if cut := tuple(role for role in operands.cut_within if role != operands.banded):
+        if cut := operands.cut_within:
             yield f"{names(cut)} rechunked by each task"
     elif layout.in_place.partial_products.coalesced:
         yield f"{layout.in_place.small.upper()} sent in one piece by each worker"
-    if operands.banded:
-        yield f"{operands.banded.upper()} multiplied chunk by chunk"
     if operands.packed:
         are = "it is" if len(operands.packed) == 1 else "they are"
         yield f"{names(operands.packed)} packed once for the tensor cores, where {are} kept"
