@@ -48,12 +48,10 @@ from multimm.planning.tiling.grid import Grid
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
-#: A plan gives way to one whose C is joined if it takes so many times as long, and where C has the
-#: rows and columns of the operands' chunks otherwise, so many. Arbitrary; products of single chunks
-#: are a little slower than of large blocks on GPUs, which no prediction knows. On CPUs they are
-#: not, and transfers take their time: 1.28 on two workers that share two cores, where 1.04 was
-#: predicted.
-SURE, KEPT = {"gpu": 1.1, "cpu": 1.0}, 1.25
+#: A plan gives way to one whose C is joined if it takes so many times as long. Arbitrary; products
+#: of single chunks are a little slower than of large blocks on GPUs, which no prediction knows. On
+#: CPUs they are not.
+SURE = {"gpu": 1.1, "cpu": 1.0}
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +167,7 @@ def _stays(layout: Schedule) -> str:
     """What stays where it lies, of layouts that are made for that."""
     if layout.in_place is not None:
         return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
-    if layout.located.parts:
-        return "ranges of k are summed where they lie"
-    if layout.located.rows or layout.located.columns:
-        return f"{'matrices' if layout.batch_blocks else 'operands'} stay where they lie"
-    return ""
+    return "ranges of k are summed where they lie" if layout.k_parts else ""
 
 
 def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
@@ -193,10 +187,7 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     best = _cheapest({x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found})
     if best == found:
         return found
-    p = found.problem
-    as_given = found.work.sides == (p.a.chunks[-2], p.b.chunks[-1])
-    sure = KEPT if as_given else SURE[cluster.slowest.kind]
-    gains = ranks[best].too_large < ranks[found].too_large
+    sure, gains = SURE[cluster.slowest.kind], ranks[best].too_large < ranks[found].too_large
     return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
 
 
