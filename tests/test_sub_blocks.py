@@ -33,11 +33,11 @@ def spec_of(x, *, turned=False):
     return spec.T if turned else spec
 
 
-def planned(a, b, step=PLAIN, *, once=False, symmetric=False, **fixed):
-    """A plan for one worker, in which each product cuts its own."""
+def planned(a, b, step=PLAIN, *, workers=1, symmetric=False, **fixed):
+    """A plan, for one worker such that each product cuts its own."""
     specs = spec_of(a, turned=step.trans_a), spec_of(b, turned=step.trans_b)
-    plan = plan_matmul(Problem(*specs, symmetric=symmetric), gpus(1), options=Options(**fixed))
-    return replace(plan, layout=replace(plan.layout, cut_once=once))
+    problem, fixed = Problem(*specs, symmetric=symmetric), Options(**fixed)
+    return plan_matmul(problem, gpus(workers), options=fixed)
 
 
 def product(plan, a, b, step=PLAIN, c=None):
@@ -76,8 +76,8 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
         for name in "ab"
     )
     results = [
-        product(planned(a, b, once=once, blocks=32, slabs=16), a, b).compute(scheduler="sync")
-        for once in (True, False)
+        product(planned(a, b, workers=n, blocks=32, slabs=16), a, b).compute(scheduler="sync")
+        for n in (2, 1)
     ]
     np.testing.assert_array_equal(*results)
 
@@ -168,7 +168,6 @@ def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
     specs = MatrixSpec(a.shape, chunks=a.chunks), spec_of(b)
     problem = Problem(*specs, rereadable=(True, False))
     plan = plan_matmul(problem, gpus(1), options=Options(blocks=20, slabs=20))
-    plan = replace(plan, layout=replace(plan.layout, cut_once=False))
     assert plan.layout.operands.cut_again == ("b",)
     c = product(plan, a, b)
     assert all(key[0] != a.name for key in dict(c.dask))

@@ -131,7 +131,7 @@ def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> Matmu
     """All of a product of operands in host memory as one task, whose steps follow each other."""
     whole = Options(whole=True)
     layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
-    layout = replace(layout, cut_once=False, pack_once=False)
+    layout = replace(layout, pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
     asked = problem, Options()
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)

@@ -55,14 +55,25 @@ class Distribution:
         )
 
     @cached_property
+    def cuts_once(self) -> bool:
+        """Whether tasks of their own bring operands into these blocks.
+
+        On one worker each product does so for itself, which takes no tasks, and none that all
+        products wait for. Among several, what is cut has to travel first; and what tasks make is
+        let go of as soon as it is cut.
+        """
+        made = self.problem.awaited and not self.problem.in_one
+        return self.grid.workers > 1 or bool(self.packed) or made
+
+    @cached_property
     def cut_apart(self) -> tuple[str, ...]:
         """Those of `cut_again` that tasks of their own cut and join."""
-        return self.cut_again if self.schedule.cut_once else ()
+        return self.cut_again if self.cuts_once else ()
 
     @cached_property
     def cut_within(self) -> tuple[str, ...]:
         """Those of `cut_again` that each product joins for itself."""
-        return () if self.schedule.cut_once else self.cut_again
+        return () if self.cuts_once else self.cut_again
 
     @cached_property
     def rechunk(self) -> Rechunk:
@@ -218,7 +229,9 @@ class Distribution:
 
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product."""
-        cut = role in self.cut_again and (self.schedule.cut_once or self.schedule.lies_beyond(role))
+        cut = role in self.cut_apart or (
+            role in self.cut_within and self.schedule.lies_beyond(role)
+        )
         return self.schedule.stream or self.work.travels(role) or cut or role in self.elsewhere
 
     @cached_property

@@ -98,9 +98,6 @@ class Schedule:
     pack_once : bool
         Blocks that are used more than once may be packed where they are kept; else each
         product packs its own, which takes less memory.
-    cut_once : bool
-        Operands that come in other blocks are cut and joined to these by tasks of their own; else
-        each product does so with what it needs.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     k_tiles_per_task : int
@@ -124,7 +121,6 @@ class Schedule:
     band: int
     stream: bool = False
     pack_once: bool = True
-    cut_once: bool = True
     fan_in: int = 2
     k_tiles_per_task: int = 1
     mirrors: bool = False
