@@ -39,7 +39,6 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -103,7 +102,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     """The fastest plan of any kind."""
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
-        layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
+        layout = _one_block(problem)
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {duration(alone)} on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
@@ -129,12 +128,19 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
 @lru_cache(maxsize=128)
 def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
     """All of a product of operands in host memory as one task, whose steps follow each other."""
-    whole = Options(whole=True)
-    layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
-    layout = replace(layout, pack_once=False)
+    layout = replace(_one_block(replace(problem, in_one=True)), pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
     asked = problem, Options()
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
+
+
+def _one_block(problem: Problem) -> Schedule:
+    """All of a product as one task."""
+    batch = tuple((size,) for size in problem.batch_shape)
+    # Of one array on both sides only one goes to a GPU; a C would be added by another task.
+    halves = problem.in_one and problem.symmetric and problem.c is None
+    blocks = (problem.m,), (problem.n,), (problem.k,)
+    return Schedule(problem, Grid(1, 1, 1), batch, *blocks, band=1, mirrors=halves)
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:

@@ -242,7 +242,8 @@ class Distribution:
     def _kept(self, role: str) -> int:
         spec = self.spec(role)
         blocks = self.schedule.m_blocks if role == "a" else self.schedule.n_blocks
-        if role in self.elsewhere:
+        stacked = bool(self.schedule.batch_blocks) and not self.schedule.mirrors
+        if role in self.elsewhere or stacked:  # no closed form of the map knows them
             held: Counter[int] = Counter()
             for (at, size), share in product(enumerate(blocks), self.schedule.shares(role)):
                 owners, width = self.owners(role, share.users[0], at), size * spec.itemsize

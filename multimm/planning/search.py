@@ -21,7 +21,6 @@ from multimm.planning.tiling.counts import (
     LONGEST,
     MOST_BLOCK_ROWS,
     Cut,
-    usual_edges,
 )
 from multimm.planning.tiling.grid import Grid, ceil_div, grids
 from multimm.planning.work.symmetric import FREE_PLACES
@@ -32,7 +31,6 @@ from multimm.planning.work.symmetric import FREE_PLACES
 #: fewer tasks.
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
-COARSER = (2, 4, 8)  # times as few rows of blocks, or columns
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
 #: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
@@ -81,23 +79,6 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     return halves | _searched(replace(problem, symmetric=False), cluster, options)
 
 
-def coarser(
-    ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec, options: Options
-) -> tuple[tuple[float, float], ...]:
-    """How many times fewer blocks one worker may multiply, of a C that has usual ones even so.
-
-    Whose operands are longer than C is wide has blocks of C that are small beside theirs: a task
-    more takes 1.5 to 2 ms, and what lies with its worker need not be in usual blocks.
-    """
-    if cluster.workers > 1 or options.given or problem.symmetric or problem.batch_shape:
-        return ()
-    (layout,) = ranks
-    usual, _ = usual_edges(problem, cluster)
-    times = usual * usual // max(1, max(layout.m_blocks) * max(layout.n_blocks))
-    by_rows = len(layout.m_blocks) >= len(layout.n_blocks)
-    return tuple((1 / n, 1) if by_rows else (1, 1 / n) for n in COARSER if n <= times)
-
-
 def _ahead_of_all(ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
     """One takes less than the block products of all of C would, on all workers."""
     best = min(ranks.values())
@@ -115,7 +96,6 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     finer = (
         (FINER_SYMMETRIC if problem.symmetric else FINER) if options.blocks is None else FINER[:1]
     )
-    finer += coarser(ranks, problem, cluster, options)
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
         layout, held = lay_out(problem, cluster, grid, options, cut)

@@ -46,13 +46,6 @@ def lay_out(
     With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
-    if options.whole:
-        batch = tuple((size,) for size in problem.batch_shape)
-        # Of one array on both sides only one goes to a GPU; a C would be added by another task.
-        halves = problem.in_one and problem.symmetric and problem.c is None
-        blocks = (problem.m,), (problem.n,), (problem.k,)
-        layout = Schedule(problem, grid, batch, *blocks, band=1, mirrors=halves)
-        return layout, memory.held(layout, cluster)
     edge, least = usual_edges(problem, cluster)
     least //= 2
     layout = _blocks(problem, cluster, grid, options, edge, cut, k_parts)

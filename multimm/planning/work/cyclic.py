@@ -9,7 +9,6 @@ All that follows from this map is in closed form, for a search looks at hundreds
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -302,31 +301,11 @@ class Cyclic:
         A row's blocks go round its workers k-tile by k-tile, each row from the next one on. Those
         of a column go round those that use them: rows of the plane may have none of C.
         """
-        if self.batch_blocks:
-            return max(self._kept_of_stack(role, steps).values(), default=0)
         if role == "a":
             blocks, along, across = self.m_blocks, self.p_m, self.p_n
         else:
             blocks, along, across = self.n_blocks, self.p_n, min(self.p_m, len(self.row_sizes))
         return most_assigned(ceil_div(len(blocks), along), steps, across) * max(blocks)
-
-    def _kept_of_stack(self, role: str, steps: int) -> Counter[int]:
-        """By row of the plane."""
-        held: Counter[int] = Counter()
-        # Plain loops over what does not change in them: most of the search for a stack was here.
-        matrices = self.share_of(role)
-        if role == "a":
-            for (first, i), rows in self.rows_of_a.items():
-                turns = ceil_div(steps, len(rows) if len(rows) > 1 else self.p_n)
-                for row in rows:
-                    held[row] += turns * matrices[first].matrices * self.m_blocks[i]
-            return held
-        columns, longest = ceil_div(len(self.n_blocks), self.p_n), max(self.n_blocks)
-        for first, rows in self.rows_of_b.items():
-            blocks = most_assigned(columns, steps, len(rows))
-            for row in rows:
-                held[row] += matrices[first].matrices * blocks * longest
-        return held
 
 
 #: Layouts that differ in their k-tiles only are assigned alike.
